@@ -1,0 +1,50 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# make test SLOW=1 runs the slow tests too; make test PYTEST_ARGS="-k ngram" hands pytest anything else.
+SLOW ?=
+PYTEST_ARGS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check format clean
+
+help:
+	@echo "make demo     speculative decoding with the embedded pair of models"
+	@echo "make test     the tests (SLOW=1: the slow ones too; PYTEST_ARGS=...: more for pytest)"
+	@echo "make check    formatting, lint and types"
+	@echo "make format   format and mend what can be mended"
+	@echo "make setup    only the virtual environment, $(VENV)"
+	@echo "make clean    remove $(VENV), caches and build outputs"
+
+setup: $(STAMP)
+
+# torch goes first and alone: once the pinned one is there, the range in pyproject.toml is satisfied by it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("foredraft needs Python 3.11 or newer; this is %s (choose another: make PYTHON=...)" % sys.version.split()[0])'
+	@echo "Setting up $(VENV): a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch==2.13.0
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/foredraft demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(if $(SLOW),,-m "not slow") $(PYTEST_ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy --strict
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""Imports go one way: the order of `LAYERS`, read off the source with `ast`, wherever in a file an import stands."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "foredraft"
+SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
+
+# Lowest first. A module may import from the lines above its own, never from its own line or from below.
+# `__init__` is the package's own front, what `import foredraft` gives.
+LAYERS = (
+    {"errors"},
+    {"sampling"},
+    {"proposal"},
+    {"stats"},
+    {"sequence"},
+    {"verify", "cache"},
+    {"model"},
+    {"drafters", "policy"},
+    {"scheduler"},
+    {"engine"},
+    {"text", "outputs"},
+    {"request"},
+    {"llm"},
+    {"hf", "aio"},
+    {"__init__"},
+    {"train", "bench", "inspection"},
+    {"server", "demo"},
+    {"render"},
+    {"cli"},
+    {"__main__"},
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Libraries that a module must not know: the engine sees no text, the server no tensors.
+FORBIDDEN = {"engine": {"tokenizers", "transformers"}, "server": {"torch"}}
+
+
+def read_tree(source: Path) -> dict[str, ast.Module]:
+    """Every module below `source`, by dotted name (`foredraft.drafters` is `drafters/__init__.py`)."""
+    trees = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = [PACKAGE, *path.relative_to(source).with_suffix("").parts]
+        if parts[-1] == "__init__":
+            parts.pop()
+        trees[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return trees
+
+
+def imported_names(importer: str, tree: ast.Module, *, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of all that a module imports, relative imports spelt out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = node.level - is_package
+                anchor = importer.split(".")
+                base = ".".join([*anchor[: len(anchor) - up], *filter(None, [base])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def longest_module(name: str, modules: set[str]) -> str | None:
+    """The module a dotted name lies in: `foredraft.errors.ModelError` is in `foredraft.errors`."""
+    while name not in modules:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return None
+    return name
+
+
+def unit(module: str) -> str:
+    """The name by which `LAYERS` knows a module: the first part below the package."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def is_drafter(tree: ast.Module) -> bool:
+    """Whether a file is a drafter rather than a helper of some: it has a class with a `propose`."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return any(isinstance(item, ast.FunctionDef) and item.name == "propose" for node in classes for item in node.body)
+
+
+def edge_problem(importer: str, imported: str, trees: dict[str, ast.Module]) -> str | None:
+    """What is wrong with one import from within the package, if anything is."""
+    low, high = unit(imported), unit(importer)
+    if low not in LEVEL or high not in LEVEL:
+        return None  # said once, for the module
+    if low != high:
+        return None if LEVEL[low] < LEVEL[high] else f"`{high}` is not above `{low}` in LAYERS"
+    if low == "drafters" and importer != f"{PACKAGE}.drafters":
+        if imported == f"{PACKAGE}.drafters":
+            return "a drafter does not import the registry"
+        if imported != importer and is_drafter(trees[imported]):
+            return "drafters do not import each other"
+    return None
+
+
+def violations(source: Path) -> list[str]:
+    """Everything in a source tree that breaks the order, one line each."""
+    trees = read_tree(source)
+    packages = {name for name in trees if (source / Path(*name.split(".")[1:]) / "__init__.py").exists()}
+    unknown = sorted({unit(name) for name in trees} - LEVEL.keys())
+    found = [f"{PACKAGE}.{name} has no place yet: add it to LAYERS in {Path(__file__).name}" for name in unknown]
+    for importer, tree in trees.items():
+        for line, name in imported_names(importer, tree, is_package=importer in packages):
+            imported = longest_module(name, set(trees))
+            if name.split(".")[0] in FORBIDDEN.get(unit(importer), ()):
+                problem: str | None = f"`{unit(importer)}` must not know {name.split('.')[0]}"
+            else:
+                problem = imported and edge_problem(importer, imported, trees)
+            if problem:
+                found.append(f"{importer}, line {line}, imports {name}: {problem}")
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    found = violations(SOURCE)
+    assert not found, "\n".join(found)
+
+
+def test_the_source_is_there() -> None:
+    assert {"foredraft", "foredraft.engine", "foredraft.drafters"} <= read_tree(SOURCE).keys()
+
+
+def test_the_order_names_each_module_once() -> None:
+    assert len(LEVEL) == sum(map(len, LAYERS))
+
+
+DRAFTER = "class D:\n    def propose(self, requests): ...\n"
+SOUND = {
+    "__init__.py": "from foredraft.llm import LLM",
+    "errors.py": "",
+    "sampling/__init__.py": "from foredraft.sampling.laws import Laws",
+    "sampling/laws.py": "import torch",
+    "proposal.py": "from foredraft.sampling import Laws",
+    "sequence.py": "from . import errors, proposal",
+    "cache.py": "",
+    "drafters/__init__.py": "from foredraft.drafters.one import D\nfrom .two import D",
+    "drafters/one.py": f"from foredraft.drafters import _shared\n{DRAFTER}",
+    "drafters/two.py": f"from ._shared import x\nfrom ..proposal import Proposal\n{DRAFTER}",
+    "drafters/_shared.py": "import foredraft.cache",
+    "engine.py": "import torch\nfrom foredraft.drafters import D",
+    "text.py": "import tokenizers",
+    "llm.py": "import transformers\nfrom foredraft.engine import Engine",
+    "server/__init__.py": "from foredraft import LLM",
+    "cli.py": "import foredraft.server",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / PACKAGE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root / PACKAGE
+
+
+def test_a_sound_tree_passes(tmp_path: Path) -> None:
+    assert violations(plant(tmp_path, SOUND)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("cache.py", "from foredraft.engine import Engine", "`cache` is not above `engine`"),
+        ("cache.py", "import foredraft.engine as e", "`cache` is not above `engine`"),
+        ("cache.py", "from foredraft import engine", "`cache` is not above `engine`"),
+        ("cache.py", "from .engine import Engine", "`cache` is not above `engine`"),
+        ("cache.py", "def late():\n    from . import engine", "`cache` is not above `engine`"),
+        ("cache.py", "if TYPE_CHECKING:\n    from .engine import Engine", "`cache` is not above `engine`"),
+        ("cache.py", "from foredraft import LLM", "`cache` is not above `__init__`"),
+        ("sampling/laws.py", "from ..proposal import Proposal", "`sampling` is not above `proposal`"),
+        ("sampling/__init__.py", "from ..proposal import Proposal", "`sampling` is not above `proposal`"),
+        ("verify/block.py", "import foredraft.cache", "`verify` is not above `cache`"),
+        ("drafters/one.py", f"from foredraft.drafters.two import D\n{DRAFTER}", "drafters do not import each other"),
+        ("drafters/one.py", f"from . import two\n{DRAFTER}", "drafters do not import each other"),
+        ("drafters/one.py", f"from foredraft.drafters import D\n{DRAFTER}", "a drafter does not import the registry"),
+        ("drafters/one.py", "from foredraft.engine import Engine", "`drafters` is not above `engine`"),
+        ("engine.py", "from foredraft.text import decode", "`engine` is not above `text`"),
+        ("engine.py", "import tokenizers", "`engine` must not know tokenizers"),
+        ("server/routes.py", "from torch.nn import functional", "`server` must not know torch"),
+        ("novelty.py", "", "foredraft.novelty has no place yet"),
+    ],
+)
+def test_a_planted_fault_is_caught(tmp_path: Path, file: str, text: str, expected: str) -> None:
+    found = violations(plant(tmp_path, SOUND | {file: text}))
+    assert len(found) == 1
+    assert expected in found[0]
