@@ -1,0 +1,24 @@
+"""The errors a user can meet. Each message is one line: what was wrong, and what would be right."""
+
+
+class ForedraftError(ValueError):
+    """Base of every error raised for a caller's mistake or an unusable input."""
+
+
+class ModelError(ForedraftError):
+    """A checkpoint that cannot be loaded, or a model that cannot work here."""
+
+
+class VocabularyError(ModelError):
+    """A draft model whose vocabulary is not the target's."""
+
+
+class RequestError(ForedraftError):
+    """A request that failed while it ran; the other requests of its batch are complete.
+
+    `outputs` holds the outputs of the whole call, the failed ones with finish_reason "error".
+    """
+
+    def __init__(self, message: str, outputs: list[object] | None = None) -> None:
+        super().__init__(message)
+        self.outputs = outputs or []

@@ -1,0 +1,87 @@
+"""The seam between the engine and a drafter: what a drafter may know, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foredraft.sampling import Sampler
+
+CERTAIN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter may know of one sequence.
+
+    tokens: the history, read-only; the last one is the pending token.
+    max_len: never propose more draft tokens than this; may be 0.
+    sampler: turns the drafter's logits into the law it must draw from, and draws from it.
+    """
+
+    seq_id: int
+    tokens: Sequence[int]
+    max_len: int
+    sampler: Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """All draft tokens of a step. Row b proposes `ids[b, :lens[b]]`; zero is legal.
+
+    ids: [B, K] int64. lens: [B] int64.
+    prob_rows: [B, K] int64, the row of `probs` each id was drawn from, or CERTAIN (-1): a point mass.
+    probs: [R, V], one law for every id that was sampled; None where every id was certain.
+    Certain and sampled ids may be mixed, also within a row.
+    """
+
+    ids: Tensor
+    lens: Tensor
+    prob_rows: Tensor
+    probs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 2 or self.ids.shape != self.prob_rows.shape:
+            raise ValueError(
+                f"ids {tuple(self.ids.shape)} and prob_rows {tuple(self.prob_rows.shape)} must both be [B, K]"
+            )
+        if self.lens.shape != self.ids.shape[:1]:
+            raise ValueError(f"lens {tuple(self.lens.shape)} must be [B] for ids {tuple(self.ids.shape)}")
+        if self.lens.numel() and not 0 <= int(self.lens.min()) <= int(self.lens.max()) <= self.ids.shape[1]:
+            raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
+
+    @staticmethod
+    def certain(rows: Sequence[Sequence[int]]) -> Proposal:
+        """Draft tokens that were not drawn from a law: every row is a point mass."""
+        lens = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        width = max((len(row) for row in rows), default=0)
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
+        ids = ids.reshape(len(rows), width)
+        return Proposal(ids, lens, torch.full_like(ids, CERTAIN))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target said: row b emits its first `num_accepted[b]` draft tokens, then `next_ids[b]`.
+
+    num_accepted: [B] int64. next_ids: [B] int64, the recovered token, or the bonus token after full acceptance.
+    """
+
+    num_accepted: Tensor
+    next_ids: Tensor
+
+
+class Drafter(Protocol):
+    """Anything that proposes. Never sees the engine, and is never trusted."""
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the law it names."""
+        ...
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """These sequences finished, were aborted or preempted: give back all that is held for them."""
+        ...

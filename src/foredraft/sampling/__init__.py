@@ -1,0 +1,37 @@
+"""Sampling: what a request asks for, and how logits become probabilities and tokens.
+
+The only place that knows temperature, top-p, penalties and masks.
+"""
+
+from foredraft.sampling.laws import Laws, inverse_cdf
+from foredraft.sampling.params import VERIFICATIONS, LogitsProcessor, SamplingParams
+from foredraft.sampling.sampler import (
+    Choice,
+    Row,
+    Sampler,
+    adjusted,
+    choose,
+    laws_of,
+    pick,
+    report_nan,
+    sampled_groups,
+    uniforms_for,
+)
+
+__all__ = [
+    "VERIFICATIONS",
+    "Choice",
+    "Laws",
+    "LogitsProcessor",
+    "Row",
+    "Sampler",
+    "SamplingParams",
+    "adjusted",
+    "choose",
+    "inverse_cdf",
+    "laws_of",
+    "pick",
+    "report_nan",
+    "sampled_groups",
+    "uniforms_for",
+]

@@ -1,0 +1,117 @@
+"""Logits to probabilities: temperature, min-p, top-k and top-p, in that order, on the ids that are kept.
+
+Nothing here depends on which rows share a batch: normalisers come from per-row kernels (softmax, cumsum), never from a
+reduction that may be split over threads, and a row widens its search alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FIRST_WIDTH = 256
+_WIDEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """R distributions. probs: [R, W]; probs[r, w] belongs to ids[r, w], or to id w where ids is None (W = V).
+
+    A row that keeps fewer than W ids is filled up with probability 0.
+    """
+
+    probs: Tensor
+    ids: Tensor | None = None
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """[R, V]"""
+        if self.ids is None:
+            return self.probs
+        out = self.probs.new_zeros(self.probs.shape[0], vocab_size)
+        return out.scatter_add_(1, self.ids, self.probs)
+
+    def of(self, token_ids: Tensor) -> Tensor:
+        """The probability of one id per row. token_ids: [R] -> [R]"""
+        if self.ids is None:
+            return self.probs.gather(1, token_ids[:, None])[:, 0]
+        return torch.where(self.ids == token_ids[:, None], self.probs, 0).amax(1)
+
+    def read(self, dense: Tensor) -> Tensor:
+        """Other laws, read on these ids. dense: [R, V] -> [R, W]"""
+        return dense if self.ids is None else dense.gather(1, self.ids)
+
+    def id_at(self, columns: Tensor) -> Tensor:
+        """Column per row -> id per row. [R] -> [R]"""
+        return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
+
+
+def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """softmax(logits / T). logits: [R, V] in float32 or float64; temperatures: [R], above 0 -> [R, V]"""
+    return torch.softmax(logits / temperatures.to(logits.dtype)[:, None], dim=-1)
+
+
+def truncate(probs: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
+    """Keep ids with at least min_p of the top probability, of those the top_k (ties at the border stay), of those
+    the fewest that hold top_p of the rest's mass; renormalise. probs: [R, V] -> Laws of W kept ids, most likely first.
+    """
+    num_rows, vocab_size = probs.shape
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    pending = torch.arange(num_rows, device=probs.device)
+    width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
+    while pending.numel():
+        top, ids = probs[pending].topk(width, dim=-1)
+        keep, complete = _kept(top, top_k, top_p, min_p)
+        done = complete if width < vocab_size else torch.ones_like(complete)
+        found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))
+        pending = pending[~done]
+        width = min(vocab_size, width * _WIDEN)
+    return _gather_rows(found, num_rows)
+
+
+def _kept(top: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
+    """top: [R, W] descending -> (which are kept [R, W], whether nothing beyond W could be kept [R])."""
+    keep = torch.ones_like(top, dtype=torch.bool)
+    complete = torch.zeros_like(top[:, 0], dtype=torch.bool)
+    truncated = False
+    for bound in ([min_p * top[:, 0]] if min_p > 0 else []) + (
+        [top[:, top_k - 1]] if 0 < top_k <= top.shape[1] else []
+    ):
+        keep &= top >= bound[:, None]
+        complete |= top[:, -1] < bound
+        truncated = True
+    if top_p < 1:
+        mass = torch.where(keep, top, 0)
+        reached = mass.cumsum(-1)
+        # before min-p and top-k took anything the mass is 1; after them it is what they left
+        total = reached[:, -1:] if truncated else torch.ones_like(reached[:, -1:])
+        keep &= reached - mass < top_p * total
+        if not truncated:
+            complete |= reached[:, -1] >= top_p
+    # NaN rows compare false everywhere: let them through, the draw reports them
+    return keep, complete | top[:, 0].isnan()
+
+
+def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> Laws:
+    width = max(max(int((kept > 0).sum(-1).amax()) for _, kept, _ in found if kept.numel()), 1)
+    first_kept, first_ids = found[0][1], found[0][2]
+    probs = first_kept.new_zeros(num_rows, width)
+    ids = first_ids.new_zeros(num_rows, width)
+    for rows, kept, kept_ids in found:
+        w = min(width, kept.shape[1])
+        probs[rows, :w] = kept[:, :w] / kept.cumsum(-1)[:, -1:]
+        ids[rows, :w] = kept_ids[:, :w]
+    return Laws(probs, ids)
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw a column with probability proportional to its weight. weights: [R, W], uniforms: [R] in [0, 1) -> [R]
+
+    A column of weight 0 is never drawn.
+    """
+    cumulated = weights.to(torch.float64).cumsum(-1)
+    total = cumulated[:, -1:]
+    at = torch.minimum(uniforms.to(torch.float64)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    column = torch.searchsorted(cumulated, at, right=True)[:, 0]
+    return column.clamp(max=weights.shape[1] - 1)

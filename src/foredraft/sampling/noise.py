@@ -1,0 +1,54 @@
+"""Shared noise: a pure function of (seed, child, position, token id).
+
+A counter-based hash (the splitmix64 finaliser, Steele, Lea and Flood 2014) in place of a generator: any id's noise can
+be had alone, so it is evaluated on kept ids only, and target and draft hear the same noise without sharing a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(z: int) -> int:
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def stream_key(seed: int, child: int, position: int) -> int:
+    """The 64-bit key of one draw: the noise of token `id` is hash(key + id * gamma)."""
+    key = _mix(seed + _GAMMA)
+    key = _mix(key + (child + 1) * _GAMMA)
+    return _signed(_mix(key + (position + 1) * _GAMMA))
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def exponentials(keys: Sequence[int], ids: Tensor) -> Tensor:
+    """Exp(1) noise for each id under its row's key, float64. keys: R of them; ids: [R, W] or [W] -> [R, W].
+
+    `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm in place of three.
+    """
+    z = torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None] + ids * _signed(_GAMMA)
+    z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
+    z = z ^ _shifted(z, 31)
+    # 52 bits and a half step: never 0, never 1, exact in float64
+    uniform = (_shifted(z, 12).to(torch.float64) + 0.5) * 2.0**-52
+    return -torch.log(uniform)

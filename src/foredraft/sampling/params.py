@@ -1,0 +1,162 @@
+"""What a request asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from foredraft.errors import ForedraftError
+
+LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+"""(prefix, logits [V]) -> logits [V]: a pure function of one row and its own growing prefix (prompt and output ids)."""
+
+VERIFICATIONS = ("block", "rejection", "coupled")
+GREEDY_BELOW = 1e-5
+
+_CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one request; names, defaults and order of application as in vLLM.
+
+    temperature, top_p, top_k, min_p, repetition_penalty: None takes the checkpoint's generation_config, else the
+        neutral value. Temperature 0 is greedy. top_k 0 (or -1) and top_p 1 keep everything.
+    max_tokens: None runs to the end of the context.
+    stop: strings that end the text; checked once min_tokens were written. stop_token_ids: the same for ids.
+    bad_words: strings whose last token is masked where it would complete them.
+    seed: the text then depends on model, prompt, parameters and seed alone (verification "coupled").
+    n: that many texts from one prompt.
+    logprobs, prompt_logprobs: how many of the target's most likely tokens to report beside the one at hand, from
+        the raw distribution; 0 reports that one alone.
+    logits_processors: pure callables (prefix ids, logits [V]) -> logits [V].
+    speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding.
+    verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192) or "coupled"; None chooses "coupled" when
+        there is a seed and "block" otherwise. The three agree at temperature 0.
+
+    Raises ForedraftError (a ValueError) for a value that cannot be honoured.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
+    speculative_tokens: int | None = None
+    verification: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        self._check_types()
+        self._check_ranges()
+        self._check_combinations()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature is not None and self.temperature < GREEDY_BELOW
+
+    @property
+    def verifier(self) -> str:
+        """The name of the verification rule this request runs under."""
+        return self.verification or ("coupled" if self.seed is not None else "block")
+
+    def resolve(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The same with every None that `defaults` (a checkpoint's generation_config) or neutrality can fill."""
+        fill = {}
+        for name in _CHECKPOINT_FIELDS:
+            if getattr(self, name) is None:
+                value = defaults.get(name)
+                fill[name] = _NEUTRAL[name] if value is None else value
+        return replace(self, **fill)
+
+    def _check_types(self) -> None:
+        for name in (
+            "n",
+            "top_k",
+            "min_tokens",
+            "max_tokens",
+            "seed",
+            "logprobs",
+            "prompt_logprobs",
+            "speculative_tokens",
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ForedraftError(f"{name} must be an integer, not {value!r}")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ForedraftError(f"{name} must be a finite number, not {value!r}")
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise ForedraftError(f"stop must hold non-empty strings, not {self.stop!r}")
+        if isinstance(self.bad_words, str) or not all(isinstance(s, str) and s for s in self.bad_words):
+            raise ForedraftError(f"bad_words must be a list of non-empty strings, not {self.bad_words!r}")
+        if not all(isinstance(i, int) for i in self.stop_token_ids):
+            raise ForedraftError(f"stop_token_ids must hold integers, not {self.stop_token_ids!r}")
+        if not all(callable(p) for p in self.logits_processors):
+            raise ForedraftError("logits_processors must hold callables (prefix ids, logits) -> logits")
+
+    def _check_ranges(self) -> None:
+        def require(name: str, good: bool, right: str) -> None:
+            if getattr(self, name) is not None and not good:
+                raise ForedraftError(f"{name} must be {right}, not {getattr(self, name)}")
+
+        require("n", self.n >= 1, "at least 1")
+        require("temperature", (self.temperature or 0) >= 0, "0 (greedy) or more")
+        require("top_p", 0 < (1 if self.top_p is None else self.top_p) <= 1, "in (0, 1]")
+        require("top_k", (self.top_k or 0) >= 0, "-1 or 0 (keep all) or at least 1")
+        require("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1]")
+        require(
+            "repetition_penalty", (1 if self.repetition_penalty is None else self.repetition_penalty) > 0, "above 0"
+        )
+        require("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]")
+        require("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]")
+        require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        require("min_tokens", self.min_tokens >= 0, "0 or more")
+        require("logprobs", (self.logprobs or 0) >= 0, "0 or more")
+        require("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "0 or more")
+        require("speculative_tokens", (self.speculative_tokens or 0) >= 0, "0 (plain decoding) or more")
+        require("verification", self.verification in (None, *VERIFICATIONS), f"one of {', '.join(VERIFICATIONS)}")
+        bad = [b for b in (self.logit_bias or {}).values() if not isinstance(b, int | float) or math.isnan(b)]
+        if bad:
+            raise ForedraftError(f"logit_bias must map token ids to numbers, not {bad[0]!r}")
+
+    def _check_combinations(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ForedraftError(f"min_tokens {self.min_tokens} must not exceed max_tokens {self.max_tokens}")
+        if self.seed is not None and self.verification not in (None, "coupled"):
+            raise ForedraftError(
+                f"a seed needs verification 'coupled': under {self.verification!r} the text would depend on the draft"
+            )
+        if self.seed is None and self.verification == "coupled" and not self.is_greedy:
+            raise ForedraftError("verification 'coupled' needs a seed")

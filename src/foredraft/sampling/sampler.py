@@ -1,0 +1,278 @@
+"""From logits to tokens for a batch of rows, each with its own request's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foredraft.sampling.counts import TokenCounts
+from foredraft.sampling.laws import Laws, inverse_cdf, tempered, truncate
+from foredraft.sampling.noise import exponentials, stream_key
+from foredraft.sampling.params import LogitsProcessor, SamplingParams
+
+
+class Sampler:
+    """One sequence's way from logits to a token: its parameters, its counts, its noise.
+
+    params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
+    prompt: prompt ids. end_ids: ids masked until min_tokens were written. bad_words: their token sequences.
+    child: which of the n texts of its request. generator: the noise of unseeded draws.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        generator: torch.Generator,
+        *,
+        child: int = 0,
+        end_ids: Iterable[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.params = params
+        self.generator = generator
+        self.child = child
+        self.prompt_len = len(prompt)
+        self.end_ids = tuple(end_ids)
+        self.bad_words = tuple(tuple(word) for word in bad_words)
+        self.errors: dict[int, str] = {}
+        self._bias = _bias_tensors(params)
+        self._counts = TokenCounts(prompt) if _has_penalties(params) else None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.is_greedy
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
+        return self.params.verifier == "coupled"
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before the temperature."""
+        p = self.params
+        return bool(
+            self._counts or self._bias or self.bad_words or p.logits_processors or (p.min_tokens and self.end_ids)
+        )
+
+    @property
+    def truncation(self) -> tuple[int, float, float] | None:
+        """(top_k, top_p, min_p), or None where every id is kept."""
+        p = self.params
+        cut = (p.top_k or 0, 1.0 if p.top_p is None else p.top_p, p.min_p or 0.0)
+        return None if cut == (0, 1.0, 0.0) else cut
+
+    def fail(self, prefix_len: int, message: str) -> None:
+        """Note what went wrong in the row after a prefix of this length. Whether it matters is the engine's to say:
+        a row that follows a rejected draft token is one that plain decoding would never have seen."""
+        self.errors.setdefault(prefix_len, message)
+
+    def adjust(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        """Penalties, user processors, logit bias, bad words and masks, for the row after history + drafted.
+
+        logits: [V], not written to -> [V]
+        """
+        logits = self._penalised(logits.clone(), history, drafted)
+        if self.params.logits_processors:
+            logits = self._processed(logits, [*history, *drafted])
+        if self._bias is not None:
+            ids, values = self._bias
+            logits[ids] += values.to(logits.dtype)
+        for word in self.bad_words:
+            if _ends_with(history, drafted, self.prompt_len, word[:-1]):
+                logits[word[-1]] = -torch.inf
+        if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
+            logits[list(self.end_ids)] = -torch.inf
+        return logits
+
+    def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        if self._counts is None:
+            return logits
+        self._counts.catch_up(history)
+        for token in drafted:
+            self._counts.add(token)
+        ids, outputs, seen = self._counts.tensors(logits.device)
+        for token in drafted:
+            self._counts.remove(token)
+        p, values = self.params, logits[ids]
+        penalty = 1.0 if p.repetition_penalty is None else p.repetition_penalty
+        values = torch.where(seen, torch.where(values > 0, values / penalty, values * penalty), values)
+        values = values - p.frequency_penalty * outputs - p.presence_penalty * (outputs > 0)
+        logits[ids] = values.to(logits.dtype)
+        return logits
+
+    def _processed(self, logits: Tensor, prefix: list[int]) -> Tensor:
+        for processor in self.params.logits_processors:
+            try:
+                out = processor(list(prefix), logits.clone())
+            except Exception as error:
+                self.fail(len(prefix), f"logits processor {_name(processor)} raised {type(error).__name__}: {error}")
+                return logits
+            wrong = _what_is_wrong(out, logits)
+            if wrong:
+                self.fail(len(prefix), f"logits processor {_name(processor)} must return {wrong}")
+                return logits
+            logits = out.to(logits)
+        return logits
+
+
+class Row(NamedTuple):
+    """One row of logits: the distribution after history + drafted, for this sampler."""
+
+    sampler: Sampler
+    history: Sequence[int]
+    drafted: Sequence[int] = ()
+
+    @property
+    def prefix_len(self) -> int:
+        return len(self.history) + len(self.drafted)
+
+    @property
+    def position(self) -> int:
+        """The place in the output of the token that this row decides, from 0."""
+        return self.prefix_len - self.sampler.prompt_len
+
+    @property
+    def noise_key(self) -> int:
+        return stream_key(self.sampler.params.seed or 0, self.sampler.child, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """ids: [R]. margins: [R], by how much `log p + noise` of the chosen id beats the next (greedy and seeded rows;
+    infinite elsewhere), or None where they were not asked for."""
+
+    ids: Tensor
+    margins: Tensor | None = None
+
+
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Every row's logits before the temperature, in at least float32. [R, V] -> [R, V], the input is not written to."""
+    touched = [r for r, row in enumerate(rows) if row.sampler.adjusts]
+    if not touched:
+        return logits
+    out = logits.clone() if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    for r in touched:
+        row = rows[r]
+        out[r] = row.sampler.adjust(out[r], row.history, row.drafted)
+    return out
+
+
+def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
+    """Each row's token, as the target (or a drafter) alone would write it. logits: [R, V]"""
+    logits = adjusted(logits, rows)
+    ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    gaps = torch.full((len(rows),), torch.inf, device=logits.device, dtype=torch.float64) if margins else None
+    greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
+    if greedy:
+        ids[greedy], gap = _argmax(_select(logits, greedy), [rows[r] for r in greedy], margins)
+        if gaps is not None and gap is not None:
+            gaps[greedy] = gap
+    for group in sampled_groups(rows):
+        group_rows = [rows[r] for r in group]
+        laws = laws_of(_select(logits, group), group_rows)
+        ids[group], gap = pick(laws, group_rows, margins=margins)
+        if gaps is not None and gap is not None:
+            gaps[group] = gap
+    return Choice(ids, gaps)
+
+
+def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
+    """The rows that sample, as groups of one kind of noise and one kind of support (laws_of takes one group)."""
+    groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
+    for r, row in enumerate(rows):
+        if not row.sampler.is_greedy:
+            groups.setdefault((row.sampler.shares_noise, row.sampler.truncation), []).append(r)
+    return list(groups.values())
+
+
+def laws_of(logits: Tensor, rows: Sequence[Row]) -> Laws:
+    """The laws of rows that sample under one truncation, from adjusted logits. [R, V] -> Laws of R rows"""
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    temperatures = torch.tensor([row.sampler.params.temperature for row in rows], device=logits.device)
+    probs = tempered(logits, temperatures.to(torch.float64))
+    truncation = rows[0].sampler.truncation
+    if truncation is None:
+        return Laws(probs)
+    top_k, top_p, min_p = truncation
+    return truncate(probs, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], margins [R] or None"""
+    report_nan(laws.probs[:, 0], rows)
+    if not rows[0].sampler.shares_noise:
+        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
+        return laws.id_at(inverse_cdf(laws.probs, uniforms)), None
+    ids = laws.ids if laws.ids is not None else torch.arange(laws.probs.shape[1], device=laws.probs.device)
+    scores = laws.probs.to(torch.float64) / exponentials([row.noise_key for row in rows], ids)
+    columns = scores.argmax(-1)
+    gap = None
+    if margins and scores.shape[1] > 1:
+        best = scores.topk(2, dim=-1).values.log()
+        gap = best[:, 0] - best[:, 1]
+    return laws.id_at(columns), gap
+
+
+def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
+    """[count] float64 in [0, 1)"""
+    return torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+
+
+def _argmax(logits: Tensor, rows: Sequence[Row], margins: bool) -> tuple[Tensor, Tensor | None]:
+    ids = logits.argmax(-1)
+    report_nan(logits.gather(1, ids[:, None])[:, 0], rows)
+    if not margins or logits.shape[1] < 2:
+        return ids, None
+    best = logits.topk(2, dim=-1).values.to(torch.float64)
+    return ids, best[:, 0] - best[:, 1]
+
+
+def _select(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == logits.shape[0] else logits[rows]
+
+
+def report_nan(values: Tensor, rows: Sequence[Row]) -> None:
+    """Note the rows in which the model gave NaN. values: [R], one number of each row that NaN would have reached."""
+    bad = values.isnan()
+    if bool(bad.any()):
+        for r in bad.nonzero()[:, 0].tolist():
+            rows[r].sampler.fail(rows[r].prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
+
+
+def _has_penalties(p: SamplingParams) -> bool:
+    return bool(p.repetition_penalty not in (None, 1.0) or p.presence_penalty or p.frequency_penalty)
+
+
+def _bias_tensors(p: SamplingParams) -> tuple[Tensor, Tensor] | None:
+    if not p.logit_bias:
+        return None
+    ids = torch.tensor(list(p.logit_bias), dtype=torch.int64)
+    return ids, torch.tensor(list(p.logit_bias.values()), dtype=torch.float32)
+
+
+def _ends_with(history: Sequence[int], drafted: Sequence[int], prompt_len: int, suffix: tuple[int, ...]) -> bool:
+    """Whether the output part of history + drafted ends with `suffix`."""
+    num_output = len(history) + len(drafted) - prompt_len
+    if len(suffix) > num_output:
+        return False
+    tail = [*history[max(prompt_len, len(history) - len(suffix)) :], *drafted]
+    return not suffix or tuple(tail[-len(suffix) :]) == suffix
+
+
+def _what_is_wrong(out: object, logits: Tensor) -> str | None:
+    if not isinstance(out, Tensor) or out.shape != logits.shape:
+        return f"logits of shape {tuple(logits.shape)}"
+    if bool(out.isnan().any()) or not bool((out > -torch.inf).any()):
+        return "numbers, at least one of them above -inf, not NaN"
+    return None
+
+
+def _name(processor: LogitsProcessor) -> str:
+    return getattr(processor, "__name__", type(processor).__name__)

@@ -1,0 +1,83 @@
+"""Counts, never ratios: they merge by addition, and a ratio is taken once, at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+def _add_lists(a: list[int], b: list[int]) -> list[int]:
+    longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+    return [x + (shorter[i] if i < len(shorter) else 0) for i, x in enumerate(longer)]
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What verification said, over any number of steps and sequences.
+
+    num_steps: verified rows (one per sequence and step), drafted or not. num_spec_steps: those with a draft.
+    num_draft_tokens, num_accepted_tokens: bonus and recovered tokens excluded, and so is what a stop cut off.
+    num_evaluated_tokens: accepted plus first rejected. num_emitted_tokens: all that reached a text.
+    acceptance_histogram[j]: drafted steps in which j draft tokens were accepted.
+    drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0.
+    num_near_ties: emitted tokens whose `log p + noise` beat the next by less than 1e-4 (float32 only, where
+    the kernels' own error could turn them).
+    """
+
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_evaluated_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_near_ties: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    drafted_per_position: list[int] = field(default_factory=list)
+    evaluated_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        merged = SpeculationStats()
+        for name in self.__slots__:
+            a, b = getattr(self, name), getattr(other, name)
+            setattr(merged, name, _add_lists(a, b) if isinstance(a, list) else a + b)
+        return merged
+
+    def record(self, *, num_drafted: int, num_accepted: int, num_kept: int, near_ties: int = 0) -> None:
+        """One verified row. num_kept: how many of its num_accepted + 1 tokens the text kept."""
+        self.num_steps += 1
+        self.num_emitted_tokens += num_kept
+        self.num_near_ties += near_ties
+        if num_drafted == 0:
+            return
+        accepted = min(num_accepted, num_kept)
+        was_rejected = num_accepted < num_drafted and num_kept > num_accepted
+        evaluated = accepted + was_rejected
+        self.num_spec_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += accepted
+        self.num_evaluated_tokens += evaluated
+        self.acceptance_histogram = _add_lists(
+            self.acceptance_histogram, [0] * accepted + [1] + [0] * (num_drafted - accepted)
+        )
+        self.drafted_per_position = _add_lists(self.drafted_per_position, [1] * num_drafted)
+        self.evaluated_per_position = _add_lists(self.evaluated_per_position, [1] * evaluated)
+        self.accepted_per_position = _add_lists(self.accepted_per_position, [1] * accepted)
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """τ as vLLM's record has it: 1 + accepted / drafted steps."""
+        return 1 + self.num_accepted_tokens / self.num_spec_steps if self.num_spec_steps else None
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def conditional_acceptance(self) -> float | None:
+        """α = accepted / evaluated."""
+        return self.num_accepted_tokens / self.num_evaluated_tokens if self.num_evaluated_tokens else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Emitted tokens per verified row, undrafted rows included."""
+        return self.num_emitted_tokens / self.num_steps if self.num_steps else None

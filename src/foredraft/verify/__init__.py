@@ -1,0 +1,184 @@
+"""Verification of a whole ragged batch; the one place where rows are parted by the rule they run under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from foredraft.proposal import CERTAIN, Proposal, Verdict
+from foredraft.sampling import Laws, Row, Sampler, adjusted, choose, laws_of, report_nan, uniforms_for
+from foredraft.verify.block import block_law
+from foredraft.verify.coupled import walk
+from foredraft.verify.law import Case, OutcomeLaw, Rule, draw, next_weights
+from foredraft.verify.rejection import rejection_law
+
+RULES: Mapping[str, Rule] = MappingProxyType({"rejection": rejection_law, "block": block_law})
+
+__all__ = [
+    "RULES",
+    "Case",
+    "OutcomeLaw",
+    "Rule",
+    "block_law",
+    "draw",
+    "next_weights",
+    "rejection_law",
+    "verify",
+    "walk",
+]
+
+
+def verify(
+    logits: Tensor,
+    proposal: Proposal,
+    samplers: Sequence[Sampler],
+    histories: Sequence[Sequence[int]],
+    *,
+    near_tie: float = 0.0,
+) -> tuple[Verdict, Tensor]:
+    """What the target says to each proposal.
+
+    logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
+    its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this.
+    -> (Verdict of B rows, how many near ties lie among each row's emitted tokens [B])
+    """
+    rows, starts = _rows(proposal, samplers, histories)
+    by_ratio = [b for b in range(len(samplers)) if _needs_ratio(proposal, samplers[b], b)]
+    by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
+    num_accepted, next_ids, ties = (torch.zeros(len(samplers), dtype=torch.int64) for _ in range(3))
+    if by_walk:
+        part = [r for b in by_walk for r in range(starts[b], starts[b + 1])]
+        accepted, ids, part_ties = _walk(logits, rows, part, proposal, by_walk, near_tie)
+        num_accepted[by_walk], next_ids[by_walk], ties[by_walk] = accepted, ids, part_ties
+    for group in _ratio_groups(samplers, by_ratio):
+        accepted, ids = _draw_by_ratio(logits, rows, starts, proposal, group)
+        num_accepted[group], next_ids[group] = accepted, ids
+    return Verdict(num_accepted, next_ids), ties
+
+
+def _rows(
+    proposal: Proposal, samplers: Sequence[Sampler], histories: Sequence[Sequence[int]]
+) -> tuple[list[Row], list[int]]:
+    rows: list[Row] = []
+    starts = [0]
+    for sampler, history, ids, length in zip(
+        samplers, histories, proposal.ids.tolist(), proposal.lens.tolist(), strict=True
+    ):
+        rows.extend(Row(sampler, history, ids[:i]) for i in range(length + 1))
+        starts.append(len(rows))
+    return rows, starts
+
+
+def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
+    """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
+    if sampler.is_greedy or sampler.shares_noise:
+        return False
+    return bool((proposal.prob_rows[b, : proposal.lens[b]] != CERTAIN).any())
+
+
+def _walk(
+    logits: Tensor, rows: list[Row], part: list[int], proposal: Proposal, batch: list[int], near_tie: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    selected = logits if len(part) == len(rows) else logits[part]
+    choice = choose(selected, [rows[r] for r in part], margins=near_tie > 0)
+    lens = proposal.lens[batch]
+    width = int(lens.max())
+    place = torch.arange(width + 1)[None] <= lens[:, None]
+    own_ids = torch.zeros(len(batch), width + 1, dtype=torch.int64)
+    own_ids[place] = choice.ids.cpu()
+    num_accepted, next_ids = walk(own_ids, proposal.ids[batch][:, :width], lens)
+    ties = torch.zeros_like(lens)
+    if choice.margins is not None:
+        close = torch.zeros_like(place)
+        close[place] = choice.margins.cpu() < near_tie
+        ties = (close & (torch.arange(width + 1)[None] <= num_accepted[:, None])).sum(1)
+    return num_accepted, next_ids, ties
+
+
+def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:
+    groups: dict[tuple[str, tuple[int, float, float] | None], list[int]] = {}
+    for b in batch:
+        groups.setdefault((samplers[b].params.verifier, samplers[b].truncation), []).append(b)
+    return list(groups.values())
+
+
+def _draw_by_ratio(
+    logits: Tensor, rows: list[Row], starts: list[int], proposal: Proposal, batch: list[int]
+) -> tuple[Tensor, Tensor]:
+    part = [r for b in batch for r in range(starts[b], starts[b + 1])]
+    part_rows = [rows[r] for r in part]
+    target = laws_of(adjusted(logits[part], part_rows), part_rows)
+    report_nan(target.probs[:, 0], part_rows)
+    case, columns_to_ids = _case(target, proposal, batch)
+    sampler = part_rows[0].sampler
+    law = RULES[sampler.params.verifier](case)
+    uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
+    stop, column = draw(case, law, uniforms)
+    batch_rows = torch.arange(len(batch), device=stop.device)
+    next_ids = column if columns_to_ids is None else columns_to_ids[batch_rows, stop, column]
+    return stop.cpu(), next_ids.cpu()
+
+
+def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
+    """Lay the target's rows out as [B, K+1, W] and read the drafts' laws on the ids those keep."""
+    device = target.probs.device
+    lens = proposal.lens[batch].to(device)
+    width = int(lens.max())
+    ids = proposal.ids[batch][:, :width].to(device)
+    place = torch.arange(width + 1, device=device)[None] <= lens[:, None]
+    p = target.probs.new_zeros(*place.shape, target.probs.shape[1])
+    p[place] = target.probs
+    kept = None
+    if target.ids is not None:
+        kept = target.ids.new_zeros(p.shape)
+        kept[place] = target.ids
+    drafts = _Drafts(ids, proposal.prob_rows[batch][:, :width].to(device), proposal.probs)
+    columns = None if kept is None else kept[:, :width]
+    p_draft = _read_at(p[:, :width], ids, columns)
+    return Case(p, drafts.laws(p[:, :width], columns), p_draft, drafts.own(p.dtype), lens), kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """Draft tokens [B, K] and the laws they were drawn from."""
+
+    ids: Tensor
+    prob_rows: Tensor
+    probs: Tensor | None
+
+    def own(self, dtype: torch.dtype) -> Tensor:
+        """q of each draft token, 1 where it was certain. [B, K]"""
+        if self.probs is None:
+            return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
+        own = self.probs.to(self.ids.device)[self.prob_rows.clamp(min=0), self.ids].to(dtype)
+        return torch.where(self.prob_rows == CERTAIN, 1, own)
+
+    def laws(self, like: Tensor, columns: Tensor | None) -> Tensor:
+        """q on the ids in columns ([B, K, W]; None: every id), a point mass where it was certain. like: [B, K, W]"""
+        certain = self.prob_rows == CERTAIN
+        out = torch.zeros_like(like)
+        if self.probs is not None:
+            probs = self.probs.to(like.device)
+            rows = self.prob_rows.clamp(min=0)
+            out = (probs[rows] if columns is None else probs[rows[..., None], columns]).to(like.dtype)
+        if bool(certain.any()):
+            ids = self.ids[certain][:, None]
+            out[certain] = (
+                torch.zeros_like(like[certain]).scatter_(1, ids, 1)
+                if columns is None
+                else (columns[certain] == ids).to(like.dtype)
+            )
+        return out
+
+
+def _read_at(laws: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
+    """The probability of one id per law. laws: [B, K, W], ids: [B, K] -> [B, K]"""
+    if columns is None:
+        return laws.gather(2, ids[..., None])[..., 0]
+    if laws.shape[1] == 0:
+        return laws[..., 0]
+    return torch.where(columns == ids[..., None], laws, 0).amax(-1)

@@ -1,0 +1,70 @@
+"""Verification is a law and a draw.
+
+A rule (rejection, block) computes the *law* of the outcome from target probabilities and a proposal: the probability of
+stopping after each draft token, and the distribution of the next token for each stop. That part is deterministic.
+`draw` then draws from it, the same way for every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.sampling import inverse_cdf
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch of chains to verify. Row b has lens[b] draft tokens; what lies beyond them is never looked at.
+
+    p: [B, K+1, W] target laws; position i follows the first i draft tokens. W is V, or the ids that p keeps.
+    q: [B, K, W] the laws the draft tokens were drawn from, read on the same ids (a certain token is a point mass).
+    p_draft, q_draft: [B, K] probability of each draft token under its p and its q.
+    lens: [B] int64.
+    """
+
+    p: Tensor
+    q: Tensor
+    p_draft: Tensor
+    q_draft: Tensor
+    lens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeLaw:
+    """stop: [B, K+1], the probability that exactly j draft tokens stand; 0 beyond lens.
+    scale: [B, K+1], the next token after j < lens comes from norm(max(scale_j * p_j - q_j, 0)); after lens from p.
+    """
+
+    stop: Tensor
+    scale: Tensor
+
+
+Rule = Callable[[Case], OutcomeLaw]
+
+
+def next_weights(case: Case, law: OutcomeLaw, stop: Tensor) -> Tensor:
+    """The distribution of the next token, not normalised, given how many draft tokens stand. stop: [B] -> [B, W]"""
+    rows = torch.arange(stop.shape[0], device=stop.device)
+    p = case.p[rows, stop]
+    if case.q.shape[1] == 0:
+        return p
+    q = case.q[rows, stop.clamp(max=case.q.shape[1] - 1)]
+    residual = (law.scale[rows, stop][:, None] * p - q).clamp(min=0)
+    # an empty residual is one that can be reached with probability 0 only, up to rounding: then p itself
+    use_p = (stop >= case.lens) | (residual.amax(-1) <= 0)
+    return torch.where(use_p[:, None], p, residual)
+
+
+def draw(case: Case, law: OutcomeLaw, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """uniforms: [B, 2] in [0, 1) -> (how many draft tokens stand [B], the column of the next token [B])."""
+    stop = inverse_cdf(law.stop, uniforms[:, 0])
+    return stop, inverse_cdf(next_weights(case, law, stop), uniforms[:, 1])
+
+
+def drafted(case: Case) -> Tensor:
+    """[B, K] bool: which places hold a draft token."""
+    return torch.arange(case.q_draft.shape[1], device=case.lens.device)[None] < case.lens[:, None]

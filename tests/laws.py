@@ -1,0 +1,533 @@
+"""The laws as functions. Each runs production code and returns an error or a count of violations, so that the tests of
+the laws (they hold) and the tests of the tests (a seeded bug breaks them) ask the same question.
+
+Words: a *toy* is a target and a drafter over a handful of ids whose laws depend on the whole prefix. A *cut* says how
+many of the drafted tokens are proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import foredraft.verify as verification
+import foredraft.verify.law as law_module
+from foredraft.cache import MemoryPool
+from foredraft.engine import Engine
+from foredraft.model import LanguageModel, Read
+from foredraft.proposal import CERTAIN, Proposal, Verdict
+from foredraft.sampling import Choice, Row, Sampler, SamplingParams, choose
+from foredraft.sequence import TokenSequence
+from foredraft.verify import Case, OutcomeLaw
+
+EXACT = 1e-12
+BROKEN = 1e-3
+"""What a seeded bug must at least do to a law that otherwise holds to EXACT."""
+
+FALSE_ALARM = 1e-6
+"""The odds that a statistical test fails although the law holds, per test and choice of seeds."""
+
+Prefix = tuple[int, ...]
+Cut = Callable[[Prefix], int]
+
+
+# --- toys ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Toy:
+    """logits: of the target after each prefix of 0..depth ids. p: its law there under `params`.
+    q: the law each draft token is drawn from, after each prefix of 0..depth - 1 ids; a point mass at a depth in
+    `certain`. named: what the proposal says of it (the same, unless the drafter lies).
+    """
+
+    vocab_size: int
+    depth: int
+    logits: Mapping[Prefix, Tensor]
+    p: Mapping[Prefix, Tensor]
+    q: Mapping[Prefix, Tensor]
+    certain: frozenset[int] = frozenset()
+    named: Mapping[Prefix, Tensor] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def drafts(self) -> list[Prefix]:
+        """All that can be drafted at full depth."""
+        return [x for x in product(range(self.vocab_size), repeat=self.depth) if self.odds(x) > 0]
+
+    @cached_property
+    def _numbers(self) -> tuple[dict[Prefix, list[float]], dict[Prefix, list[float]]]:
+        return {x: row.tolist() for x, row in self.p.items()}, {x: row.tolist() for x, row in self.q.items()}
+
+    def odds(self, draft: Prefix) -> float:
+        q = self._numbers[1]
+        return math.prod(q[draft[:i]][token] for i, token in enumerate(draft))
+
+    def texts(self) -> list[Prefix]:
+        return list(product(range(self.vocab_size), repeat=self.depth + 1))
+
+    def text_odds(self, text: Prefix, start: int = 0) -> float:
+        """The target's probability of text[start:] after text[:start]."""
+        p = self._numbers[0]
+        return math.prod(p[text[:i]][text[i]] for i in range(start, len(text)))
+
+    def target_rows(self, drafts: Sequence[Prefix]) -> Tensor:
+        return torch.stack([self.logits[x[:i]] for x in drafts for i in range(len(x) + 1)])
+
+    def proposal(self, drafts: Sequence[Prefix], padding: tuple[int, int] = (0, CERTAIN)) -> Proposal:
+        """padding: (id, prob_row) beyond each row's length."""
+        named = self.q if self.named is None else self.named
+        width = max(map(len, drafts), default=0)
+        ids = torch.full((len(drafts), width), padding[0], dtype=torch.int64)
+        prob_rows = torch.full((len(drafts), width), padding[1], dtype=torch.int64)
+        probs: list[Tensor] = []
+        for b, draft in enumerate(drafts):
+            for i, token in enumerate(draft):
+                ids[b, i] = token
+                prob_rows[b, i] = CERTAIN
+                if i not in self.certain:
+                    prob_rows[b, i] = len(probs)
+                    probs.append(named[draft[:i]])
+        lens = torch.tensor([len(draft) for draft in drafts], dtype=torch.int64)
+        return Proposal(ids, lens, prob_rows, torch.stack(probs) if probs else None)
+
+    def is_ratio(self, draft: Prefix) -> bool:
+        return any(i not in self.certain for i in range(len(draft)))
+
+
+def prefixes(vocab_size: int, lengths: range) -> list[Prefix]:
+    return [x for n in lengths for x in product(range(vocab_size), repeat=n)]
+
+
+def toy(
+    p: Callable[[Prefix], Tensor],
+    q: Callable[[Prefix], Tensor],
+    *,
+    vocab_size: int = 3,
+    depth: int = 2,
+    certain: Sequence[int] = (),
+    **params: Any,
+) -> Toy:
+    """A toy whose target writes p(prefix), or what `params` make of it, and whose drafter draws from q(prefix)."""
+    raw = {x: p(x) for x in prefixes(vocab_size, range(depth + 1))}
+    logits = {x: law.log() for x, law in raw.items()}
+    laws = {x: dense_law(row, **params) for x, row in logits.items()} if params else raw
+    q_laws = {x: q(x) for x in prefixes(vocab_size, range(depth))}
+    for x in q_laws:
+        if len(x) in certain:
+            q_laws[x] = one_hot(int(q_laws[x].argmax()), vocab_size)
+    return Toy(vocab_size, depth, logits, laws, q_laws, frozenset(certain), params=params)
+
+
+def one_hot(token: int, vocab_size: int = 3) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(token), vocab_size).to(torch.float64)
+
+
+def random_laws(
+    seed: int, sharpness: float, vocab_size: int = 3, without: int | None = None
+) -> Callable[[Prefix], Tensor]:
+    """A law per prefix. sharpness: of its logits (random-init models are about 1: p ≈ q hides the residual path).
+    without: an id that has probability 0."""
+
+    def law(prefix: Prefix) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, *prefix)) % 2**31)
+        logits = sharpness * torch.randn(vocab_size, generator=generator, dtype=torch.float64)
+        if without is not None:
+            logits[without] = -torch.inf
+        return torch.softmax(logits, dim=0)
+
+    return law
+
+
+@cache
+def toys(depth: int) -> dict[str, Toy]:
+    """The cases that a rule must survive, over 3 ids."""
+    p, q, other = random_laws(1, 2), random_laws(2, 2), random_laws(3, 6)
+    return {
+        "random": toy(p, q, depth=depth),
+        "near": toy(random_laws(4, 0.3), random_laws(5, 0.3), depth=depth),
+        "sharp": toy(other, random_laws(6, 6), depth=depth),
+        "needle": toy(random_laws(7, 25), random_laws(8, 25), depth=depth),
+        "equal": toy(p, p, depth=depth),
+        "disjoint": toy(random_laws(1, 2, without=2), lambda _: one_hot(2), depth=depth),
+        "disjoint, two ids drafted": toy(lambda _: one_hot(2), random_laws(1, 2, without=2), depth=depth),
+        "one-hot q": toy(p, lambda x: one_hot(sum(x) % 3), depth=depth),
+        "q misses an id": toy(p, random_laws(2, 2, without=1), depth=depth),
+        "p misses an id": toy(random_laws(1, 2, without=0), q, depth=depth),
+        "one-hot p": toy(lambda x: one_hot((1 + sum(x)) % 3), q, depth=depth),
+        "one-hot p and q": toy(
+            lambda x: one_hot((1 + sum(x)) % 3), lambda x: one_hot((1 + 2 * sum(x)) % 3), depth=depth
+        ),
+        "certain, then sampled": toy(p, q, depth=depth, certain=range(0, depth, 2)),
+        "sampled, then certain": toy(p, q, depth=depth, certain=range(1, depth, 2)),
+    }
+
+
+def dense_law(
+    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """The oracle for one row: temperature, min-p, top-k, top-p, one after another and renormalised after each, on all
+    of the vocabulary in float64. [V] -> [V]"""
+    law = torch.softmax(logits.to(torch.float64) / temperature, dim=0)
+    if min_p > 0:
+        law = torch.where(law >= min_p * law.max(), law, 0)
+        law = law / law.sum()
+    if 0 < top_k < len(law):
+        law = torch.where(law >= law.sort(descending=True).values[top_k - 1], law, 0)
+        law = law / law.sum()
+    if top_p < 1:
+        order = law.argsort(descending=True, stable=True)
+        before = law[order].cumsum(0) - law[order]
+        law = law.clone()
+        law[order[before >= top_p]] = 0
+        law = law / law.sum()
+    return law
+
+
+def sampler_for(params: Mapping[str, Any], *, prompt: Sequence[int] = (0,), seed: int = 0, **settings: Any) -> Sampler:
+    """A sampler as the engine makes it. seed: of the generator, which is not the request's seed."""
+    resolved = SamplingParams(**{"temperature": 1.0, "max_tokens": 64, **params}).resolve({})
+    return Sampler(resolved, prompt, torch.Generator().manual_seed(seed), **settings)
+
+
+# --- law 1: the output has the target's law -----------------------------------------------------------------------
+
+
+def law_error(case: Toy, rule: str, cuts: Sequence[Cut] | None = None, **changes: Any) -> float:
+    """How far the law of the emitted text lies from the target's, at worst, through `verify` in float64.
+
+    Every draft and every outcome is enumerated; the draw itself is integrated exactly. cuts: each is one way of
+    deciding the draft's length; None takes every fixed length. All of them share one ragged batch.
+    """
+    if cuts is None:
+        lengths = [n for n in range(1, case.depth + 1) if case.is_ratio((0,) * n)]
+        cuts = [lambda _, n=n: n for n in lengths]  # type: ignore[misc]
+    full = case.drafts()
+    rows = [x[: cut(x)] for cut in cuts for x in full]
+    table = outcome_table(case, rows, rule, **changes)
+    worst = 0.0
+    for index, _ in enumerate(cuts):
+        emitted: dict[Prefix, float] = defaultdict(float)
+        for draft, row, outcomes in zip(full, rows[index * len(full) :], table[index * len(full) :], strict=False):
+            for num_accepted, token in outcomes.nonzero().tolist():
+                emitted[(*row[:num_accepted], token)] += case.odds(draft) * float(outcomes[num_accepted, token])
+        worst = max(worst, text_error(case, emitted))
+    return worst
+
+
+def text_error(case: Toy, emitted: Mapping[Prefix, float]) -> float:
+    """emitted: the probability of each first 1..depth + 1 ids; the target alone writes the rest."""
+    errors = []
+    for text in case.texts():
+        got = sum(emitted.get(text[:n], 0.0) * case.text_odds(text, n) for n in range(1, len(text) + 1))
+        errors.append(abs(got - case.text_odds(text)))
+    return max(errors)
+
+
+def expected_accepted(case: Toy, rule: str) -> float:
+    """How many of a full-depth draft stand, on average, exactly."""
+    drafts = case.drafts()
+    table = outcome_table(case, drafts, rule)
+    counts = torch.arange(table.shape[1], dtype=torch.float64)
+    return sum(case.odds(x) * float((row.sum(-1) * counts).sum()) for x, row in zip(drafts, table, strict=True))
+
+
+def outcome_table(
+    case: Toy, drafts: Sequence[Prefix], rule: str, *, padding: tuple[int, int] = (0, CERTAIN), **changes: Any
+) -> Tensor:
+    """The exact law of each row's outcome. -> [B, depth + 1, V], probability of (how many stand, the next id).
+
+    `verify` runs as it is but for its draw: first the draw's own law is measured, then each of its results is forced
+    in turn to see what becomes of it. Rows without a sampled draft token (none, or all certain) go another way and
+    keep a table of 1 at no draft token and the target's law, so that cuts may mix.
+    """
+    params = {**case.params, "verification": rule, **changes}
+    ratio_rows = [b for b, draft in enumerate(drafts) if case.is_ratio(draft)]
+    table = torch.zeros(len(drafts), case.depth + 1, case.vocab_size, dtype=torch.float64)
+    laws: list[Tensor] = []
+
+    def measure(c: Case, law: OutcomeLaw, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        laws.append(draw_law(original, c, law))
+        return original(c, law, uniforms)
+
+    original = verification.draw
+    run = _Run(case, drafts, params, padding)
+    with patch.object(verification, "draw", measure):
+        run()
+    for b, draft in enumerate(drafts):
+        if b not in ratio_rows:
+            assert not draft, "a row of certain drafts has no ratio: see walk_law_error"
+            table[b, 0] = case.p[()]
+    if not laws:
+        return table
+    (law,) = laws
+    assert law.shape[0] == len(ratio_rows)
+    for stop, column in product(range(law.shape[1]), range(law.shape[2])):
+        share = law[:, stop, column]
+        if not bool((share > 0).any()):
+            continue
+        forced = (torch.full_like(share, stop, dtype=torch.int64), torch.full_like(share, column, dtype=torch.int64))
+        with patch.object(verification, "draw", lambda *_, forced=forced: forced):
+            verdict = run()
+        for b, mass in zip(ratio_rows, share.tolist(), strict=True):
+            if mass > 0:
+                table[b, verdict.num_accepted[b], verdict.next_ids[b]] += mass
+    return table
+
+
+class _Run:
+    """One call of `verify`, to be repeated."""
+
+    def __init__(
+        self, case: Toy, drafts: Sequence[Prefix], params: Mapping[str, Any], padding: tuple[int, int] = (0, CERTAIN)
+    ) -> None:
+        samplers = [sampler_for(params)] * len(drafts)
+        self._inputs = (case.target_rows(drafts), case.proposal(drafts, padding), samplers, [(0,)] * len(drafts))
+
+    def __call__(self) -> Verdict:
+        return verification.verify(*self._inputs)[0]
+
+
+def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: OutcomeLaw) -> Tensor:
+    """The exact law of a draw, [B, K+1, W], from the draw alone. An inverse CDF only grows with its uniform, so each
+    value's share ends where the draw first gives a greater one: guessed from the weights, checked against the draw on
+    both sides, and found by bisection where the guess is wrong."""
+    batch, places, width = case.p.shape
+    gap = 2.0**-47
+
+    def shares(weights: Tensor, result: int, first: Tensor | None, matters: Tensor) -> Tensor:
+        """[B, n]: the mass of each value. weights: [B, n], the guess. first: the first uniform, [B]. matters: [B]."""
+
+        def is_below(uniforms: Tensor, value: int) -> Tensor:
+            inside = uniforms.clamp(0, 1 - 2.0**-53)
+            drawn = draw(case, law, torch.stack([inside if first is None else first, inside], dim=1))[result]
+            return (drawn <= value) & (uniforms < 1) | (uniforms <= 0)
+
+        guesses = weights.cumsum(1) / weights.sum(1, keepdim=True)
+        edges = [torch.zeros(batch, dtype=torch.float64)]
+        for value in range(weights.shape[1] - 1):
+            edge = guesses[:, value].nan_to_num(0.5)
+            low, high = edge - gap, edge + gap
+            if not bool((is_below(low, value) & ~is_below(high, value) | ~matters).all()):
+                low, high = torch.zeros_like(edge), torch.ones_like(edge)
+                while bool((high - low > gap).any()):
+                    edge = (low + high) / 2
+                    below = is_below(edge, value)
+                    low, high = torch.where(below, edge, low), torch.where(below, high, edge)
+            edges.append(edge.clamp(0, 1))
+        edges.append(torch.ones(batch, dtype=torch.float64))
+        return torch.diff(torch.stack(edges, dim=1), dim=1).clamp(min=0)
+
+    stops = shares(law.stop, 0, None, torch.ones(batch, dtype=torch.bool))
+    middles = stops.cumsum(1) - stops / 2
+    parts = []
+    for j in range(places):
+        weights = law_module.next_weights(case, law, torch.full_like(case.lens, j))
+        parts.append(stops[:, j, None] * shares(weights, 1, middles[:, j], stops[:, j] > 0))
+    return torch.stack(parts, dim=1)
+
+
+# --- law 1 where rows only compare ids ----------------------------------------------------------------------------
+
+
+def walk_law_error(case: Toy) -> float:
+    """The same for certain drafts of an unseeded request, whose target tokens are drawn independently of the draft:
+    every combination of the target's own tokens is enumerated."""
+    (draft,) = case.drafts()
+    emitted: dict[Prefix, float] = defaultdict(float)
+    run = _Run(case, [draft], case.params)
+    for own in case.texts():
+        odds = math.prod(float(case.p[draft[:i]][token]) for i, token in enumerate(own))
+        with patch.object(verification, "choose", lambda *_, own=own, **__: Choice(torch.tensor(own))):
+            verdict = run()
+        emitted[(*draft[: int(verdict.num_accepted[0])], int(verdict.next_ids[0]))] += odds
+    return text_error(case, emitted)
+
+
+def walk_violations(
+    walk: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], vocab_size: int, depth: int
+) -> int:
+    """Every target walk against every draft, of every length; the target's tokens after a draft that left its walk are
+    arbitrary, and so is the padding. How often the output is not the walk, as far as the draft follows it and one on."""
+    own_rows, drafts, lens, expected = [], [], [], []
+    for text, draft, garbage in product(
+        product(range(vocab_size), repeat=depth + 1), product(range(vocab_size), repeat=depth), range(vocab_size)
+    ):
+        common = next((i for i in range(depth) if text[i] != draft[i]), depth)
+        for length in range(depth + 1):
+            own_rows.append([text[i] if i <= min(common, length) else garbage for i in range(depth + 1)])
+            drafts.append(draft)
+            lens.append(length)
+            expected.append((min(common, length), text[min(common, length)]))
+    got = walk(torch.tensor(own_rows), torch.tensor(drafts).reshape(len(lens), depth), torch.tensor(lens))
+    return int((torch.stack(got, dim=1) != torch.tensor(expected)).any(1).sum())
+
+
+def invisibility_violations(case: Toy, *, seeds: Sequence[int | None], **params: Any) -> int:
+    """Greedy (seeds [None], temperature 0) and seeded requests: how many drafts change the text that the target's own
+    token-by-token choice writes. Every draft of every length, sampled ones included, in one batch."""
+    drafts = [x[:n] for n in range(case.depth + 1) for x in product(range(case.vocab_size), repeat=n)]
+    drafts = list(dict.fromkeys(drafts))
+    count = 0
+    for seed in seeds:
+        samplers = [sampler_for({**params, "seed": seed}) for _ in drafts]
+        text = plain_text(case, sampler_for({**params, "seed": seed}))
+        rows, proposal = case.target_rows(drafts), case.proposal(drafts)
+        verdict, _ = verification.verify(rows, proposal, samplers, [(0,)] * len(drafts))
+        for draft, n, token in zip(drafts, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True):
+            common = next((i for i, x in enumerate(draft) if x != text[i]), len(draft))
+            count += (*draft[:n], token) != text[: common + 1]
+    return count
+
+
+def plain_text(case: Toy, sampler: Sampler) -> Prefix:
+    """What the target writes alone, one token at a time."""
+    text: Prefix = ()
+    while len(text) <= case.depth:
+        text = (*text, int(choose(case.logits[text][None], [Row(sampler, (0, *text))]).ids[0]))
+    return text
+
+
+# --- statistics ---------------------------------------------------------------------------------------------------
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    """Pearson's test: the odds of counts as far from expected as these, or farther. Cells that expect fewer than 5 are
+    pooled; a count where nothing is expected gives 0."""
+    counts, expected = counts.double().flatten(), expected.double().flatten()
+    if bool((counts[expected == 0] > 0).any()):
+        return 0.0
+    small = expected < 5
+    cells = torch.cat([counts[~small], counts[small].sum()[None]])
+    wanted = torch.cat([expected[~small], expected[small].sum()[None]])
+    cells, wanted = cells[wanted > 0], wanted[wanted > 0]
+    if len(cells) < 2:
+        return 1.0
+    statistic = ((cells - wanted) ** 2 / wanted).sum()
+    degrees = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(degrees, statistic / 2))
+
+
+def independence(a: Tensor, b: Tensor, size: int) -> float:
+    """The odds that two columns of ids below `size` that depend on each other no more than these are independent."""
+    table = torch.bincount(a * size + b, minlength=size * size).reshape(size, size).double()
+    expected = table.sum(1, keepdim=True) * table.sum(0, keepdim=True) / table.sum()
+    statistic = ((table - expected) ** 2 / expected)[expected > 0].sum()
+    degrees = (int((table.sum(1) > 0).sum()) - 1) * (int((table.sum(0) > 0).sum()) - 1)
+    return float(torch.special.gammaincc(torch.tensor(degrees / 2, dtype=torch.float64), statistic / 2))
+
+
+# --- the draw, the noise and the prefix ---------------------------------------------------------------------------
+
+
+def impossible_draws(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
+    """How many draws of an inverse CDF have weight 0, with the uniform at 0, near 1 and at every border."""
+    count = 0
+    for weights in product((0.0, 0.25, 0.5, 1e-300), repeat=4):
+        if not any(weights):
+            continue
+        law = torch.tensor([weights], dtype=torch.float64)
+        borders = (law.cumsum(1) / law.sum()).clamp(max=1 - 2.0**-53)[0]
+        uniforms = torch.cat([torch.tensor([0.0, 2.0**-53, 1 - 2.0**-53], dtype=torch.float64), borders])
+        columns = draw(law.expand(len(uniforms), -1), uniforms)
+        count += int((law[0, columns] == 0).sum())
+    return count
+
+
+def kept_noise_violations(pick: Callable[..., tuple[Tensor, Tensor | None]], num_seeds: int = 200) -> int:
+    """How often a seeded draw from the kept ids differs from the same law's draw over the whole vocabulary."""
+    from foredraft.sampling import Laws, laws_of
+
+    generator = torch.Generator().manual_seed(0)
+    count = 0
+    for seed in range(num_seeds):
+        row = Row(sampler_for({"seed": seed, "top_k": 5}), (0,))
+        kept = laws_of(2 * torch.randn(1, 40, generator=generator, dtype=torch.float64), [row])
+        assert kept.ids is not None
+        count += int(pick(kept, [row])[0]) != int(pick(Laws(kept.dense(40)), [row])[0])
+    return count
+
+
+def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
+    """A row's logits depend on its prefix, not on how much of that is history and how much is draft: every split of
+    every prefix, asked in an order that grows and rewinds, against a sampler that has seen nothing else."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(8, generator=generator, dtype=torch.float64)
+    prompt, used = [1, 2, 2], sampler_for(params, prompt=[1, 2, 2], **settings)
+    output = [2, 5, 5, 7, 1]
+    count = 0
+    for start in range(len(output) + 1):
+        history = prompt + output[:start]
+        for drafted in ([], output[start:], [7, 7, 7], output[start : start + 1], [6], [], [5, 6]):
+            got = used.adjust(logits, history, drafted)
+            fresh = sampler_for(params, prompt=prompt, **settings).adjust(logits, history + drafted, [])
+            count += not torch.equal(got, fresh)
+    return count
+
+
+# --- growth, cache, agreement of target and draft -----------------------------------------------------------------
+
+
+def growth_violations() -> int:
+    """Every verified block of up to 4 tokens reaches the text whole and in order, where nothing ends it."""
+    count = 0
+    for num_drafted in range(4):
+        for num_accepted in range(num_drafted + 1):
+            sequence = TokenSequence(0, [9, 8], sampler_for({}), max_len=50, speculative_tokens=4)
+            for block in range(3):
+                new = [10 * block + i for i in range(num_accepted + 1)]
+                before = list(sequence.tokens)
+                kept = sequence.commit(new, num_drafted)
+                count += sequence.tokens != before + new or kept != len(new)
+    return count
+
+
+def cache_violations(engine: Engine, sequences: Sequence[TokenSequence]) -> int:
+    """Law 3 between steps: for how many verified sequences the target has not read exactly history[:-1], or holds
+    other keys and values than a fresh pass over it gives."""
+    return sum(
+        not holds_exactly(engine.model, engine.cache, s.seq_id, s.tokens[:-1])
+        for s in sequences
+        if s.num_output and not s.is_finished and s.num_preemptions == 0
+    )
+
+
+def holds_exactly(model: LanguageModel, cache: Any, seq_id: int, tokens: Sequence[int]) -> bool:
+    """Whether a cache holds these tokens and what a fresh pass over them gives, in every layer. Bit for bit where the
+    model's rows are exact."""
+    held = cache.region(seq_id)
+    if list(held.tokens) != list(tokens):
+        return False
+    fresh = model.new_cache(MemoryPool(1 << 40))
+    fresh.reserve(0, len(tokens))
+    model.read([Read(0, list(tokens), 1)], fresh)
+    return all(
+        same(a, b, exact=model.traits.row_exact)
+        for layer in range(fresh.region(0).num_layers)
+        for a, b in zip(held.layer(layer), fresh.region(0).layer(layer), strict=True)
+    )
+
+
+def same(a: Tensor, b: Tensor, *, exact: bool) -> bool:
+    if exact:
+        return torch.equal(a, b)
+    tolerance = 1e-4 if a.dtype == torch.float32 else 5e-2
+    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def run_audited(engine: Engine, sequences: Sequence[TokenSequence], num_steps: int) -> int:
+    """Step the engine and add up the cache's violations after each step."""
+    count = 0
+    for _ in range(num_steps):
+        if engine.has_work:
+            engine.step()
+            count += cache_violations(engine, sequences)
+    return count
