@@ -1,0 +1,23 @@
+"""Hugging Face models, read through our attention and our cache."""
+
+from foredraft.model.language_model import LanguageModel, Read, Traits
+from foredraft.model.loading import (
+    EMBEDDED,
+    LoadOptions,
+    available_memory,
+    load_model,
+    load_tokenizer,
+)
+from foredraft.model.vocabulary import check_vocabulary
+
+__all__ = [
+    "EMBEDDED",
+    "LanguageModel",
+    "LoadOptions",
+    "Read",
+    "Traits",
+    "available_memory",
+    "check_vocabulary",
+    "load_model",
+    "load_tokenizer",
+]

@@ -1,0 +1,161 @@
+"""Our attention, behind the registry through which transformers routes the attention of its models.
+
+A pass is one flattened ragged batch [1, T]: each span of rows belongs to one sequence, reads that sequence's own keys
+and values, and is masked by the rule the library made for the layer, evaluated at the sequence's own positions.
+
+Bits: a plain product, a float32 softmax and a plain product, with keys padded to a multiple of 16. In bfloat16 a row's
+bits then depend neither on how many rows share the pass nor on how many keys follow its own (see docs/exactness.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+
+from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.model.rows import SMALL_PRODUCT
+
+NAME = "foredraft"
+
+MaskFunction = Callable[[Any, Any, Tensor, Tensor], Tensor]
+"""(batch, head, query positions, key positions) -> bool: which keys a query may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRule:
+    """Travels through a model in the place of its attention mask."""
+
+    function: MaskFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows first_row .. first_row + num_rows of a pass are positions start .. of the sequence in `region`."""
+
+    region: Region
+    first_row: int
+    num_rows: int
+    start: int
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one forward pass of the model reads. Rows outside every span are padding: they see nothing, write nothing."""
+
+    spans: list[Span]
+    _masks: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
+
+    def mask(self, rule: MaskFunction, index: int, num_keys: int, num_rows: int, groups: int, like: Tensor) -> Tensor:
+        """Additive mask [1, groups * R, N] of one span's first num_rows positions, made once per rule and pass."""
+        key = (rule, index, num_rows, groups)
+        if key not in self._masks:
+            start = self.spans[index].start
+            queries = torch.arange(start, start + num_rows, device=like.device)[:, None]
+            keys = torch.arange(num_keys, device=like.device)[None]
+            hidden = ~(rule(0, 0, queries, keys) & (keys <= queries))
+            mask = like.new_zeros(num_rows, num_keys).masked_fill_(hidden, -torch.inf)
+            self._masks[key] = mask.repeat(groups, 1)[None]
+        return self._masks[key]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: MaskRule | Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    reading: Pass | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query: [1, Hq, T, Dk], key: [1, Hkv, T, Dk], value: [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+    if reading is None:
+        raise NotImplementedError("it does not hand its keyword arguments down to its attention")
+    if position_bias is not None or isinstance(attention_mask, Tensor):
+        raise NotImplementedError("its attention needs a mask or a bias of its own")
+    rule = _rule(attention_mask, sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+    for index, span in enumerate(reading.spans):
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        keys, values = span.region.write(_layer_of(module), key[0, :, rows], value[0, :, rows], span.start)
+        groups = query.shape[1] // keys.shape[0]
+        padding = max(0, _least_rows(keys, values, groups) - span.num_rows)
+        mask = reading.mask(rule, index, keys.shape[1], span.num_rows + padding, groups, query)
+        queries = nn.functional.pad(query[0, :, rows], (0, 0, 0, padding))
+        grouped = queries.reshape(keys.shape[0], mask.shape[1], -1)
+        read = _attention(grouped, keys, values, mask, scale, softcap, s_aux)
+        out[rows] = read.view(query.shape[1], span.num_rows + padding, -1)[:, : span.num_rows].transpose(0, 1)
+    return out[None], None
+
+
+def _attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """query: [H, G * R, Dk], keys: [H, N, Dk], values: [H, N, Dv], mask: [1, G * R, N] -> [H, G * R, Dv]"""
+    if softcap is None:
+        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
+    else:
+        scores = torch.bmm(query, keys.transpose(1, 2)) * scale
+        scores = torch.tanh(scores / softcap) * softcap + mask
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    else:
+        weights = _softmax_with_sinks(scores, sinks)
+    return torch.bmm(weights.to(values.dtype), values)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """A sink is a score that takes weight and gives nothing. scores: [H, G * R, N], sinks: [H * G] -> [H, G * R, N]
+
+    It goes first, on a whole key multiple, so that the others keep their places in the vectorised sum.
+    """
+    num_heads, num_rows, _ = scores.shape
+    per_row = sinks.view(num_heads, -1, 1).expand(-1, -1, num_rows * num_heads // sinks.numel())
+    front = scores.new_full((num_heads, num_rows, KEY_MULTIPLE), -torch.inf)
+    front[..., 0] = per_row.reshape(num_heads, num_rows).to(scores.dtype)
+    return torch.softmax(torch.cat([front, scores], dim=-1), dim=-1, dtype=torch.float32)[..., KEY_MULTIPLE:]
+
+
+def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
+    """One, unless heads are so few and small that a product of so few rows would take another kernel (see rows.py)."""
+    num_heads, num_keys, _ = keys.shape
+    work = groups * num_heads * num_keys * min(keys.shape[2], values.shape[2])
+    return 1 if work > SMALL_PRODUCT else SMALL_PRODUCT // work + 1
+
+
+def _rule(attention_mask: MaskRule | None, sliding_window: int | None) -> MaskFunction:
+    if attention_mask is not None:
+        return attention_mask.function
+    if sliding_window is not None:
+        return _sliding(sliding_window)
+    return causal_mask_function  # type: ignore[no-any-return]
+
+
+@cache
+def _sliding(window: int) -> MaskFunction:
+    """One function for each window: masks are kept by function."""
+    return sliding_window_causal_mask_function(window)  # type: ignore[no-any-return]
+
+
+def _layer_of(module: nn.Module) -> int:
+    return int(module.layer_idx)  # type: ignore[arg-type]
+
+
+def _mask_rule(*, mask_function: MaskFunction, **_: Any) -> MaskRule:
+    return MaskRule(mask_function)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _mask_rule)

@@ -1,0 +1,240 @@
+"""From a hub id, a directory or a model in memory to a LanguageModel, or to one line that says why not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from foredraft.errors import ModelError
+from foredraft.model.language_model import LanguageModel
+from foredraft.model.probe import probe
+
+logger = logging.getLogger("foredraft")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+_DEFAULT_CONTEXT = 2048
+_GROWING_ROPES = ("dynamic", "longrope")
+_FLOATING = ("F64", "F32", "F16", "BF16")
+_LONGEST_HEADER = 100_000_000
+_RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one."""
+
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def torch_device(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def torch_dtype(self, config: PretrainedConfig) -> torch.dtype:
+        """The dtype to load in. Raises ModelError for a name that is none."""
+        dtype = self.dtype
+        if isinstance(dtype, str) and dtype != "auto":
+            if dtype not in DTYPES:
+                raise ModelError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
+            dtype = DTYPES[dtype]
+        if dtype == "auto":
+            dtype = getattr(config.get_text_config(), "dtype", None) or torch.float32
+        if dtype == torch.float16 and self.torch_device().type == "cpu":
+            logger.warning("float16 is slow and narrow on a CPU: loading in bfloat16")
+            dtype = torch.bfloat16
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
+    """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
+    if isinstance(source, PreTrainedModel):
+        source.eval()
+        return _examined(source, source.config.name_or_path or type(source).__name__)
+    name = os.fspath(source)
+    config = _load_config(name, options)
+    refuse_unsupported(config, name)
+    dtype = options.torch_dtype(config)
+    _refuse_if_too_big(name, dtype, options.torch_device())
+    try:
+        hf, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
+    _refuse_half_loaded(name, report)
+    if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
+        hf.to(options.torch_device())
+    hf.eval()
+    return _examined(hf, name)
+
+
+def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreTrainedTokenizerBase:
+    """Raises ModelError where there is none."""
+    name = os.fspath(source)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=options.revision, trust_remote_code=options.trust_remote_code
+        )
+    except Exception as error:
+        raise ModelError(
+            f"{name}: no tokenizer could be loaded ({one_line(error)}); give tokenizer=, or token ids as prompts"
+        ) from error
+    return tokenizer
+
+
+def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
+    """What can be told from the configuration alone."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name}: an encoder-decoder ({config.model_type}); a causal decoder is needed")
+    text = config.get_text_config()
+    kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
+    recurrent = sorted(k for k in kinds | {str(text.model_type)} if any(word in k for word in _RECURRENT))
+    if recurrent:
+        raise _recurrent(name, recurrent[0])
+
+
+def _recurrent(name: str, kind: str) -> ModelError:
+    return ModelError(
+        f"{name}: {kind} keeps a recurrent state, which cannot forget a rejected draft token; "
+        "use a model whose only memory is attention"
+    )
+
+
+def one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _load_config(name: str, options: LoadOptions) -> PretrainedConfig:
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise ModelError(f"{name}: no such directory; give a directory in Hugging Face format, or a hub id")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            name, revision=options.revision, trust_remote_code=options.trust_remote_code
+        )
+    except Exception as error:
+        raise ModelError(f"{name}: no model found: {one_line(error)}") from error
+    return config
+
+
+def _refuse_half_loaded(name: str, report: dict[str, Any]) -> None:
+    """The library fills what a checkpoint lacks with random numbers."""
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        raise ModelError(
+            f"{name}: the checkpoint lacks {len(missing)} of the model's weights, {missing[0]} among them; "
+            "download it again, or load it as the kind of model it is"
+        )
+
+
+def _refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """For local checkpoints, before any memory is touched: weights against what is free."""
+    files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    free = available_memory()
+    if not files or free is None or device.type != "cpu":
+        return
+    needed = sum(_loaded_size(file, dtype) for file in files)
+    if needed > free:
+        raise ModelError(
+            f"{name}: its weights take {_gib(needed)} GiB and {_gib(free)} GiB of memory are free; "
+            "use a smaller model, or a smaller dtype"
+        )
+
+
+def _loaded_size(file: Path, dtype: torch.dtype) -> int:
+    """Bytes of a safetensors file's tensors once they are loaded: floating ones in `dtype`, others as they are."""
+    with file.open("rb") as stream:
+        header_size = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(header_size, _LONGEST_HEADER)))
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            return sum(
+                prod(entry["shape"]) * dtype.itemsize
+                if entry["dtype"] in _FLOATING
+                else entry["data_offsets"][1] - entry["data_offsets"][0]
+                for entry in tensors
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return file.stat().st_size  # corrupt: the loader will say so
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g}"
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that can be had, or None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    values = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return values[0] if values else None
+
+
+def _examined(hf: PreTrainedModel, name: str) -> LanguageModel:
+    refuse_unsupported(hf.config, name)
+    if getattr(hf, "_is_stateful", False):
+        raise _recurrent(name, type(hf).__name__)
+    return LanguageModel(hf, probe(hf, name, _context_len(hf.config, name)))
+
+
+def _context_len(config: PretrainedConfig, name: str) -> int:
+    """The longest sequence to read. Where the rotary embedding changes with the longest position of a pass, only as far
+    as it does not: beyond, one request would rotate its neighbours, and cached keys would be stale."""
+    text: Any = config.get_text_config()
+    longest = next(
+        (int(value) for value in (getattr(text, field, None) for field in _length_fields()) if value), _DEFAULT_CONTEXT
+    )
+    for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
+        if rope.get("rope_type", rope.get("type")) in _GROWING_ROPES:
+            fixed = rope.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None
+            )
+            limit = int(fixed or longest)
+            logger.warning(
+                "%s: its rotary embedding (%s) changes past %d positions: the context ends there",
+                name,
+                rope.get("rope_type"),
+                limit,
+            )
+            longest = min(longest, limit)
+    return longest
+
+
+def _length_fields() -> Sequence[str]:
+    return ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+
+
+def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """One description, or one for each kind of layer."""
+    if any(isinstance(value, dict) for value in parameters.values()):
+        return [value for value in parameters.values() if isinstance(value, dict)]
+    return [parameters]

@@ -1,0 +1,162 @@
+"""What a model can do is found out when it is loaded, on a few tokens, not assumed from its name.
+
+The library's own forward is the reference: a model whose attention does not pass through our function, that looks
+ahead, or that mixes the sequences of a ragged batch gives other logits, and is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
+from foredraft.errors import ModelError
+from foredraft.model.language_model import LanguageModel, Read, Traits
+
+_LENGTHS = (13, 7)
+_SPLITS = (5, 3)
+_CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
+"""In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
+
+
+def probe(hf: PreTrainedModel, name: str, context_len: int) -> Traits:
+    """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs."""
+    lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
+    sequences = _random_sequences(hf, lengths)
+    reference = [_reference(hf, name, tokens) for tokens in sequences]
+    _refuse_if_it_looks_ahead(hf, name, sequences[0], reference[0])
+    vocab_size = reference[0].shape[1]
+    draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False))
+    together, region = _read_in_two_passes(draft, sequences)
+    if not region.num_layers:
+        raise ModelError(
+            f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
+        )
+    for ours, theirs in zip(together, reference, strict=True):
+        if not _agree(ours, theirs):
+            raise ModelError(
+                f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
+                "that attention alone does not explain); use a decoder whose only memory is keys and values"
+            )
+    return Traits(name, vocab_size, context_len, region.bytes_per_token, _is_row_exact(draft))
+
+
+def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
+    vocab_size = int(hf.get_input_embeddings().weight.shape[0])
+    generator = torch.Generator().manual_seed(0)
+    low = min(5, vocab_size - 1)
+    return [torch.randint(low, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.inference_mode()
+def _reference(hf: PreTrainedModel, name: str, tokens: list[int]) -> Tensor:
+    ids = torch.tensor([tokens], device=hf.device)
+    try:
+        out = hf(input_ids=ids, use_cache=False)
+        logits: Tensor = out.logits[0]
+    except Exception as error:
+        raise ModelError(f"{name}: its own forward pass fails: {type(error).__name__}: {_one_line(error)}") from error
+    return logits
+
+
+def _refuse_if_it_looks_ahead(hf: PreTrainedModel, name: str, tokens: list[int], whole: Tensor) -> None:
+    half = (len(tokens) + 1) // 2
+    if not _agree(_reference(hf, name, tokens[:half]), whole[:half]):
+        raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
+
+
+def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tuple[list[Tensor], Region]:
+    """Each sequence's logits, all sequences flattened together, each cut in two at a different place."""
+    cache = _scratch_cache(model, [len(tokens) for tokens in sequences])
+    parts = []
+    try:
+        for half in (0, 1):
+            halves = [(tokens[:n], tokens[n:])[half] for tokens, n in zip(sequences, _SPLITS, strict=True)]
+            reads = [Read(i, tokens, len(tokens)) for i, tokens in enumerate(halves)]
+            logits = model.read(reads, cache)
+            parts.append(torch.split(logits, [len(tokens) for tokens in halves]))
+    except Exception as error:
+        raise ModelError(
+            f"{model.traits.name}: it cannot read a ragged batch through transformers' AttentionInterface "
+            f"({type(error).__name__}: {_one_line(error)}); use another model"
+        ) from error
+    return [torch.cat(pair) for pair in zip(*parts, strict=True)], cache.region(0)
+
+
+def _is_row_exact(model: LanguageModel) -> bool:
+    """Whether a sequence read in pieces, alone, gives the bits it gives in one pass behind another: every key and value
+    of every layer, and the last logits.
+
+    Never promised where there is a float32 product, a router's included: its kernels sum in an order that depends on
+    the number of rows, and a few hundred tokens could pass by luck.
+    """
+    if model.hf.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    length = min(sum(_CUTS), model.traits.context_len)
+    company, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
+    num_compared = min(length, _CUTS[2])
+    whole = _scratch_cache(model, [len(company), length])
+    with _Float32Products() as products:
+        expected = model.read([Read(0, company, 1), Read(1, tokens, num_compared)], whole)[1:]
+    if products.seen:
+        return False
+    pieces = _scratch_cache(model, [length])
+    ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
+    alone = torch.cat([model.read([Read(0, tokens[a:b], min(b - a, num_compared))], pieces) for a, b in pairwise(ends)])
+    return torch.equal(alone[-num_compared:], expected) and _same_bits(whole.region(1), pieces.region(0))
+
+
+def _same_bits(a: Region, b: Region) -> bool:
+    return all(
+        torch.equal(ours, theirs)
+        for layer in a._layers  # any numbers: not every layer needs to have attention
+        for ours, theirs in zip(a.layer(layer), b.layer(layer), strict=True)
+    )
+
+
+class _Float32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices matrix products in float32 (an outer product, as in rotary embeddings, sums nothing and is none)."""
+
+    _LEFT = {  # noqa: RUF012 (where the left matrix stands among the arguments)
+        torch.ops.aten.mm: 0,
+        torch.ops.aten.bmm: 0,
+        torch.ops.aten.matmul: 0,
+        torch.ops.aten.linear: 0,
+        torch.ops.aten.addmm: 1,
+        torch.ops.aten.baddbmm: 1,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        place = self._LEFT.get(func.overloadpacket)
+        if place is not None and args[place].dtype == torch.float32 and args[place].shape[-1] > 1:
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _scratch_cache(model: LanguageModel, lengths: Sequence[int]) -> KVCache:
+    cache = model.new_cache(MemoryPool(0))
+    for seq_id, length in enumerate(lengths):
+        cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
+    return cache
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    """Most rows alike: a leak moves every row, a router at a tie in low precision moves one."""
+    tolerance = 1e-3 if b.dtype in (torch.float32, torch.float64) else 0.1
+    error = (a - b).double().norm(dim=-1) / b.double().norm(dim=-1).clamp(min=1e-9)
+    return bool(error.median() < tolerance)
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"

@@ -1,0 +1,41 @@
+"""Within `routed`, a Hugging Face model runs our attention and our experts; outside it is what its owner chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from foredraft.model import attention, experts
+
+
+@contextmanager
+def routed(model: PreTrainedModel) -> Iterator[None]:
+    """The model's configuration, and those inside it, name our functions for the duration.
+
+    Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
+    """
+    configs = _with_parts(model.config)
+    before = [(config._attn_implementation, config._experts_implementation) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = attention.NAME
+            if model.device.type == "cpu":
+                config._experts_implementation = experts.NAME
+        yield
+    finally:
+        # a whole hands its choice down to its parts, so parts come after wholes
+        for config, (attention_before, experts_before) in zip(configs, before, strict=True):
+            config._attn_implementation = attention_before
+            config._experts_implementation = experts_before
+
+
+def _with_parts(config: PretrainedConfig) -> list[PretrainedConfig]:
+    """A configuration and those of its parts, wholes first."""
+    found = [config]
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig):
+            found += _with_parts(part)
+    return found
