@@ -1,0 +1,44 @@
+"""Drafters: one file, one drafter. A new one is a new file and one line in REGISTRY."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from foredraft.drafters.context import DrafterContext
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.scripted import ScriptedDrafter
+from foredraft.drafters.suffix import SuffixDrafter
+from foredraft.errors import ForedraftError
+from foredraft.proposal import Drafter
+
+REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
+    {
+        "none": lambda context: NoDrafter(),
+        "ngram": lambda context: NgramDrafter(),
+        "suffix": lambda context: SuffixDrafter(),
+        "draft_model": DraftModelDrafter.build,
+    }
+)
+
+
+def build(name: str, context: DrafterContext) -> Drafter:
+    """A new drafter by its name in REGISTRY. Raises ForedraftError for a name that is not there."""
+    factory = REGISTRY.get(name)
+    if factory is None:
+        raise ForedraftError(f"unknown drafter {name!r}: known are {', '.join(sorted(REGISTRY))}")
+    return factory(context)
+
+
+__all__ = [
+    "REGISTRY",
+    "DraftModelDrafter",
+    "DrafterContext",
+    "NgramDrafter",
+    "NoDrafter",
+    "ScriptedDrafter",
+    "SuffixDrafter",
+    "build",
+]

@@ -1,0 +1,157 @@
+"""A small language model drafts for the whole batch at once, with its own cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foredraft.cache import MemoryPool
+from foredraft.drafters.context import DrafterContext
+from foredraft.errors import ForedraftError
+from foredraft.model import LanguageModel, Read
+from foredraft.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.sampling import Row, adjusted, choose, laws_of, pick, sampled_groups
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One request's draft in the making; law_rows name the law each id was drawn from, or say it was certain."""
+
+    request: DraftRequest
+    max_len: int
+    ids: list[int] = field(default_factory=list)
+    law_rows: list[int] = field(default_factory=list)
+    is_open: bool = True
+
+    @property
+    def row(self) -> Row:
+        return Row(self.request.sampler, self.request.tokens, self.ids)
+
+
+class DraftModelDrafter:
+    """Classic speculation with a draft model (arXiv:2211.17192): greedy and seeded requests get certain drafts (given
+    the history and the shared noise there is nothing random in them), the others sampled ones with their laws.
+
+    model: shares the target's vocabulary; its logits are cut or filled up to vocab_size. max_rows: of one pass.
+    A sequence past the model's context, or one whose cache finds no room, gets a proposal of zero.
+    """
+
+    def __init__(self, model: LanguageModel, vocab_size: int, pool: MemoryPool, max_rows: int = 512) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._cache = model.new_cache(pool)
+        self._max_rows = max_rows
+
+    @classmethod
+    def build(cls, context: DrafterContext) -> DraftModelDrafter:
+        if context.draft_model is None:
+            raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
+        return cls(context.draft_model, context.vocab_size, context.pool, context.max_rows)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        drafts = [_Draft(request, self._room(request)) for request in requests]
+        laws: list[Tensor] = []
+        open_drafts = self._catch_up([draft for draft in drafts if draft.max_len > 0])
+        logits = self._last_logits(open_drafts)
+        while open_drafts:
+            assert logits is not None
+            self._extend(open_drafts, logits, laws)
+            open_drafts = [d for d in open_drafts if d.is_open and len(d.ids) < d.max_len]
+            reads = [Read(d.request.seq_id, d.ids[-1:], 1) for d in open_drafts]
+            logits = self._model.read(reads, self._cache) if reads else None
+        return _as_proposal(drafts, laws)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self._cache.drop(seq_ids)
+
+    def _room(self, request: DraftRequest) -> int:
+        """The last draft token is never read, so it may lie one past the model's context."""
+        return max(0, min(request.max_len, self._model.traits.context_len - len(request.tokens) + 1))
+
+    def _catch_up(self, drafts: list[_Draft]) -> list[_Draft]:
+        """Read every history up to its pending token, in passes of at most max_rows; drop drafts without room."""
+        ready = []
+        for draft in drafts:
+            seq_id, tokens = draft.request.seq_id, draft.request.tokens
+            unread = self._cache.keep_prefix_of(seq_id, tokens, at_most=len(tokens) - 1)
+            if not self._cache.reserve(seq_id, len(tokens) + draft.max_len - 1):
+                self.forget([seq_id])
+                continue
+            ready.append(draft)
+            while unread > self._max_rows:
+                self._read_on(draft, self._max_rows)
+                unread -= self._max_rows
+        return ready
+
+    def _read_on(self, draft: _Draft, count: int) -> None:
+        held = self._cache.num_held(draft.request.seq_id)
+        tokens = draft.request.tokens[held : held + count]
+        self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
+
+    def _last_logits(self, drafts: list[_Draft]) -> Tensor | None:
+        """[len(drafts), V]: after each pending token. Passes of at most max_rows rows, a draft never cut."""
+        parts, reads, num_rows = [], list[Read](), 0
+        for draft in drafts:
+            held = self._cache.num_held(draft.request.seq_id)
+            tokens = draft.request.tokens[held:]
+            if reads and num_rows + len(tokens) > self._max_rows:
+                parts.append(self._model.read(reads, self._cache))
+                reads, num_rows = [], 0
+            reads.append(Read(draft.request.seq_id, tokens, 1))
+            num_rows += len(tokens)
+        if reads:
+            parts.append(self._model.read(reads, self._cache))
+        return torch.cat(parts) if parts else None
+
+    def _extend(self, drafts: list[_Draft], logits: Tensor, laws: list[Tensor]) -> None:
+        """One more token for each draft. logits: [len(drafts), V of the draft model]"""
+        logits = _fit(logits, self._vocab_size)
+        rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
+        certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.shares_noise]
+        if certain:
+            chosen = choose(logits[certain], [rows[i] for i in certain]).ids.tolist()
+            for i, token in zip(certain, chosen, strict=True):
+                _append(drafts[i], rows[i], token, CERTAIN)
+        for group in sampled_groups(rows):
+            if not rows[group[0]].sampler.shares_noise:
+                self._sample(drafts, rows, group, logits, laws)
+
+    def _sample(
+        self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, laws: list[Tensor]
+    ) -> None:
+        group_rows = [rows[i] for i in group]
+        law = laws_of(adjusted(logits[group], group_rows), group_rows)
+        ids, _ = pick(law, group_rows)
+        first = sum(part.shape[0] for part in laws)
+        laws.append(law.dense(self._vocab_size))
+        for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
+            _append(drafts[i], rows[i], token, first + offset)
+
+
+def _append(draft: _Draft, row: Row, token: int, law_row: int) -> None:
+    """A row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
+    if row.prefix_len in row.sampler.errors:
+        draft.is_open = False
+        return
+    draft.ids.append(token)
+    draft.law_rows.append(law_row)
+
+
+def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """The draft model's logits on the target's ids: padding columns are cut, missing ones can never be drafted."""
+    width = logits.shape[1]
+    if width >= vocab_size:
+        return logits[:, :vocab_size]
+    return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
+
+
+def _as_proposal(drafts: list[_Draft], laws: list[Tensor]) -> Proposal:
+    certain = Proposal.certain([draft.ids for draft in drafts])
+    if not laws:
+        return certain
+    width = certain.ids.shape[1]
+    rows = [[*draft.law_rows, *[CERTAIN] * (width - len(draft.law_rows))] for draft in drafts]
+    prob_rows = torch.tensor(rows, dtype=torch.int64).reshape(len(drafts), width)
+    return Proposal(certain.ids, certain.lens, prob_rows, torch.cat(laws))

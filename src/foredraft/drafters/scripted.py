@@ -1,0 +1,60 @@
+"""A public fake: drafts what a script says. For tests of whatever consumes a proposal, and for examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from foredraft.errors import ForedraftError
+from foredraft.proposal import DraftRequest, Proposal
+
+Script = Callable[[DraftRequest], Sequence[int]]
+"""What to propose for a request; the drafter cuts it to max_len."""
+
+
+class ScriptedDrafter:
+    """Proposes what `script(request)` returns, cut to the request's max_len, every id certain.
+
+    corrupt_every: k makes the draft token wrong at each history position that k divides (positions count from 1), to
+        force rejections; None leaves the script alone. It goes by position and not by call, so that asking twice
+        gives the same answer twice.
+    """
+
+    def __init__(self, script: Script, *, corrupt_every: int | None = None) -> None:
+        if corrupt_every is not None and corrupt_every < 1:
+            raise ForedraftError(f"corrupt_every must be at least 1, or None, not {corrupt_every}")
+        self._script = script
+        self._corrupt_every = corrupt_every
+
+    @classmethod
+    def from_continuations(
+        cls, texts: Mapping[int, Sequence[int]], *, corrupt_every: int | None = None
+    ) -> ScriptedDrafter:
+        """Proposes, for each seq_id, what follows position len(history) in its known full text (prompt and output).
+
+        A seq_id without a text, and a history as long as its text, get a proposal of zero.
+        """
+
+        def script(request: DraftRequest) -> Sequence[int]:
+            start = len(request.tokens)
+            return texts.get(request.seq_id, ())[start : start + request.max_len]
+
+        return cls(script, corrupt_every=corrupt_every)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        """-> one certain row per request"""
+        return Proposal.certain([self._row(request) for request in requests])
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """Nothing is held."""
+
+    def _row(self, request: DraftRequest) -> list[int]:
+        row = list(self._script(request)[: request.max_len])
+        if self._corrupt_every is None:
+            return row
+        start = len(request.tokens) + 1
+        return [t if (start + j) % self._corrupt_every else _another(t) for j, t in enumerate(row)]
+
+
+def _another(token: int) -> int:
+    """An id that is not `token`, and that every vocabulary of two or more has if it has `token`."""
+    return token - 1 if token else 1

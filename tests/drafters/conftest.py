@@ -1,0 +1,62 @@
+"""What every drafter's tests share: how to build each one, and how to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.cache import MemoryPool
+from foredraft.drafters import REGISTRY, DrafterContext, ScriptedDrafter, SuffixDrafter, build
+from foredraft.proposal import Drafter, DraftRequest
+from foredraft.sampling import Sampler, SamplingParams
+
+VOCAB_SIZE = 16
+NEED_A_MODEL = ("draft_model",)
+
+UNREGISTERED: dict[str, Callable[[], Drafter]] = {
+    "scripted": lambda: ScriptedDrafter(
+        lambda request: [(t + 1) % VOCAB_SIZE for t in request.tokens], corrupt_every=3
+    ),
+    "suffix, eager": lambda: SuffixDrafter(min_probability=1e-6),
+    "suffix with a corpus": lambda: SuffixDrafter(min_probability=1e-6, corpus_tokens=64),
+}
+
+DRAFTERS = [*(name for name in REGISTRY if name not in NEED_A_MODEL), *UNREGISTERED]
+
+
+@pytest.fixture(scope="session", params=DRAFTERS)
+def drafter_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def vocab_size() -> int:
+    return VOCAB_SIZE
+
+
+@pytest.fixture(scope="session")
+def make_drafter() -> Callable[[str], Drafter]:
+    """A new drafter by name, over VOCAB_SIZE ids. A drafter that needs a model joins by getting one here."""
+
+    def make(name: str) -> Drafter:
+        if name in UNREGISTERED:
+            return UNREGISTERED[name]()
+        return build(name, DrafterContext(vocab_size=VOCAB_SIZE, pool=MemoryPool(1 << 30)))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., DraftRequest]:
+    """A request: ask(seq_id, tokens, max_len, **sampling_params); greedy if nothing else is said."""
+
+    def make(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
+        resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})
+        generator = torch.Generator().manual_seed(seq_id)
+        return DraftRequest(seq_id, tokens, max_len, Sampler(resolved, tokens[:1], generator))
+
+    return make

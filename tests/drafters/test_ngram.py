@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foredraft.drafters import NgramDrafter
+from foredraft.errors import ForedraftError
+from foredraft.proposal import DraftRequest
+
+Ask = Callable[..., DraftRequest]
+
+
+def propose(drafter: NgramDrafter, request: DraftRequest) -> list[int]:
+    proposal = drafter.propose([request])
+    row: list[int] = proposal.ids[0, : proposal.lens[0]].tolist()
+    return row
+
+
+def brute_force(tokens: list[int], max_ngram: int, min_ngram: int, max_len: int) -> list[int]:
+    """By scanning: the longest n first, the latest earlier occurrence, the copy reading on in itself."""
+    for size in range(min(max_ngram, len(tokens)), min_ngram - 1, -1):
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if tokens[start : start + size] == tokens[-size:]:
+                text = list(tokens)
+                for source in range(start + size, start + size + max_len):
+                    text.append(text[source])
+                return text[len(tokens) :]
+    return []
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), min_size=1, max_size=60),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(lambda pair: (max(pair), min(pair))),
+    max_len=st.integers(1, 8),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None)
+def test_it_agrees_with_a_scan_however_the_history_arrives(
+    ask: Ask, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
+) -> None:
+    drafter = NgramDrafter(*sizes)
+    known = 0
+    while known < len(tokens):
+        known = data.draw(st.integers(known + 1, len(tokens)))
+        request = ask(0, tokens[:known], max_len)
+        assert propose(drafter, request) == brute_force(tokens[:known], *sizes, max_len)
+
+
+def test_a_period_goes_on(ask: Ask) -> None:
+    assert propose(NgramDrafter(), ask(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
+    assert propose(NgramDrafter(), ask(0, [5, 5, 5], 4)) == [5, 5, 5, 5]
+
+
+def test_the_longest_match_wins_over_a_later_shorter_one(ask: Ask) -> None:
+    tokens = [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]
+    assert propose(NgramDrafter(3, 1), ask(0, tokens, 1)) == [7]
+    assert propose(NgramDrafter(2, 1), ask(0, tokens, 1)) == [8]
+
+
+def test_a_single_token_says_too_little_by_default(ask: Ask) -> None:
+    assert propose(NgramDrafter(min_ngram=2), ask(0, [1, 2, 1], 3)) == []
+    assert propose(NgramDrafter(min_ngram=1), ask(0, [1, 2, 1], 3)) == [2, 1, 2]
+
+
+def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: Ask) -> None:
+    drafter = NgramDrafter(2, 1)
+    propose(drafter, ask(0, [1, 2, 3, 1, 2, 3], 2))
+    assert propose(drafter, ask(0, [1, 4, 1], 2)) == [4, 1]
+
+
+class Counting(Sequence[int]):
+    """A history that counts how many of its tokens were read."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens, self.num_read = tokens, 0
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        got = self.tokens[index]
+        self.num_read += len(got) if isinstance(got, list) else 1
+        return got
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def test_a_call_reads_only_what_is_new(ask: Ask) -> None:
+    drafter, tokens = NgramDrafter(), [i % 7 for i in range(1000)]
+    history = Counting(tokens)
+    request = ask(0, tokens, 4)
+    request = DraftRequest(0, history, 4, request.sampler)
+    propose(drafter, request)
+    history.num_read = 0
+    for _ in range(10):
+        tokens.append(len(tokens) % 7)
+        assert len(propose(drafter, request)) == 4
+    assert history.num_read <= 10 * (3 + 3 + 4)
+
+
+def test_forget_gives_everything_back(ask: Ask) -> None:
+    drafter = NgramDrafter()
+    drafter.propose([ask(0, [1, 2, 1, 2], 2), ask(1, [1, 2, 1, 2], 2)])
+    drafter.forget([0, 1])
+    assert not drafter._tables
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 0), (0, 0)])
+def test_meaningless_sizes_are_refused(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ForedraftError, match="min_ngram"):
+        NgramDrafter(*sizes)
