@@ -1,0 +1,259 @@
+"""One step is propose, score, verify, commit, for a whole ragged batch.
+
+Plain decoding is the step with zero draft tokens, prefill the step with a long unread history; there is no second loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, count, pairwise
+
+import torch
+from torch import Tensor
+
+from foredraft.cache import MemoryPool
+from foredraft.errors import ForedraftError
+from foredraft.model import LanguageModel, Read
+from foredraft.policy import FixedPolicy, Policy
+from foredraft.proposal import Drafter, DraftRequest, Proposal, Verdict
+from foredraft.sampling import Sampler, SamplingParams
+from foredraft.scheduler import Limits, Scheduler, Work
+from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
+from foredraft.stats import SpeculationStats
+from foredraft.verify import verify
+
+NEAR_TIE = 1e-4
+
+
+class Engine:
+    """Continuous batching with ragged acceptance over one target and one drafter.
+
+    model: the target. drafter: anything that proposes. pool: the memory for keys and values, drafts' included.
+    speculative_tokens: the default number of draft tokens. end_ids: the ids that end a text unless ignored.
+    seed: of the noise of unseeded requests. retain: keep finished sequences' keys and values for prompts that begin
+    like them, until the room is needed.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        drafter: Drafter,
+        pool: MemoryPool,
+        *,
+        end_ids: Sequence[int] = (),
+        speculative_tokens: int = 4,
+        policy: Policy | None = None,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        retain: bool = True,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.cache = model.new_cache(pool)
+        self.stats = SpeculationStats()
+        self._drafter = drafter
+        self._end_ids = frozenset(end_ids)
+        self._speculative_tokens = speculative_tokens
+        self._scheduler = Scheduler(self.cache, drafter, policy or FixedPolicy(), limits or Limits())
+        self._generator = torch.Generator()
+        self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
+        self._retain = retain
+        self._seq_ids = count()
+        self._near_tie = 0.0 if model.traits.row_exact else NEAR_TIE
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        stop_rule: StopRule | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        child: int = 0,
+        wait_for: TokenSequence | None = None,
+    ) -> TokenSequence:
+        """Queue one text. params: resolved against the checkpoint. child: which of the n texts of its request.
+
+        Raises ForedraftError for a prompt that cannot be run.
+        """
+        max_len = self.check(prompt, params)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        masked = self._end_ids | end_ids
+        wanted = params.speculative_tokens
+        sequence = TokenSequence(
+            seq_id=next(self._seq_ids),
+            tokens=list(prompt),
+            sampler=Sampler(params, prompt, self._generator, child=child, end_ids=sorted(masked), bad_words=bad_words),
+            max_len=max_len,
+            speculative_tokens=self._speculative_tokens if wanted is None else wanted,
+            end_ids=end_ids,
+            stop_rule=stop_rule,
+            wait_for=wait_for,
+        )
+        self._scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[TokenSequence]:
+        """Advance every scheduled sequence; give those that got tokens or ended."""
+        works = self._scheduler.schedule()
+        scoring = [work for work in works if work.scores]
+        proposal = self._propose(scoring)
+        logits = self._score(works, proposal)
+        if not scoring:
+            return []
+        verdict, near_ties = self._verify(scoring, proposal, logits)
+        for b, work in enumerate(scoring):
+            self._commit(work, proposal, verdict, b, logits[b], int(near_ties[b]))
+        return [work.sequence for work in scoring]
+
+    def abort(self, sequence: TokenSequence, error: str | None = None) -> None:
+        """End a sequence at any moment between steps and give back what it holds. Harmless if it has ended."""
+        if not sequence.is_finished:
+            sequence.finish("error" if error else "abort", error)
+            self._release(sequence, retain=False)
+
+    def preempt(self, sequence: TokenSequence) -> None:
+        """Make a running sequence give up its memory and start again later; its text is not affected."""
+        self._scheduler.preempt(sequence)
+
+    def drop_retained(self) -> None:
+        """Give back the keys and values that are kept for later prompts."""
+        self.cache.drop_retained()
+
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
+        vocab_size, context_len = self.model.traits.vocab_size, self.model.traits.context_len
+        if not prompt:
+            raise ForedraftError("the prompt is empty: give at least one token")
+        bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise ForedraftError(f"the prompt holds token id {bad}: ids go from 0 to {vocab_size - 1}")
+        if len(prompt) >= context_len:
+            raise ForedraftError(
+                f"the prompt has {len(prompt)} tokens and the context holds {context_len}: "
+                f"give at most {context_len - 1}, so that one can be written"
+            )
+        self._refuse_unknown_ids(params, vocab_size)
+        wanted = context_len if params.max_tokens is None else len(prompt) + params.max_tokens
+        max_len = min(wanted, context_len)
+        if self.cache.bytes_for(max_len) > self.pool.total:
+            raise ForedraftError(
+                f"{max_len} tokens take {self.cache.bytes_for(max_len) / 2**20:.0f} MiB of cache and the budget is "
+                f"{self.pool.total / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
+            )
+        return max_len
+
+    @staticmethod
+    def _refuse_unknown_ids(params: SamplingParams, vocab_size: int) -> None:
+        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+            if bad is not None:
+                raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")
+
+    def _propose(self, scoring: list[Work]) -> Proposal:
+        requests = [
+            DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in scoring
+        ]
+        proposal = self._drafter.propose(requests)
+        lens, ids = proposal.lens, proposal.ids
+        allowed = torch.tensor([w.max_draft for w in scoring], dtype=torch.int64)
+        if lens.shape != allowed.shape or bool((lens > allowed).any()):
+            raise RuntimeError(f"{type(self._drafter).__name__} proposed {lens.tolist()}, allowed {allowed.tolist()}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.traits.vocab_size:
+            raise RuntimeError(f"{type(self._drafter).__name__} proposed an id outside the vocabulary")
+        return proposal
+
+    def _score(self, works: list[Work], proposal: Proposal) -> list[Tensor]:
+        """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
+        reads, starts = [], []
+        drafts = iter(zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True))
+        for work in works:
+            starts.append(self.cache.num_held(work.sequence.seq_id))
+            tokens = work.sequence.tokens[starts[-1] : starts[-1] + work.num_unread]
+            num_logits = 0
+            if work.scores:
+                ids, length = next(drafts)
+                tokens, num_logits = tokens + ids[:length], length + 1
+            if self._wants_prompt_logprobs(work.sequence):
+                num_logits = len(tokens)
+            reads.append(Read(work.sequence.seq_id, tokens, num_logits))
+        if not reads:
+            return []
+        logits = self.model.read(reads, self.cache)
+        ends = accumulate((read.num_logits for read in reads), initial=0)
+        parts = [logits[a:b] for a, b in pairwise(ends)]
+        for work, start, part in zip(works, starts, parts, strict=True):
+            if self._wants_prompt_logprobs(work.sequence):
+                _record_prompt(work.sequence, start, part)
+        lens = iter(proposal.lens.tolist())
+        return [part[-(next(lens) + 1) :] for work, part in zip(works, parts, strict=True) if work.scores]
+
+    @staticmethod
+    def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
+        return sequence.sampler.params.prompt_logprobs is not None and sequence.num_output == 0
+
+    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> tuple[Verdict, Tensor]:
+        samplers = [work.sequence.sampler for work in scoring]
+        for sampler in samplers:
+            sampler.errors.clear()
+        histories = [work.sequence.tokens for work in scoring]
+        return verify(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+
+    def _commit(self, work: Work, proposal: Proposal, verdict: Verdict, b: int, logits: Tensor, near_ties: int) -> None:
+        sequence = work.sequence
+        num_drafted, num_accepted = int(proposal.lens[b]), int(verdict.num_accepted[b])
+        error = _first_error(sequence, num_accepted)
+        if error is not None:
+            self.abort(sequence, error)
+            return
+        new_ids = [*proposal.ids[b, :num_accepted].tolist(), int(verdict.next_ids[b])]
+        num_kept = sequence.commit(new_ids, num_drafted)
+        if sequence.sampler.params.logprobs is not None:
+            sequence.logprobs += _logprobs(logits[:num_kept], new_ids[:num_kept], sequence.sampler.params.logprobs)
+        self.stats.record(num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=near_ties)
+        sequence.stats.record(
+            num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=near_ties
+        )
+        self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
+        if sequence.is_finished:
+            self._release(sequence, retain=self._retain)
+
+    def _release(self, sequence: TokenSequence, *, retain: bool) -> None:
+        self._scheduler.remove(sequence)
+        self._drafter.forget([sequence.seq_id])
+        if retain:
+            self.cache.retain(sequence.seq_id)
+        else:
+            self.cache.drop([sequence.seq_id])
+
+
+def _first_error(sequence: TokenSequence, num_accepted: int) -> str | None:
+    """What went wrong in a row that plain decoding would have seen too."""
+    rows = range(len(sequence.tokens), len(sequence.tokens) + num_accepted + 1)
+    return next((sequence.sampler.errors[row] for row in rows if row in sequence.sampler.errors), None)
+
+
+def _record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
+    """Row i of a read that began at position `start` holds the law of token start + i + 1; a preempted prompt is read
+    again but recorded once."""
+    known = len(sequence.prompt_logprobs) - start
+    next_ids = sequence.tokens[start + 1 : start + 1 + len(logits)][known:]
+    num_top = sequence.sampler.params.prompt_logprobs or 0
+    sequence.prompt_logprobs += _logprobs(logits[known : known + len(next_ids)], next_ids, num_top)
+
+
+def _logprobs(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """The raw distributions at these tokens. logits: [N, V], ids: N of them"""
+    if not ids:
+        return []
+    laws = torch.log_softmax(logits.float(), dim=-1)
+    own = laws.gather(1, torch.tensor(ids, device=laws.device)[:, None])
+    ranks = (laws > own).sum(-1) + 1
+    top = laws.topk(min(num_top, laws.shape[1]), dim=-1)
+    return [
+        TokenLogprobs(token, float(own[i, 0]), int(ranks[i]), top.indices[i].tolist(), top.values[i].tolist())
+        for i, token in enumerate(ids)
+    ]

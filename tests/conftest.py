@@ -1,0 +1,53 @@
+"""What tests of more than one module share: the embedded pair, and engines over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from foredraft.cache import MemoryPool
+from foredraft.drafters import DrafterContext, build
+from foredraft.engine import Engine
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
+from foredraft.proposal import Drafter
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def target() -> LanguageModel:
+    """The embedded target, in bfloat16."""
+    return load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def draft() -> LanguageModel:
+    """The embedded draft, in bfloat16."""
+    return load_model(EMBEDDED / "draft", LoadOptions(dtype="bfloat16", device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def make_engine(target: LanguageModel, draft: LanguageModel) -> MakeEngine:
+    """A new engine over the target: make_engine(method, **engine_settings).
+
+    method: a drafter's name in the registry, or a drafter. cache_memory: bytes of the pool; pool: one to share.
+    """
+
+    def make(
+        method: str | Drafter = "draft_model",
+        *,
+        model: LanguageModel | None = None,
+        draft_model: LanguageModel | None = None,
+        pool: MemoryPool | None = None,
+        cache_memory: int = 1 << 30,
+        **settings: Any,
+    ) -> Engine:
+        chosen = model or target
+        pool = pool or MemoryPool(cache_memory)
+        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or draft)
+        drafter = build(method, context) if isinstance(method, str) else method
+        return Engine(chosen, drafter, pool, **settings)
+
+    return make
