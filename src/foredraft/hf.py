@@ -1,0 +1,199 @@
+"""Speculation on models already in memory, through transformers' own door.
+
+`generate` of transformers prepares everything (its processors, its stopping criteria, its defaults) and hands it to a
+callable; what is sampled here is therefore exactly what `generate` was asked for, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from foredraft.cache import MemoryPool
+from foredraft.drafters import DrafterContext, build
+from foredraft.engine import Engine
+from foredraft.errors import ForedraftError, RequestError
+from foredraft.llm import choose_method, default_cache, draft_beside
+from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.proposal import Drafter
+from foredraft.sampling import LogitsProcessor, SamplingParams
+from foredraft.sequence import StopRule, TokenSequence
+
+_HANDLED = (MaxLengthCriteria, EosTokenCriteria)
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Tensor],
+    *,
+    draft_model: PreTrainedModel | None = None,
+    **settings: Any,
+) -> Tensor:
+    """`model.generate(...)`, speculatively and batched. inputs: ids [B, L], or what a tokenizer returned.
+
+    settings: whatever generate takes (max_new_tokens, do_sample, ...), and custom_generate's own method,
+    speculative_tokens and seed. -> ids [B, L + new], as from generate.
+    """
+    tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
+    return out
+
+
+def custom_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    draft_model: PreTrainedModel | None = None,
+    method: str | Drafter | None = None,
+    speculative_tokens: int = 4,
+    seed: int | None = None,
+    **model_kwargs: Any,
+) -> Tensor:
+    """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
+
+    method: as for LLM. seed: makes sampled text depend on model, prompt and settings alone; rows with the same prompt
+    get different noise. Without one, the noise comes from PyTorch's own generator, so torch.manual_seed holds.
+    -> ids [B, L + new], padded on the right like generate's. Raises ForedraftError for what cannot be honoured.
+    """
+    config = generation_config or model.generation_config
+    _refuse(config)
+    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    engine = _engine(model, draft_model, method, len(prompts), config)
+    sequences: list[TokenSequence] = []
+    try:
+        for row, prompt in enumerate(prompts):
+            processors = [_row_processor(logits_processor, input_ids, row, len(prompt))] if logits_processor else []
+            params = _params(config, input_ids.shape[1], processors, speculative_tokens, seed)
+            rule = _stop_rule(input_ids[row], stopping_criteria)
+            sequences.append(engine.add(prompt, params, stop_rule=rule, child=prompts[:row].count(prompt)))
+        while engine.has_work:
+            engine.step()
+    finally:
+        for sequence in sequences:
+            engine.abort(sequence)
+    failed = next((sequence.error for sequence in sequences if sequence.error), None)
+    if failed:
+        raise RequestError(failed)
+    return _padded(input_ids, [sequence.output_ids for sequence in sequences], config)
+
+
+def _refuse(config: GenerationConfig) -> None:
+    if (config.num_beams or 1) > 1:
+        raise ForedraftError(f"num_beams {config.num_beams}: beam search is not speculative sampling; use num_beams=1")
+    if config.return_dict_in_generate:
+        raise ForedraftError("return_dict_in_generate is not supported; use LLM for log-probabilities and metrics")
+    if config.guidance_scale not in (None, 1, 1.0):
+        raise ForedraftError("guidance_scale needs a second forward pass of the model; use guidance_scale=None")
+
+
+def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    if mask is None:
+        return [row.tolist() for row in input_ids]
+    return [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
+
+
+def _params(
+    config: GenerationConfig,
+    num_prompt: int,
+    processors: list[LogitsProcessor],
+    speculative_tokens: int,
+    seed: int | None,
+) -> SamplingParams:
+    """Processors hold everything that generate would do to the logits, so nothing else is set here."""
+    params = SamplingParams(
+        temperature=1.0 if config.do_sample else 0.0,
+        max_tokens=config.max_new_tokens or (config.max_length or 20) - num_prompt,
+        seed=seed if config.do_sample else None,
+        logits_processors=processors,
+        speculative_tokens=speculative_tokens,
+    )
+    return params.resolve({})
+
+
+def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int, num_prompt: int) -> LogitsProcessor:
+    """generate's processors for one row of its batch. Some hold one value per row, and count the padding: so they are
+    shown a batch of the same size and padding, of which only this row is read."""
+    padded = input_ids[row].tolist()
+
+    def process(prefix: list[int], logits: Tensor) -> Tensor:
+        ids = torch.tensor([[*padded, *prefix[num_prompt:]]], device=logits.device)
+        num_rows = input_ids.shape[0]
+        out: Tensor = processors(ids.expand(num_rows, -1), logits[None].float().expand(num_rows, -1))
+        return out[row]
+
+    return process
+
+
+def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None) -> StopRule | None:
+    """Criteria other than length and end of sequence, asked after every token, on the row as generate pads it."""
+    others = StoppingCriteriaList([c for c in criteria or () if not isinstance(c, _HANDLED)])
+    if not others:
+        return None
+    ids = prompt_row.tolist()
+
+    def rule(new_ids: Sequence[int], num_output_before: int) -> int | None:
+        for index, token in enumerate(new_ids):
+            ids.append(token)
+            row = torch.tensor([ids], device=prompt_row.device)
+            if bool(others(row, None)[0]):
+                return index + 1
+        return None
+
+    return rule
+
+
+def _engine(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | None,
+    method: str | Drafter | None,
+    num_rows: int,
+    config: GenerationConfig,
+) -> Engine:
+    method = choose_method(method, draft_model)
+    target = _known(model)
+    draft = None if draft_model is None else draft_beside(target, _known(draft_model))
+    per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
+    pool = MemoryPool(default_cache(per_token * target.traits.context_len * num_rows))
+    context = DrafterContext(target.traits.vocab_size, pool, draft)
+    return Engine(
+        target,
+        build(method, context) if isinstance(method, str) else method,
+        pool,
+        end_ids=_as_ids(config.eos_token_id),
+        seed=int(torch.randint(2**62, ()).item()),
+        retain=False,
+    )
+
+
+def _known(model: PreTrainedModel) -> LanguageModel:
+    """What loading finds out is kept on the model itself, as long as it stays where and what it is."""
+    key = (model.dtype, model.device)
+    found = getattr(model, "_foredraft_traits", None)
+    if found is not None and found[0] == key:
+        return LanguageModel(model, found[1])
+    known = load_model(model, LoadOptions())
+    model._foredraft_traits = (key, known.traits)
+    return known
+
+
+def _as_ids(ids: int | list[int] | Tensor | None) -> list[int]:
+    if ids is None:
+        return []
+    if isinstance(ids, Tensor):
+        return [int(i) for i in ids.flatten().tolist()]
+    return [ids] if isinstance(ids, int) else list(ids)
+
+
+def _padded(input_ids: Tensor, outputs: list[list[int]], config: GenerationConfig) -> Tensor:
+    width = max(len(output) for output in outputs)
+    fill = (_as_ids(config.pad_token_id) or _as_ids(config.eos_token_id) or [0])[0]
+    rows = [[*output, *[fill] * (width - len(output))] for output in outputs]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

@@ -1,0 +1,219 @@
+"""From a prompt to sequences in the engine, and from those to outputs and deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.engine import Engine
+from foredraft.errors import ForedraftError
+from foredraft.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SpeculativeDecodingMetrics,
+)
+from foredraft.sampling import SamplingParams
+from foredraft.sequence import TokenLogprobs, TokenSequence
+from foredraft.stats import SpeculationStats
+from foredraft.text import TextStream, bad_words_ids, encode_prompt
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """One of the n texts: its sequence, its stream of characters, and how much of it was delivered."""
+
+    sequence: TokenSequence
+    stream: TextStream | None
+    num_delivered: int = 0
+    is_closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its n texts."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    tokenizer: PreTrainedTokenizerBase | None
+    texts: list[_Text] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        return [text.sequence for text in self.texts]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.is_finished for sequence in self.sequences)
+
+    @property
+    def error(self) -> str | None:
+        return next((sequence.error for sequence in self.sequences if sequence.error), None)
+
+    def deltas(self) -> list[Delta]:
+        """What is new since the last call. The last one of the request carries its output."""
+        found = []
+        for index, text in enumerate(self.texts):
+            sequence = text.sequence
+            new_ids = sequence.tokens[sequence.prompt_len + text.num_delivered :]
+            if text.is_closed or not (new_ids or sequence.is_finished):
+                continue
+            piece = text.stream.delta(finished=sequence.is_finished) if text.stream else ""
+            origins = sequence.origins[text.num_delivered :]
+            text.num_delivered += len(new_ids)
+            text.is_closed = sequence.is_finished
+            last = self.output() if all(t.is_closed for t in self.texts) else None
+            found.append(Delta(index, piece, new_ids, origins, sequence.finish_reason, last))
+        return found
+
+    def output(self) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_ids),
+            prompt_logprobs=self._prompt_logprobs(),
+            outputs=[self._completion(index, text) for index, text in enumerate(self.texts)],
+            finished=self.is_finished,
+            metrics=self._metrics(),
+        )
+
+    def _completion(self, index: int, text: _Text) -> CompletionOutput:
+        sequence = text.sequence
+        logprobs = None
+        if self.params.logprobs is not None:
+            logprobs = [self._as_dict(entry) for entry in sequence.logprobs]
+        stream_reason = text.stream.stop_reason if text.stream else None
+        return CompletionOutput(
+            index=index,
+            text=_text_of(text),
+            token_ids=sequence.output_ids,
+            origins=list(sequence.origins),
+            cumulative_logprob=sum(entry.logprob for entry in sequence.logprobs) if logprobs is not None else None,
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=stream_reason if stream_reason is not None else sequence.stop_reason,
+            error=sequence.error,
+        )
+
+    def _prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        return [None, *(self._as_dict(entry) for entry in self.sequences[0].prompt_logprobs)]
+
+    def _as_dict(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """The token's own entry first, then the most likely others, as in vLLM."""
+        found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id))}
+        for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
+            found.setdefault(token, Logprob(logprob, rank, self._decoded(token)))
+        return found
+
+    def _decoded(self, token_id: int) -> str | None:
+        return None if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
+
+    def _metrics(self) -> RequestMetrics:
+        sequences = self.sequences
+        stats = sum((sequence.stats for sequence in sequences), SpeculationStats())
+        arrived = min(sequence.arrived_at for sequence in sequences)
+        firsts = [s.first_token_at for s in sequences if s.first_token_at is not None]
+        lasts = [s.last_token_at for s in sequences if s.last_token_at is not None]
+        gaps = [
+            (s.last_token_at - s.first_token_at, s.num_output - 1)
+            for s in sequences
+            if s.first_token_at is not None and s.last_token_at is not None
+        ]
+        num_gaps = sum(n for _, n in gaps)
+        num_output = sum(s.num_output for s in sequences)
+        return RequestMetrics(
+            time_to_first_token=min(firsts) - arrived if firsts else None,
+            inter_token_latency=sum(t for t, _ in gaps) / num_gaps if num_gaps else None,
+            tokens_per_second=num_output / (max(lasts) - arrived) if lasts else None,
+            num_preemptions=sum(s.num_preemptions for s in sequences),
+            speculative_decoding=SpeculativeDecodingMetrics.of(stats),
+            stats=stats,
+        )
+
+
+class Frontend:
+    """Checks and tokenises prompts, and hands them to the engine.
+
+    tokenizer: None where prompts are token ids only. defaults: the checkpoint's sampling defaults.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase | None, defaults: Mapping[str, Any]) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._defaults = defaults
+        self._request_ids = count()
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """Everything that can be refused, before anything runs. Raises ForedraftError."""
+        if params is not None and not isinstance(params, SamplingParams):
+            raise ForedraftError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
+        resolved = (params or SamplingParams()).resolve(self._defaults)
+        if self.tokenizer is None and (resolved.stop_strings or resolved.bad_words):
+            raise ForedraftError("stop strings and bad_words need a tokenizer: give tokenizer=")
+        text, ids = self._ids_of(prompt)
+        self.engine.check(ids, resolved)
+        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer)
+
+    def start(self, request: Request) -> None:
+        """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
+        words = bad_words_ids(self.tokenizer, request.params.bad_words) if self.tokenizer else []
+        for child in range(request.params.n):
+            stream = None
+            if self.tokenizer is not None:
+                stream = TextStream.for_request(self.tokenizer, request.prompt_ids, request.params)
+            sequence = self.engine.add(
+                request.prompt_ids,
+                request.params,
+                stop_rule=stream,
+                bad_words=words,
+                child=child,
+                wait_for=request.sequences[0] if child else None,
+            )
+            request.texts.append(_Text(sequence, stream))
+
+    def abort(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self.engine.abort(sequence)
+
+    def _ids_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return None, _checked_ids(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise ForedraftError('a prompt given as a dict needs "prompt" or "prompt_token_ids"')
+            prompt = prompt["prompt"]
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
+            return None, _checked_ids(prompt)
+        if self.tokenizer is None:
+            raise ForedraftError("a text prompt needs a tokenizer: give tokenizer=, or token ids as the prompt")
+        if isinstance(prompt, str) and not prompt:
+            raise ForedraftError("the prompt is empty: give some text, or token ids")
+        ids = encode_prompt(self.tokenizer, prompt)  # type: ignore[arg-type]  # it refuses what is no text
+        return str(prompt), ids
+
+
+def _checked_ids(ids: Any) -> list[int]:
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ForedraftError("a prompt must be text or a list of token ids")
+    return list(ids)
+
+
+def _text_of(text: _Text) -> str:
+    if text.stream is None:
+        return ""
+    return text.stream.finish() if text.sequence.is_finished else text.stream.text
