@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_FIRST_WIDTH = 256
+from foredraft.sampling.search import top_rows
+
+_FIRST_WIDTH = 64
 _WIDEN = 8
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,23 @@ class Laws:
 
 
 def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """softmax(logits / T). logits: [R, V] in float32 or float64; temperatures: [R], above 0 -> [R, V]"""
+    """softmax(logits / T), in float32 at least. logits: [R, V]; temperatures: [R], above 0 -> [R, V]"""
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
     return torch.softmax(logits / temperatures.to(logits.dtype)[:, None], dim=-1)
+
+
+def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
+    """softmax(logits / T), truncated, a few rows at a time: over a large vocabulary a batch of dense laws would leave the
+    processor's caches, and cost more in fresh memory than in arithmetic. [R, V], [R] -> Laws of R rows
+    """
+    num_rows, vocab_size = logits.shape
+    size = max(1, _CHUNK // vocab_size)
+    parts = [
+        truncate(tempered(logits[r : r + size], temperatures[r : r + size]), top_k=top_k, top_p=top_p, min_p=min_p)
+        for r in range(0, num_rows, size)
+    ]
+    return parts[0] if len(parts) == 1 else _stacked(parts)
 
 
 def truncate(probs: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
@@ -61,13 +79,24 @@ def truncate(probs: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
     pending = torch.arange(num_rows, device=probs.device)
     width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
     while pending.numel():
-        top, ids = probs[pending].topk(width, dim=-1)
+        top, ids = top_rows(probs if len(pending) == num_rows else probs[pending], width)
         keep, complete = _kept(top, top_k, top_p, min_p)
         done = complete if width < vocab_size else torch.ones_like(complete)
         found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))
         pending = pending[~done]
         width = min(vocab_size, width * _WIDEN)
     return _gather_rows(found, num_rows)
+
+
+def _stacked(parts: list[Laws]) -> Laws:
+    """Laws of different widths, row after row."""
+    width = max(part.probs.shape[1] for part in parts)
+
+    def filled(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    ids = [filled(part.ids) for part in parts if part.ids is not None]
+    return Laws(torch.cat([filled(part.probs) for part in parts]), torch.cat(ids))
 
 
 def _kept(top: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from foredraft.sampling.counts import TokenCounts
-from foredraft.sampling.laws import Laws, inverse_cdf, tempered, truncate
+from foredraft.sampling.laws import Laws, inverse_cdf, tempered, truncated
 from foredraft.sampling.noise import exponentials, stream_key
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
+from foredraft.sampling.search import argmax_rows, top_rows
 
 
 class Sampler:
@@ -193,15 +194,14 @@ def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
 
 def laws_of(logits: Tensor, rows: Sequence[Row]) -> Laws:
     """The laws of rows that sample under one truncation, from adjusted logits. [R, V] -> Laws of R rows"""
-    if logits.dtype not in (torch.float32, torch.float64):
-        logits = logits.float()
-    temperatures = torch.tensor([row.sampler.params.temperature for row in rows], device=logits.device)
-    probs = tempered(logits, temperatures.to(torch.float64))
+    temperatures = torch.tensor(
+        [row.sampler.params.temperature for row in rows], dtype=torch.float64, device=logits.device
+    )
     truncation = rows[0].sampler.truncation
     if truncation is None:
-        return Laws(probs)
+        return Laws(tempered(logits, temperatures))
     top_k, top_p, min_p = truncation
-    return truncate(probs, top_k=top_k, top_p=top_p, min_p=min_p)
+    return truncated(logits, temperatures, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -226,11 +226,11 @@ def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -
 
 
 def _argmax(logits: Tensor, rows: Sequence[Row], margins: bool) -> tuple[Tensor, Tensor | None]:
-    ids = logits.argmax(-1)
+    ids = argmax_rows(logits)
     report_nan(logits.gather(1, ids[:, None])[:, 0], rows)
     if not margins or logits.shape[1] < 2:
         return ids, None
-    best = logits.topk(2, dim=-1).values.to(torch.float64)
+    best = top_rows(logits, 2)[0].to(torch.float64)
     return ids, best[:, 0] - best[:, 1]
 
 
