@@ -31,7 +31,7 @@ def examples(number: int) -> settings:
 
 
 def _fast(**kwargs: Any) -> PreTrainedTokenizerBase:
-    return PreTrainedTokenizerFast(**kwargs)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(**kwargs)
 
 
 def _byte_level() -> PreTrainedTokenizerBase:
@@ -90,7 +90,7 @@ class _Stripped(PythonBackend):
 
     def __init__(self, **kwargs: Any) -> None:
         self._pieces = ["<unk>", "</s>", "▁", "▁a", "b", "▁▁"]
-        super().__init__(unk_token="<unk>", eos_token="</s>", **kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(unk_token="<unk>", eos_token="</s>", **kwargs)
 
     @property
     def vocab_size(self) -> int:
@@ -198,7 +198,7 @@ TEXTS = st.one_of(
 # ---- the decoder
 
 
-@examples(150)
+@examples(80)
 @given(data=st.data(), skip=st.booleans())
 def test_pieces_join_to_what_decoding_all_gives(name: str, data: st.DataObject, skip: bool) -> None:
     prompt, output = data.draw(ids_of(name, 30)), data.draw(ids_of(name))
@@ -213,7 +213,7 @@ def test_nothing_is_released_that_clean_up_takes_back(text: str) -> None:
     assert "".join(pieces(tokenizer, [], output, True)) == law(tokenizer, [], output, True)
 
 
-@pytest.mark.parametrize("num_spaces", [1, 7, 8, 9, 17, 40, 100])
+@pytest.mark.parametrize("num_spaces", [1, 7, 8, 9, 17, 40, 90])
 @pytest.mark.parametrize("num_in_prompt", [0, 1, 8, 9, 30])
 def test_spaces_survive_a_decoder_that_strips_them(num_spaces: int, num_in_prompt: int) -> None:
     tokenizer = build("slow, stripped")
@@ -290,7 +290,8 @@ def test_what_stays_incomplete_appears_at_the_end(which: str) -> None:
         _byte_id(tokenizer, 0xC3) if which == "byte-level" else [cast(int, tokenizer.convert_tokens_to_ids("<0xC3>"))]
     )
     released = pieces(tokenizer, [], start, True)
-    assert released[-1] == BAD and "".join(released) == decode(tokenizer, start, True)
+    assert released[-1] == BAD
+    assert "".join(released) == decode(tokenizer, start, True)
     decoder = IncrementalDecoder(tokenizer, skip_special_tokens=True)
     decoder.extend(start)
     assert (decoder.flush(), decoder.flush()) == (BAD, "")
@@ -378,11 +379,9 @@ def test_a_clone_is_independent() -> None:
     decoder = IncrementalDecoder(tokenizer, skip_special_tokens=True)
     first = decoder.extend(ids[:3])
     twin = decoder.clone()
-    assert (
-        first + decoder.extend(ids[3:]) + decoder.flush()
-        == first + twin.extend(ids[3:]) + twin.flush()
-        == "a日 a"[:2] + "a"
-    )
+    decoder.clone().push(ids[3])
+    assert decoder.tail == twin.tail == ""
+    assert first + decoder.extend(ids[3:]) + decoder.flush() == first + twin.extend(ids[3:]) + twin.flush() == "a日a"
 
 
 # ---- the stop rule
@@ -430,7 +429,7 @@ def cuts_of(length: int) -> st.SearchStrategy[list[int]]:
     return st.sets(st.integers(1, max(1, length - 1)), max_size=8).map(lambda s: sorted(c for c in s if c < length))
 
 
-@examples(100)
+@examples(60)
 @given(data=st.data(), include=st.booleans(), skip=st.booleans(), min_tokens=st.integers(0, 6))
 def test_the_stop_rule_is_the_one_by_brute_force_however_the_ids_arrive(
     name: str, data: st.DataObject, include: bool, skip: bool, min_tokens: int
@@ -452,10 +451,12 @@ def test_the_stop_rule_is_the_one_by_brute_force_however_the_ids_arrive(
     kept, final, streamed = run(stream, ids, cuts)
     assert (kept, final, stream.stop_reason) == expected(tokenizer, ids, stop, min_tokens, include, skip)
     assert "".join(streamed) == final
-    assert stream([1, 2], kept) == 0 and stream.finish() == final and stream.delta(True) == ""
+    assert stream([1, 2], kept) == 0
+    assert stream.finish() == final
+    assert stream.delta(True) == ""
 
 
-@examples(100)
+@examples(60)
 @given(data=st.data(), before=TEXTS, stop=TEXTS.filter(bool), after=TEXTS)
 def test_a_stop_string_is_found_wherever_it_is(
     byte_name: str, data: st.DataObject, before: str, stop: str, after: str
@@ -466,8 +467,10 @@ def test_a_stop_string_is_found_wherever_it_is(
     assume(stop in text and BAD not in text)
     stream = TextStream(tokenizer, stop=[stop], skip_special_tokens=False)
     kept, final, streamed = run(stream, ids, data.draw(cuts_of(len(ids))))
-    assert final == text[: text.index(stop)] == "".join(streamed) and stream.stop_reason == stop
-    assert stop in law(tokenizer, [], ids[:kept], False) and stop not in law(tokenizer, [], ids[: kept - 1], False)
+    assert final == text[: text.index(stop)] == "".join(streamed)
+    assert stream.stop_reason == stop
+    assert stop in law(tokenizer, [], ids[:kept], False)
+    assert stop not in law(tokenizer, [], ids[: kept - 1], False)
 
 
 def test_text_is_cut_inside_tokens_and_later_ids_are_dropped() -> None:
@@ -475,11 +478,11 @@ def test_text_is_cut_inside_tokens_and_later_ids_are_dropped() -> None:
     ids = encode(tokenizer, "the cat didn't like the rain")
     stream = TextStream(tokenizer, stop=["t didn'"])
     keep = stream(ids, 0)
-    assert keep is not None and keep < len(ids)
+    assert keep is not None
+    assert keep < len(ids)
     assert stream.text == "the ca"
-    assert "t didn'" in decode(tokenizer, ids[:keep], True) and "t didn'" not in decode(
-        tokenizer, ids[: keep - 1], True
-    )
+    assert "t didn'" in decode(tokenizer, ids[:keep], True)
+    assert "t didn'" not in decode(tokenizer, ids[: keep - 1], True)
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
@@ -488,7 +491,8 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     deltas = [(stream(encode(tokenizer, char), i), stream.delta())[1] for i, char in enumerate("xaabx")]
     assert deltas == ["x", "", "a", "", "abx"]
     assert [(stream(encode(tokenizer, char), 5 + i), stream.delta())[1] for i, char in enumerate("ab")] == ["", ""]
-    assert stream.text == "xaabxab" and stream.delta(finished=True) == "ab"
+    assert stream.text == "xaabxab"
+    assert stream.delta(finished=True) == "ab"
 
 
 def test_nothing_is_held_back_where_nothing_will_be_cut() -> None:

@@ -82,7 +82,7 @@ def _blanks_byte_runs(tokenizer: PreTrainedTokenizerBase) -> bool:
     ids = [cast("int | None", tokenizer.convert_tokens_to_ids(token)) for token in tokens]
     if any(i is None or _token(tokenizer, i) != token for i, token in zip(ids, tokens, strict=True)):
         return False
-    return tokenizer.decode(cast("list[int]", ids)) == 2 * REPLACEMENT
+    return bool(tokenizer.decode(cast("list[int]", ids)) == 2 * REPLACEMENT)
 
 
 def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -100,7 +100,7 @@ class IncrementalDecoder:
 
     The pieces that push, extend and flush return, joined, are `decode(prompt_ids + output)` from the first character
     on in which it differs from `decode(prompt_ids)`; for a byte-level tokenizer after whole characters that is
-    `decode(output)`. One exception: see `_ByteRun`.
+    `decode(output)`. Two bounds are the exceptions: see `_ByteRun` and `_slide`.
 
     How: each token is decoded with the few before it (the window), and what is new is the text behind the cursor. The
     first _CONTEXT tokens of a window have been read before: they are there because a token's text depends on its
@@ -137,9 +137,7 @@ class IncrementalDecoder:
 
     def is_append_only(self, token_ids: Sequence[int]) -> bool:
         """Whether push of each of these would only ever add to text and tail, so that they may be read at once."""
-        if self._vocabulary.unsettled or (self._run is not None and self._run.pending):
-            return False
-        return all(self._kind(token_id) < 0 for token_id in token_ids)
+        return not self._vocabulary.unsettled and all(self._kind(token_id) < 0 for token_id in token_ids)
 
     def flush(self) -> str:
         """The rest of the text once no token follows, as the tokenizer shows it; "" when asked again."""
@@ -202,9 +200,9 @@ class IncrementalDecoder:
         return self._release(len(self._text))
 
     def _wait_no_longer(self, run: _ByteRun) -> str:
-        """Gives out the run's characters; of the run the first one stays in the window, as context."""
+        """Gives out the run's characters; its first byte stays in the window, as context."""
         piece = self._whole_characters()
-        del self._window[run.begin + run.first_len :]
+        del self._window[run.begin + 1 :]
         self._text = self._decode(self._window)
         self._cursor = len(self._text)
         run.decide(is_blank=False)
@@ -226,8 +224,8 @@ class IncrementalDecoder:
     def _slide(self) -> None:
         """Forgets the old part of the window, where what remains decodes to the same text at its end.
 
-        It does not where decode() strips white space and all that remains is white space, for one; such a window
-        grows for a while.
+        It does not where decode() strips white space and all that remains is white space, for one. Such a window
+        grows, to _MAX_CONTEXT: of more white space than that, under such a decoder, some is lost.
         """
         window = self._window[-self._vocabulary.context :]
         text = self._decode(window)
@@ -280,14 +278,13 @@ class _ByteRun:
     what decode() of all ids gives.
     """
 
-    __slots__ = ("_first", "_is_blank", "_num_bytes", "_reader", "begin", "is_decided")
+    __slots__ = ("_is_blank", "_num_bytes", "_reader", "begin", "is_decided")
 
     def __init__(self, begin: int) -> None:
         self.begin = begin  # in the decoder's window
         self.is_decided = False  # blank, or too long to wait: what follows no longer changes what was read
         self._is_blank = False
         self._num_bytes = 0
-        self._first = 0
         self._reader = codecs.getincrementaldecoder("utf-8")()
 
     @property
@@ -299,15 +296,8 @@ class _ByteRun:
     def is_too_long(self) -> bool:
         return self._num_bytes > _MAX_HELD_BYTES
 
-    @property
-    def first_len(self) -> int:
-        """Bytes of the first character."""
-        return 1 + sum([self._first >= lead for lead in (0xC0, 0xE0, 0xF0)])
-
     def is_good(self, byte: int) -> bool:
         """Whether the run with this byte may still decode to characters."""
-        if not self._num_bytes:
-            self._first = byte
         self._num_bytes += 1
         try:
             self._reader.decode(bytes([byte]))

@@ -1,0 +1,128 @@
+"""Speculation on models in memory, through transformers' own generate: the same call must give the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+import foredraft
+from foredraft import ForedraftError
+from foredraft.model import EMBEDDED
+
+PROMPTS = ["def add(a, b):", "Once upon a time there was a big dog and"]
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def draft_model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(EMBEDDED / "draft", dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(EMBEDDED / "target", padding_side="left")
+
+
+@pytest.fixture(scope="module")
+def inputs(tokenizer: Any) -> Any:
+    return tokenizer(PROMPTS, return_tensors="pt", padding=True)
+
+
+SETTINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "greedy": lambda tokenizer: {},
+    "max_length": lambda tokenizer: {"max_new_tokens": None, "max_length": 30},
+    "repetition_penalty": lambda tokenizer: {"repetition_penalty": 1.3},
+    "no_repeat_ngram": lambda tokenizer: {"no_repeat_ngram_size": 3},
+    "min_new_tokens": lambda tokenizer: {"min_new_tokens": 20, "eos_token_id": [0, 15, 276]},
+    "eos_list": lambda tokenizer: {"eos_token_id": [15, 276]},
+    "stop_string": lambda tokenizer: {
+        "stopping_criteria": StoppingCriteriaList([StopStringCriteria(tokenizer, ["return", "dog"])])
+    },
+}
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_greedy_is_generates_own(
+    model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any, name: str, drafted: bool
+) -> None:
+    settings = {"max_new_tokens": 24, "do_sample": False, **SETTINGS[name](tokenizer)}
+    expected = model.generate(**inputs, **settings)
+    settings |= SETTINGS[name](tokenizer)  # criteria may keep state
+    ours = model.generate(
+        **inputs,
+        **settings,
+        custom_generate=foredraft.custom_generate,
+        draft_model=draft_model if drafted else None,
+    )
+    assert ours.tolist() == expected.tolist()
+    same = foredraft.generate(model, inputs, draft_model=draft_model if drafted else None, **settings)
+    assert same.tolist() == expected.tolist()
+
+
+def test_a_seeded_text_does_not_depend_on_the_draft(
+    model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any
+) -> None:
+    settings = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.9, "top_k": 30, "seed": 4}
+    plain = foredraft.generate(model, inputs, method="none", **settings)
+    for other in (
+        {"draft_model": draft_model},
+        {"method": "ngram"},
+        {"draft_model": draft_model, "speculative_tokens": 7},
+    ):
+        assert foredraft.generate(model, inputs, **settings, **other).tolist() == plain.tolist()
+
+
+def test_torchs_seed_holds_for_the_rest(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+    def sample(seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        return foredraft.generate(model, inputs, draft_model=draft_model, max_new_tokens=16, do_sample=True).tolist()
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_several_texts_of_one_prompt_differ(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+    out = foredraft.generate(
+        model, inputs, draft_model=draft_model, max_new_tokens=16, do_sample=True, num_return_sequences=3, seed=1
+    )
+    assert out.shape[0] == 6
+    assert len({tuple(row) for row in out.tolist()}) == 6
+
+
+def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+    before = model.config._attn_implementation
+    expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    foredraft.generate(model, inputs, draft_model=draft_model, max_new_tokens=8, do_sample=False)
+    assert model.config._attn_implementation == before
+    assert model.generate(**inputs, max_new_tokens=8, do_sample=False).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"num_beams": 3}, "num_beams"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"method": "magic"}, "unknown method"),
+        ({"method": "draft_model"}, "needs a draft model"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    model: PreTrainedModel, inputs: Any, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ForedraftError, match=reason):
+        foredraft.generate(model, inputs, max_new_tokens=4, **settings)
