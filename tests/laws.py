@@ -300,7 +300,7 @@ def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: Outcom
     """The exact law of a draw, [B, K+1, W], from the draw alone. An inverse CDF only grows with its uniform, so each
     value's share ends where the draw first gives a greater one: guessed from the weights, checked against the draw on
     both sides, and found by bisection where the guess is wrong."""
-    batch, places, width = case.p.shape
+    batch, places, _ = case.p.shape
     gap = 2.0**-47
 
     def shares(weights: Tensor, result: int, first: Tensor | None, matters: Tensor) -> Tensor:

@@ -3,14 +3,20 @@
 A drafter guesses, the target vouches, nothing else is trusted.
 """
 
-from foredraft.aio import AsyncLLM
-from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
-from foredraft.hf import custom_generate, generate
-from foredraft.llm import LLM
-from foredraft.outputs import CompletionOutput, Delta, RequestOutput
-from foredraft.proposal import Drafter, DraftRequest, Proposal
-from foredraft.sampling import SamplingParams
-from foredraft.sequence import Origin
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foredraft.aio import AsyncLLM
+    from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
+    from foredraft.hf import custom_generate, generate
+    from foredraft.llm import LLM
+    from foredraft.outputs import CompletionOutput, Delta, RequestOutput
+    from foredraft.proposal import Drafter, DraftRequest, Proposal
+    from foredraft.sampling import SamplingParams
+    from foredraft.sequence import Origin
 
 __version__ = "0.1.0"
 
@@ -32,3 +38,22 @@ __all__ = [
     "custom_generate",
     "generate",
 ]
+
+# PyTorch takes seconds to import: the command line's --help should not wait for it.
+_HOMES = {
+    "aio": ("AsyncLLM",),
+    "errors": ("ForedraftError", "ModelError", "RequestError", "VocabularyError"),
+    "hf": ("custom_generate", "generate"),
+    "llm": ("LLM",),
+    "outputs": ("CompletionOutput", "Delta", "RequestOutput"),
+    "proposal": ("DraftRequest", "Drafter", "Proposal"),
+    "sampling": ("SamplingParams",),
+    "sequence": ("Origin",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
+    return getattr(import_module(f"foredraft.{_HOME_OF[name]}"), name)

@@ -158,7 +158,7 @@ class Engine:
             DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in scoring
         ]
         proposal = self._drafter.propose(requests)
-        lens, ids = proposal.lens, proposal.ids
+        lens, ids = proposal.lens, proposal.ids[proposal.drafted]
         allowed = torch.tensor([w.max_draft for w in scoring], dtype=torch.int64)
         if lens.shape != allowed.shape or bool((lens > allowed).any()):
             raise RuntimeError(f"{type(self._drafter).__name__} proposed {lens.tolist()}, allowed {allowed.tolist()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -155,7 +155,7 @@ class LLM:
             raise ForedraftError("a conversation needs a tokenizer with a chat template: give tokenizer=")
         return render_chat(self.tokenizer, messages, **template_args)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """The same for one prompt, as it is written. Stop reading at any moment: the request ends with the iterator.
 
         Other requests of the engine advance meanwhile. Raises as generate does.
@@ -163,7 +163,7 @@ class LLM:
         (request,) = self._prepare([prompt], [sampling_params])
         return self._stream(request)
 
-    def _stream(self, request: Request) -> Iterator[Delta]:
+    def _stream(self, request: Request) -> Generator[Delta, None, None]:
         self.frontend.start(request)
         try:
             while not request.is_finished:

@@ -54,6 +54,11 @@ class Proposal:
         if self.lens.numel() and not 0 <= int(self.lens.min()) <= int(self.lens.max()) <= self.ids.shape[1]:
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
 
+    @property
+    def drafted(self) -> Tensor:
+        """[B, K] bool: which places hold a draft token. The others hold anything, and nobody looks at them."""
+        return torch.arange(self.ids.shape[1])[None] < self.lens[:, None]
+
     @staticmethod
     def certain(rows: Sequence[Sequence[int]]) -> Proposal:
         """Draft tokens that were not drawn from a law: every row is a point mass."""

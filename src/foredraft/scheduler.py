@@ -88,16 +88,20 @@ class Scheduler:
         work = self._cut_to(sequence, budget)
         while not self._reserve(work):
             last = self.running[-1]
-            if last is not self.running[0]:
-                self.preempt(last)
-                if last is sequence:
-                    return None
-            elif work.max_draft:
-                self._drafter.forget([sequence.seq_id])
-                work = replace(work, max_draft=0)
-            else:
-                raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory alone")
+            if last is self.running[0]:
+                return self._plan_alone(work)
+            self.preempt(last)
+            if last is sequence:
+                return None
         return work
+
+    def _plan_alone(self, work: Work) -> Work:
+        """The last one left, and still no room: first what drafts for it gives way, then its draft tokens."""
+        self._drafter.forget([work.sequence.seq_id])
+        for fewer in (work, replace(work, max_draft=0)):
+            if self._reserve(fewer):
+                return fewer
+        raise RuntimeError(f"sequence {work.sequence.seq_id} does not fit into the cache memory alone")
 
     def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:
         """Start a waiting sequence if its whole history fits; nobody gives way for it."""

@@ -203,6 +203,19 @@ def test_garbage_in_the_padding_of_rows_that_compare_ids_changes_nothing(padding
     assert run(case.proposal(drafts, padding)) == run(case.proposal(drafts))
 
 
+@pytest.mark.parametrize(
+    "params", [{"verification": "rejection"}, {"verification": "block"}, {"seed": 1}, {"temperature": 0.0}], ids=str
+)
+def test_nan_behind_a_token_that_cannot_stand_reaches_nobody(params: dict[str, Any]) -> None:
+    """Plain decoding would never have read that row (see Sampler.fail), so it must not change the outcome."""
+    logits = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan] * 3, [0.0, 0.0, 0.0]])
+    probs = torch.tensor([[0.0, 0.0, 1.0], [0.25, 0.5, 0.25]])
+    proposal = Proposal(torch.tensor([[2, 1]]), torch.tensor([2]), torch.tensor([[0, 1]]), probs)
+    verdict, _ = verify(logits, proposal, [sampler_for(params)], [(0,)])
+    assert verdict.num_accepted.tolist() == [0]
+    assert verdict.next_ids.tolist()[0] in (0, 1)
+
+
 def test_a_batch_without_any_draft_is_plain_decoding() -> None:
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=1)
     samplers = [sampler_for({"temperature": 0.0}), sampler_for({"seed": 5}), sampler_for({"top_k": 2}, seed=1)]

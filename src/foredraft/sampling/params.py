@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import UnionType
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,23 @@ VERIFICATIONS = ("block", "rejection", "coupled")
 GREEDY_BELOW = 1e-5
 
 _CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NUMBERS: dict[str, tuple[type | UnionType, bool]] = {
+    "n": (int, False),
+    "top_k": (int, True),
+    "min_tokens": (int, False),
+    "max_tokens": (int, True),
+    "seed": (int, True),
+    "logprobs": (int, True),
+    "prompt_logprobs": (int, True),
+    "speculative_tokens": (int, True),
+    "temperature": (int | float, True),
+    "top_p": (int | float, True),
+    "min_p": (int | float, True),
+    "repetition_penalty": (int | float, True),
+    "presence_penalty": (int | float, False),
+    "frequency_penalty": (int | float, False),
+}
+"""Field -> its type, and whether None is a value."""
 _NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -98,33 +116,31 @@ class SamplingParams:
         return replace(self, **fill)
 
     def _check_types(self) -> None:
-        for name in (
-            "n",
-            "top_k",
-            "min_tokens",
-            "max_tokens",
-            "seed",
-            "logprobs",
-            "prompt_logprobs",
-            "speculative_tokens",
-        ):
+        for name, (kind, may_be_none) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ForedraftError(f"{name} must be an integer, not {value!r}")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            if value is None:
+            if value is None and may_be_none:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ForedraftError(f"{name} must be a finite number, not {value!r}")
-        if not all(isinstance(s, str) and s for s in self.stop):
-            raise ForedraftError(f"stop must hold non-empty strings, not {self.stop!r}")
-        if isinstance(self.bad_words, str) or not all(isinstance(s, str) and s for s in self.bad_words):
-            raise ForedraftError(f"bad_words must be a list of non-empty strings, not {self.bad_words!r}")
-        if not all(isinstance(i, int) for i in self.stop_token_ids):
-            raise ForedraftError(f"stop_token_ids must hold integers, not {self.stop_token_ids!r}")
-        if not all(callable(p) for p in self.logits_processors):
-            raise ForedraftError("logits_processors must hold callables (prefix ids, logits) -> logits")
+            infinite = isinstance(value, float) and not math.isfinite(value)
+            if isinstance(value, bool) or not isinstance(value, kind) or infinite:
+                what = "an integer" if kind is int else "a finite number"
+                raise ForedraftError(f"{name} must be {what}, not {value!r}")
+        _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
+        _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
+        _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")
+        _check_items("logits_processors", self.logits_processors, callable, "callables (prefix ids, logits) -> logits")
+        bias = self.logit_bias
+        if bias is not None and not isinstance(bias, Mapping):
+            raise ForedraftError(f"logit_bias must map token ids to numbers, not {bias!r}")
+        for token, value in (bias or {}).items():
+            if (
+                not _is_id(token)
+                or isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not value < math.inf
+            ):
+                raise ForedraftError(
+                    f"logit_bias must map token ids to numbers below infinity, not {token!r} to {value!r}"
+                )
 
     def _check_ranges(self) -> None:
         def require(name: str, good: bool, right: str) -> None:
@@ -147,9 +163,6 @@ class SamplingParams:
         require("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "0 or more")
         require("speculative_tokens", (self.speculative_tokens or 0) >= 0, "0 (plain decoding) or more")
         require("verification", self.verification in (None, *VERIFICATIONS), f"one of {', '.join(VERIFICATIONS)}")
-        bad = [b for b in (self.logit_bias or {}).values() if not isinstance(b, int | float) or math.isnan(b)]
-        if bad:
-            raise ForedraftError(f"logit_bias must map token ids to numbers, not {bad[0]!r}")
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -160,3 +173,12 @@ class SamplingParams:
             )
         if self.seed is None and self.verification == "coupled" and not self.is_greedy:
             raise ForedraftError("verification 'coupled' needs a seed")
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_items(name: str, items: object, is_good: Callable[[Any], bool], what: str) -> None:
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not all(is_good(item) for item in items):
+        raise ForedraftError(f"{name} must hold {what}, not {items!r}")

@@ -103,7 +103,8 @@ class Sampler:
         p, values = self.params, logits[ids]
         penalty = 1.0 if p.repetition_penalty is None else p.repetition_penalty
         values = torch.where(seen, torch.where(values > 0, values / penalty, values * penalty), values)
-        values = values - p.frequency_penalty * outputs - p.presence_penalty * (outputs > 0)
+        outputs = outputs.to(values.dtype)
+        values = values - p.frequency_penalty * outputs - p.presence_penalty * outputs.clamp(max=1)
         logits[ids] = values.to(logits.dtype)
         return logits
 

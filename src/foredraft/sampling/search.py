@@ -51,4 +51,4 @@ def top_rows(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """[R, V] -> whole blocks [R, V // size, size] and what is left [R, V % size]."""
     whole = x.shape[1] // size * size
-    return x[:, :whole].unflatten(1, (-1, size)), x[:, whole:]
+    return x[:, :whole].reshape(x.shape[0], -1, size), x[:, whole:]

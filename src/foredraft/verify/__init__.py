@@ -128,7 +128,9 @@ def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Ten
     device = target.probs.device
     lens = proposal.lens[batch].to(device)
     width = int(lens.max())
-    ids = proposal.ids[batch][:, :width].to(device)
+    drafted = proposal.drafted
+    ids = torch.where(drafted, proposal.ids, 0)[batch][:, :width].to(device)
+    prob_rows = torch.where(drafted, proposal.prob_rows, CERTAIN)[batch][:, :width].to(device)
     place = torch.arange(width + 1, device=device)[None] <= lens[:, None]
     p = target.probs.new_zeros(*place.shape, target.probs.shape[1])
     p[place] = target.probs
@@ -136,7 +138,7 @@ def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Ten
     if target.ids is not None:
         kept = target.ids.new_zeros(p.shape)
         kept[place] = target.ids
-    drafts = _Drafts(ids, proposal.prob_rows[batch][:, :width].to(device), proposal.probs)
+    drafts = _Drafts(ids, prob_rows, proposal.probs)
     columns = None if kept is None else kept[:, :width]
     p_draft = _read_at(p[:, :width], ids, columns)
     return Case(p, drafts.laws(p[:, :width], columns), p_draft, drafts.own(p.dtype), lens), kept

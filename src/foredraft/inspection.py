@@ -1,0 +1,345 @@
+"""Do two models fit, what will they cost, and what exactness does this machine give: the answers as data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from foredraft.cache import MemoryPool
+from foredraft.engine import NEAR_TIE
+from foredraft.errors import ModelError, VocabularyError
+from foredraft.model import (
+    LanguageModel,
+    LoadOptions,
+    Read,
+    Traits,
+    available_memory,
+    check_vocabulary,
+    load_model,
+    load_tokenizer,
+)
+from foredraft.model.loading import _context_len, _load_config, refuse_unsupported
+
+logger = logging.getLogger("foredraft")
+
+CACHE_SHARE = 0.5
+"""Of the memory that is free once the weights are there, what an engine takes at most for keys and values by default."""
+
+_CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "sve2")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """In bytes; None where it cannot be told."""
+
+    weight_bytes: int | None
+    cache_bytes_per_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model.
+
+    attention: how many layers of each kind. num_tokens: in the tokenizer. logit_width: may be wider, padded.
+    predicted: from the configuration and the file headers. measured: after loading; None if it was not loaded.
+    row_exact: whether a row's bits were seen not to depend on its company; None if it was not loaded.
+    """
+
+    name: str
+    architecture: str
+    attention: dict[str, int]
+    dtype: str
+    num_parameters: int | None
+    context_len: int
+    num_tokens: int | None
+    logit_width: int | None
+    predicted: Costs
+    measured: Costs | None = None
+    row_exact: bool | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """The best that is known."""
+        return self.measured or self.predicted
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Of target and draft together. when: "free", or "free after loading". num_full_contexts: how many sequences of the
+    target's full context the default cache budget holds."""
+
+    device: str
+    when: str
+    available_bytes: int | None
+    weight_bytes: int | None
+    cache_bytes_per_token: int | None
+    full_context_bytes: int | None
+    num_full_contexts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What a result from here should name. cpu_features: those that make low precision fast."""
+
+    cpu_capability: str
+    cpu_features: list[str]
+    num_threads: int
+    torch: str
+    transformers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """fits: whether target and draft can work together here; reason: in one line, why not."""
+
+    fits: bool
+    reason: str | None
+    target: ModelReport
+    draft: ModelReport | None
+    memory: MemoryReport
+    machine: MachineReport
+    exactness: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole report, for JSON."""
+        return asdict(self)
+
+
+Source = str | os.PathLike[str]
+
+
+def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *, load: bool = True) -> Inspection:
+    """Predict everything first; load only what fits, and then measure. load=False only predicts.
+
+    Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
+    """
+    sources = [target] if draft is None else [target, draft]
+    reports = [_predict(source, options) for source in sources]
+    tokenizers = [_tokenizer(source, options) for source in sources]
+    reports = [
+        replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
+        for report, tokenizer in zip(reports, tokenizers, strict=True)
+    ]
+    memory = _memory(reports, options, is_loaded=False)
+    reason = _difference(tokenizers) or _too_big(memory)
+    if load and reason is None:
+        reports, memory = _measure(sources, reports, options)
+    return Inspection(
+        fits=reason is None,
+        reason=reason,
+        target=reports[0],
+        draft=reports[1] if len(reports) > 1 else None,
+        memory=memory,
+        machine=_machine(),
+        exactness=exactness_of(reports[0]),
+    )
+
+
+def exactness_of(target: ModelReport) -> str:
+    """What greedy and seeded texts share with plain decoding's, on this machine. The draft's own bits never matter."""
+    if target.row_exact is None:
+        return "unknown until the target is loaded"
+    if target.row_exact:
+        return f"bit-identical in {target.dtype}: greedy and seeded texts are plain decoding's, token for token"
+    if target.dtype == "float32":
+        return f"identical except where the top two of log p + noise are closer than {NEAR_TIE:g}; those are counted"
+    return (
+        f"identical except at near ties: in {target.dtype} this machine's kernels change a row's last bits with its "
+        f"company, by more than the {NEAR_TIE:g} within which ties are counted"
+    )
+
+
+def _tokenizer(source: Source, options: LoadOptions) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tokenizer(source, options)
+    except ModelError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def _difference(tokenizers: list[PreTrainedTokenizerBase | None]) -> str | None:
+    target, draft = tokenizers[0], tokenizers[-1]
+    if len(tokenizers) < 2 or target is None or draft is None:
+        return None
+    try:
+        check_vocabulary(target, draft)
+    except VocabularyError as error:
+        return str(error)
+    return None
+
+
+def _too_big(memory: MemoryReport) -> str | None:
+    if memory.weight_bytes is None or memory.available_bytes is None or memory.weight_bytes <= memory.available_bytes:
+        return None
+    return (
+        f"the weights take {memory.weight_bytes / 2**30:.1f} GiB and {memory.available_bytes / 2**30:.1f} GiB are free "
+        f"on {memory.device}: use smaller models, or a quantised checkpoint"
+    )
+
+
+def _predict(source: Source, options: LoadOptions) -> ModelReport:
+    """Without touching a weight. Raises ModelError for what the configuration alone rules out."""
+    name = os.fspath(source)
+    config = _load_config(name, options)
+    refuse_unsupported(config, name)
+    dtype, context_len = options.torch_dtype(config), _context_len(config, name)
+    skeleton = _skeleton(config, dtype, options)
+    bytes_per_token, logit_width = _dry_read(skeleton, context_len) if skeleton is not None else (None, None)
+    return ModelReport(
+        name=name,
+        architecture=_architecture(config),
+        attention=_attention_kinds(config),
+        dtype=str(dtype).removeprefix("torch."),
+        num_parameters=None if skeleton is None else sum(p.numel() for p in skeleton.parameters()),
+        context_len=context_len,
+        num_tokens=None,
+        logit_width=logit_width,
+        predicted=Costs(_predicted_weights(name, config, skeleton), bytes_per_token or _cache_by_config(config, dtype)),
+    )
+
+
+def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel | None:
+    """The model without memory behind it; None where its code needs real tensors to be built."""
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), dtype=dtype, trust_remote_code=options.trust_remote_code
+            )
+    except Exception as error:  # any model's own code
+        logger.debug("no skeleton: %s", error)
+        return None
+    skeleton.eval()
+    return skeleton
+
+
+def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, int | None]:
+    """(cache bytes per token, logit width), by reading two tokens that have shapes only. Nones where the model looks at
+    values on the way, as routers of experts do."""
+    model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
+    cache = model.new_cache(MemoryPool(0))
+    region = cache.region(0)
+    region.resize(64)
+    try:
+        logits = model.read([Read(0, [0, 0], 2)], cache)
+    except Exception as error:  # any model's own code
+        logger.debug("no dry read: %s", error)
+        return None, None
+    return region.bytes_per_token, int(logits.shape[-1])
+
+
+def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None:
+    """Keys and values of every layer, where the configuration uses the usual names."""
+    text: Any = config.get_text_config()
+    layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    if not layers or not heads:
+        return None
+    if getattr(text, "kv_lora_rank", None):  # latent attention: what is kept are the expanded heads
+        widths = heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
+    else:
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        widths = 2 * (getattr(text, "num_key_value_heads", None) or heads) * head_dim
+    return int(layers * widths * dtype.itemsize)
+
+
+def _predicted_weights(name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None) -> int | None:
+    """A quantised checkpoint, or one that cannot be sketched, by its files; any other by its parameters."""
+    files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    if files and (is_quantised or skeleton is None):
+        return sum(file.stat().st_size for file in files)
+    return None if skeleton is None or is_quantised else _weight_bytes(skeleton)
+
+
+def _weight_bytes(hf: PreTrainedModel) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*hf.parameters(), *hf.buffers()))
+
+
+def _architecture(config: PretrainedConfig) -> str:
+    names = getattr(config, "architectures", None)
+    return str(names[0]) if names else str(config.model_type)
+
+
+def _attention_kinds(config: PretrainedConfig) -> dict[str, int]:
+    text: Any = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        is_sliding = bool(window) and getattr(text, "use_sliding_window", True)
+        kinds = ["sliding_attention" if is_sliding else "full_attention"] * int(getattr(text, "num_hidden_layers", 0))
+    return dict(Counter(_kind_name(str(kind), window) for kind in kinds))
+
+
+def _kind_name(kind: str, window: int | None) -> str:
+    name = kind.removesuffix("_attention")
+    return f"{name} ({window})" if name == "sliding" and window else name
+
+
+def _measure(
+    sources: list[Source], reports: list[ModelReport], options: LoadOptions
+) -> tuple[list[ModelReport], MemoryReport]:
+    # held together: what is free is asked while both are there
+    models = [load_model(source, options) for source in sources]
+    measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
+    return measured, _memory(measured, options, is_loaded=True)
+
+
+def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
+    return replace(
+        report,
+        dtype=str(model.hf.dtype).removeprefix("torch."),
+        context_len=model.traits.context_len,
+        logit_width=model.traits.vocab_size,
+        measured=Costs(_weight_bytes(model.hf), model.traits.bytes_per_token),
+        row_exact=model.traits.row_exact,
+    )
+
+
+def _memory(reports: list[ModelReport], options: LoadOptions, *, is_loaded: bool) -> MemoryReport:
+    device = options.torch_device()
+    free = _free_bytes(device)
+    weights = _sum(report.costs.weight_bytes for report in reports)
+    per_token = _sum(report.costs.cache_bytes_per_token for report in reports)
+    full = None if per_token is None else per_token * reports[0].context_len
+    room = None if free is None or weights is None else CACHE_SHARE * (free - (0 if is_loaded else weights))
+    return MemoryReport(
+        device=str(device),
+        when="free after loading" if is_loaded else "free",
+        available_bytes=free,
+        weight_bytes=weights,
+        cache_bytes_per_token=per_token,
+        full_context_bytes=full,
+        num_full_contexts=None if room is None or not full else max(0, int(room // full)),
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory() if device.type == "cpu" else None
+
+
+def _machine() -> MachineReport:
+    # asked for carefully: older releases of torch cannot say
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
+    return MachineReport(
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cpu_features=[feature for feature in _CPU_FEATURES if found.get(feature)],
+        num_threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        transformers=str(transformers.__version__),
+    )

@@ -1,0 +1,109 @@
+"""What a request may ask for, and how it is told that it may not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from foredraft.errors import ForedraftError
+from foredraft.sampling import SamplingParams
+
+NAN, INF = math.nan, math.inf
+
+BAD: dict[str, list[Any]] = {
+    "n": [0, -1, 1.5, True, None, "2"],
+    "temperature": [-0.1, NAN, INF, "hot", True],
+    "top_p": [0, 0.0, -0.5, 1.01, NAN, "1", True],
+    "top_k": [-2, 1.5, True, "5"],
+    "min_p": [-0.1, 1.1, NAN, "0"],
+    "repetition_penalty": [0, -1.0, NAN, INF, "1"],
+    "presence_penalty": [-2.1, 2.1, NAN, None, "0"],
+    "frequency_penalty": [-2.1, 2.1, NAN, None, "0"],
+    "logit_bias": [{3: NAN}, {3: "x"}, {3: None}, {3: INF}, {"3": 1.0}, {1.5: 1.0}, [3], 3],
+    "bad_words": ["word", [""], [3], None, 3],
+    "min_tokens": [-1, 1.5, True, None, "1"],
+    "max_tokens": [0, -1, 2.0, True, "16"],
+    "stop": ["", [""], [3], 3, ["a", None], b"x"],
+    "stop_token_ids": [["a"], [1.5], [None], 3, "12"],
+    "seed": [1.5, "x", True],
+    "logprobs": [-1, 1.5, True, "1"],
+    "prompt_logprobs": [-1, 1.5, True],
+    "logits_processors": [[3], ["f"], [None], 3],
+    "speculative_tokens": [-1, 1.5, True, "4"],
+    "verification": ["greedy", "", 3],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_bad_value_is_refused_in_one_line_that_names_it(name: str, value: Any) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        SamplingParams(**{name: value})
+    message = str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert name in message
+    assert "\n" not in message
+
+
+GOOD: dict[str, list[Any]] = {
+    "n": [1, 5],
+    "temperature": [None, 0, 0.0, 1e-9, 2],
+    "top_p": [None, 1, 1e-9],
+    "top_k": [None, -1, 0, 1, 10**9],
+    "min_p": [None, 0, 1],
+    "repetition_penalty": [None, 0.1, 5],
+    "presence_penalty": [-2, 2.0],
+    "logit_bias": [None, {}, {3: -INF, 5: 2}],
+    "bad_words": [(), ["a", "b c"]],
+    "max_tokens": [None, 1],
+    "stop": ["END", [], ["a", "b"]],
+    "stop_token_ids": [(), [1, 2]],
+    "seed": [None, 0, -5, 2**70],
+    "logprobs": [None, 0, 20],
+    "speculative_tokens": [None, 0, 16],
+    "verification": [None, "block", "rejection"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+def test_a_good_value_is_taken_and_resolves(name: str, value: Any) -> None:
+    resolved = SamplingParams(**{name: value}).resolve({})
+    for filled in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        assert getattr(resolved, filled) is not None
+
+
+def test_combinations_that_promise_too_much_are_refused() -> None:
+    with pytest.raises(ForedraftError, match="min_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    for rule in ("block", "rejection"):
+        with pytest.raises(ForedraftError, match="seed"):
+            SamplingParams(seed=1, verification=rule)
+    with pytest.raises(ForedraftError, match="seed"):
+        SamplingParams(verification="coupled")
+    assert SamplingParams(seed=1, verification="coupled").verifier == "coupled"
+    assert SamplingParams(temperature=0, verification="coupled").is_greedy
+
+
+def test_the_checkpoint_fills_what_the_request_leaves_open_and_no_more() -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None, "max_tokens": 3, "eos_token_id": 7}
+    resolved = SamplingParams(top_p=0.5).resolve(defaults)
+    assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.6, 0.5, 20)
+    assert (resolved.min_p, resolved.repetition_penalty) == (0.0, 1.0)
+    assert resolved.max_tokens == SamplingParams().max_tokens
+    assert SamplingParams(temperature=0).resolve(defaults).is_greedy
+
+
+def test_params_do_not_change() -> None:
+    params = SamplingParams(stop="END", top_k=-1)
+    assert params.stop_strings == ("END",)
+    assert params.top_k == 0
+    with pytest.raises(FrozenInstanceError):
+        params.n = 2  # type: ignore[misc]
+
+
+def test_greedy_begins_below_what_a_temperature_can_mean() -> None:
+    assert SamplingParams(temperature=0).is_greedy
+    assert SamplingParams(temperature=1e-9).is_greedy
+    assert not SamplingParams(temperature=0.01).is_greedy

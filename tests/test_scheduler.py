@@ -1,0 +1,339 @@
+"""Who takes part in a step: within budgets, first come first served, and nobody starves. No model: a step reads by
+writing down that it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foredraft.cache import KVCache, MemoryPool
+from foredraft.policy import FixedPolicy
+from foredraft.proposal import DraftRequest, Proposal
+from foredraft.scheduler import Limits, Scheduler, Work
+from foredraft.sequence import TokenSequence
+from tests.laws import sampler_for
+
+UNIT = 64
+"""Regions come in multiples of this many tokens; a token costs one byte of target cache here."""
+
+
+class HoldingDrafter:
+    """Holds one unit of the pool for every sequence it was asked about, where it can get it."""
+
+    def __init__(self, pool: MemoryPool, size: int = 0) -> None:
+        self.pool = pool
+        self.size = size
+        self.held: set[int] = set()
+        self.forgotten: list[int] = []
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        raise NotImplementedError
+
+    def ask(self, seq_id: int) -> bool:
+        if seq_id not in self.held and self.size and self.pool.take(self.size):
+            self.held.add(seq_id)
+        return not self.size or seq_id in self.held
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self.forgotten += seq_ids
+        for seq_id in seq_ids:
+            if seq_id in self.held:
+                self.held.remove(seq_id)
+                self.pool.give(self.size)
+
+
+class World:
+    """A scheduler, its cache and its drafter, and steps that do what the engine does."""
+
+    def __init__(self, units: int = 1000, *, seqs: int = 64, rows: int = 512, draft_bytes: int = 0) -> None:
+        self.pool = MemoryPool(units * UNIT)
+        self.cache = KVCache(self.pool, 1, max_len=100_000)
+        self.drafter = HoldingDrafter(self.pool, draft_bytes)
+        self.limits = Limits(seqs, rows)
+        self.scheduler = Scheduler(self.cache, self.drafter, FixedPolicy(), self.limits)
+        self.finished: list[int] = []
+        self.next_id = 0
+
+    def add(
+        self, prompt_len: int, max_tokens: int, *, gamma: int = 0, wait_for: TokenSequence | None = None, first: int = 0
+    ) -> TokenSequence:
+        prompt = [first, *range(1, prompt_len)]
+        sequence = TokenSequence(
+            self.next_id, prompt, sampler_for({}, prompt=prompt), prompt_len + max_tokens, gamma, wait_for=wait_for
+        )
+        self.next_id += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Work]:
+        works = self.scheduler.schedule()
+        self.check(works)
+        for work in works:
+            sequence, region = work.sequence, self.cache.region(work.sequence.seq_id)
+            drafted = work.max_draft if work.scores and self.drafter.ask(sequence.seq_id) else 0
+            held = len(region.tokens)
+            assert region.capacity >= held + work.num_unread + work.max_draft
+            region.tokens += [*sequence.tokens[held : held + work.num_unread], *[-1] * drafted]
+            if not work.scores:
+                assert len(region.tokens) < len(sequence.tokens)
+                continue
+            assert held + work.num_unread == len(sequence.tokens)
+            new_ids = [-1] * (drafted // 2) + [1000 + len(sequence.tokens)]
+            sequence.commit(new_ids, drafted)
+            self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
+            if sequence.is_finished:
+                self.end(sequence)
+        return works
+
+    def end(self, sequence: TokenSequence) -> None:
+        self.finished.append(sequence.seq_id)
+        self.scheduler.remove(sequence)
+        self.drafter.forget([sequence.seq_id])
+        self.cache.drop([sequence.seq_id])
+
+    def check(self, works: Sequence[Work]) -> None:
+        """What must hold of every schedule."""
+        ids = [work.sequence.seq_id for work in works]
+        running = [sequence.seq_id for sequence in self.scheduler.running]
+        assert len(set(ids)) == len(ids)
+        assert sum(work.num_unread + work.max_draft for work in works) <= self.limits.max_batch_tokens
+        assert len(running) <= self.limits.max_num_seqs
+        assert sorted(ids) == sorted(running), "everyone who runs gets a part in every step"
+        assert self.pool.used == self.cache.bytes_held + self.drafter.size * len(self.drafter.held) <= self.pool.total
+        for work in works:
+            assert work.num_unread >= 1
+            assert work.max_draft >= 0
+            assert work.scores or work.max_draft == 0
+            assert work.max_draft <= work.sequence.speculative_tokens
+        for sequence in self.scheduler.waiting:
+            assert self.cache.num_held(sequence.seq_id) == 0
+            assert sequence.seq_id not in running
+
+    def run(self, limit: int = 3000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            assert self.step(), "a step with nothing in it would never end"
+        assert not self.scheduler.has_work
+        assert self.pool.used == 0
+        assert not self.drafter.held
+
+
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    world = World(rows=10)
+    world.add(25, 2)
+    works = [world.step()[0] for _ in range(3)]
+    assert [(w.num_unread, w.scores) for w in works] == [(10, False), (10, False), (5, True)]
+
+
+def test_draft_tokens_count_against_the_budget() -> None:
+    world = World(rows=8)
+    world.add(5, 50, gamma=16)
+    (work,) = world.step()
+    assert (work.num_unread, work.max_draft) == (5, 3)
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
+    world = World(rows=10)
+    first = world.add(3, 50)
+    world.step()
+    long = world.add(200, 5)
+    for n in range(20):
+        works = world.step()
+        assert {w.sequence.seq_id for w in works} == {first.seq_id, long.seq_id}
+        assert first.num_output == n + 2
+
+
+def test_a_long_prompt_leaves_a_row_for_everyone_behind_it() -> None:
+    world = World(rows=6)
+    world.add(100, 5)
+    world.step()
+    assert world.scheduler.running[0].num_output == 0
+    shorts = [world.add(1, 3) for _ in range(3)]
+    world.scheduler.running.extend(shorts)  # as after a preemption of all and a new start
+    world.scheduler.waiting.clear()
+    works = world.step()
+    assert [w.num_unread for w in works] == [3, 1, 1, 1]
+
+
+def test_no_more_sequences_than_allowed_run() -> None:
+    world = World(seqs=2)
+    for _ in range(5):
+        world.add(3, 4)
+    world.run()
+    assert world.finished == [0, 1, 2, 3, 4]
+
+
+def test_first_come_first_served() -> None:
+    """A sequence that fits does not overtake one that does not fit yet."""
+    world = World(units=4)
+    world.add(100, 60)
+    world.step()
+    big, small = world.add(190, 20), world.add(3, 3)
+    world.step()
+    assert list(world.scheduler.waiting) == [big, small]
+    world.run()
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_who_came_last_gives_way() -> None:
+    world = World(units=3)
+    sequences = [world.add(60, 60, first=i) for i in range(3)]
+    world.step()
+    assert world.scheduler.running == sequences
+    while not world.scheduler.waiting:
+        world.step()
+    gave_way = [s.num_preemptions for s in sequences]
+    assert gave_way == sorted(gave_way)
+    assert gave_way[0] == 0
+    assert gave_way[-1] == 1
+    assert list(world.scheduler.waiting) == [s for s in sequences if s.num_preemptions]
+    world.run()
+    assert world.finished[0] == 0
+    assert sorted(world.finished) == [0, 1, 2]
+    assert all(len(s.tokens) == 120 for s in sequences)
+
+
+def test_who_gave_way_waits_before_those_who_came_later() -> None:
+    world = World(units=3, seqs=3)
+    sequences = [world.add(60, 60, first=i) for i in range(3)]
+    late = world.add(3, 3, first=9)
+    while not any(s.num_preemptions for s in sequences):
+        world.step()
+    waiting = list(world.scheduler.waiting)
+    assert waiting[-1] is late
+    assert waiting[:-1] == [s for s in sequences if s.num_preemptions]
+    world.run()
+
+
+def test_preemption_gives_back_everything_drafts_included() -> None:
+    world = World(draft_bytes=UNIT)
+    sequence = world.add(10, 20, gamma=2)
+    world.step()
+    world.step()
+    assert world.drafter.held == {0}
+    text = list(sequence.tokens)
+    world.scheduler.preempt(sequence)
+    assert world.pool.used == 0
+    assert (sequence.tokens, sequence.num_preemptions) == (text, 1)
+    assert list(world.scheduler.waiting) == [sequence]
+    (work,) = world.step()
+    assert work.num_unread == len(text)  # it reads its history again
+    world.run()
+
+
+def test_a_draft_gives_way_before_a_sequence_fails() -> None:
+    """Alone, with the pool as large as its longest text: what the drafter holds must not be in the way, whatever is
+    asked of the drafter in the step where the room is needed."""
+    for gamma in (1, 2, 3, 4, 7):
+        for max_tokens in range(1, 20):
+            world = World(units=2, draft_bytes=UNIT)
+            world.add(60, max_tokens, gamma=gamma)
+            world.run()
+
+
+def test_a_draft_that_is_no_longer_wanted_gives_way_too() -> None:
+    """The policy may turn a draft off at any step; what the drafter holds for the sequence stays until it is told."""
+
+    class Off:
+        calls = 0
+
+        def draft_len(self, sequence: TokenSequence) -> int:
+            self.calls += 1
+            return 2 if self.calls == 1 else 0
+
+    world = World(units=2, draft_bytes=UNIT)
+    world.scheduler = Scheduler(world.cache, world.drafter, Off(), world.limits)
+    world.add(60, 20, gamma=4)
+    world.run()
+
+
+def test_a_sequence_that_can_never_fit_is_an_error_and_no_loop() -> None:
+    world = World(units=1)
+    world.add(60, 60)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        world.run()
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=8
+)
+
+
+@given(
+    arrivals=arrivals,
+    units=st.integers(3, 8),
+    seqs=st.integers(1, 6),
+    rows=st.integers(1, 40),
+    draft_bytes=st.sampled_from([0, UNIT // 2, UNIT]),
+)
+@settings(max_examples=250, deadline=None)
+def test_everyone_finishes_within_every_budget(
+    arrivals: list[tuple[int, int, int, int]], units: int, seqs: int, rows: int, draft_bytes: int
+) -> None:
+    world = World(units, seqs=seqs, rows=rows, draft_bytes=draft_bytes)
+    sequences = []
+    for i, (prompt_len, max_tokens, gamma, gap) in enumerate(arrivals):
+        sequences.append(world.add(prompt_len, max_tokens, gamma=gamma, first=i))
+        for _ in range(gap):
+            world.step()
+    world.run()
+    assert all(s.num_output == max_tokens for s, (_, max_tokens, _, _) in zip(sequences, arrivals, strict=True))
+
+
+# --- siblings -----------------------------------------------------------------------------------------------------
+
+
+def test_siblings_wait_for_the_first_to_read_their_prompt_and_share_it() -> None:
+    world = World(rows=20)
+    first = world.add(50, 10)
+    siblings = [world.add(50, 10, wait_for=first) for _ in range(2)]
+    other = world.add(5, 10, first=77)
+    for _ in range(3):
+        works = world.step()
+        assert not {s.seq_id for s in siblings} & {w.sequence.seq_id for w in works}
+    assert first.num_output > 0
+    works = world.step()
+    parts = {w.sequence.seq_id: w.num_unread for w in works}
+    assert [parts[s.seq_id] for s in siblings] == [1, 1]  # all but the pending token was copied
+    assert other.num_output > 0  # whoever waits for nobody need not wait
+    world.run()
+
+
+def test_siblings_of_one_that_ended_go_on() -> None:
+    world = World()
+    first = world.add(10, 5)
+    sibling = world.add(10, 5, wait_for=first)
+    first.finish("abort")
+    world.scheduler.remove(first)
+    world.cache.drop([first.seq_id])
+    world.run()
+    assert sibling.num_output == 5
+
+
+def test_a_sibling_of_one_that_gave_way_is_not_forgotten() -> None:
+    world = World(units=3)
+    old = world.add(100, 40)
+    world.step()
+    first = world.add(60, 40, first=5)
+    sibling = world.add(60, 40, wait_for=first, first=5)
+    world.run()
+    assert [s.num_output for s in (old, first, sibling)] == [40, 40, 40]
+
+
+def test_removing_is_harmless_wherever_it_stands() -> None:
+    world = World()
+    running, waiting = world.add(3, 5), world.add(3, 5)
+    world.scheduler.remove(waiting)
+    world.step()
+    world.scheduler.remove(running)
+    world.scheduler.remove(running)
+    assert not world.scheduler.has_work
