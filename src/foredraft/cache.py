@@ -161,11 +161,14 @@ class KVCache:
         region = self.region(seq_id)
         if num_tokens <= region.capacity:
             return True
-        generous = min(max(num_tokens, 2 * region.capacity, _FIRST_CAPACITY), max(self.max_len, num_tokens))
-        for capacity in (_rounded(generous), _rounded(num_tokens)):
-            if self._take((capacity - region.capacity) * self.bytes_per_token):
-                region.resize(capacity)
-                return True
+        generous = _rounded(min(max(num_tokens, 2 * region.capacity), max(self.max_len, num_tokens)))
+        needed = _rounded(num_tokens)
+        if self.pool.take((generous - region.capacity) * self.bytes_per_token):
+            region.resize(generous)
+            return True
+        if self._take((needed - region.capacity) * self.bytes_per_token):
+            region.resize(needed)
+            return True
         return False
 
     def start(self, seq_id: int, wanted: Sequence[int]) -> None:
@@ -204,6 +207,7 @@ class KVCache:
             self._release(self._retained.popitem(last=False)[1])
 
     def _take(self, amount: int) -> bool:
+        """Take from the pool, giving up what is retained, oldest first, as far as that is needed."""
         while not self.pool.take(amount):
             if not self._retained:
                 return False

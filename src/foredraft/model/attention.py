@@ -23,6 +23,7 @@ from foredraft.cache import KEY_MULTIPLE, Region
 from foredraft.model.rows import SMALL_PRODUCT
 
 NAME = "foredraft"
+_KEY_BLOCK = 1024
 
 MaskFunction = Callable[[Any, Any, Tensor, Tensor], Tensor]
 """(batch, head, query positions, key positions) -> bool: which keys a query may see."""
@@ -113,7 +114,22 @@ def _attention(
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
     else:
         weights = _softmax_with_sinks(scores, sinks)
-    return torch.bmm(weights.to(values.dtype), values)
+    return _weighted_sum(weights.to(values.dtype), values)
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """weights: [H, M, N], values: [H, N, Dv] -> [H, M, Dv]
+
+    On a CPU a product with an inner size above 1,024 sums in another order than one below, so that a row would see
+    how many keys follow its own. Blocks of keys have fixed places, and those past a row's own add exact zeros.
+    """
+    if values.shape[1] <= _KEY_BLOCK or values.device.type != "cpu":
+        return torch.bmm(weights, values)
+    blocks = zip(torch.split(weights, _KEY_BLOCK, dim=2), torch.split(values, _KEY_BLOCK, dim=1), strict=True)
+    total = torch.zeros(*weights.shape[:2], values.shape[2], dtype=torch.float32)
+    for block_weights, block_values in blocks:
+        total += torch.bmm(block_weights, block_values)
+    return total.to(values.dtype)
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
@@ -129,10 +145,12 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
-    """One, unless heads are so few and small that a product of so few rows would take another kernel (see rows.py)."""
+    """Two query rows for each head of keys, and more where heads are so few and small that a product of so few would
+    take another kernel (see rows.py)."""
     num_heads, num_keys, _ = keys.shape
+    num_keys = 1 + (num_keys - 1) % _KEY_BLOCK  # in the last block
     work = groups * num_heads * num_keys * min(keys.shape[2], values.shape[2])
-    return 1 if work > SMALL_PRODUCT else SMALL_PRODUCT // work + 1
+    return max(2 // groups, SMALL_PRODUCT // work + 1)
 
 
 def _rule(attention_mask: MaskRule | None, sliding_window: int | None) -> MaskFunction:

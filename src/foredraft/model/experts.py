@@ -25,12 +25,14 @@ def run_experts(module: Any, hidden: Tensor, expert_ids: Tensor, weights: Tensor
     rule = rule_for([tuple(_up(module).shape), tuple(module.down_proj.shape)])
     num_choices = expert_ids.shape[1]
     flat = expert_ids.reshape(-1)
-    outputs = hidden.new_zeros(flat.shape[0], hidden.shape[1])
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=module.num_experts)[: module.num_experts].tolist()
-    for expert, places in enumerate(torch.split(order[: sum(counts)], counts)):
-        if len(places):
-            outputs[places] = _run_one(module, expert, hidden[places // num_choices], rule)
+    order = order[: sum(counts)]
+    groups = torch.split(hidden[order // num_choices], counts)
+    outputs = hidden.new_zeros(flat.shape[0], hidden.shape[1])
+    outputs[order] = torch.cat(
+        [_run_one(module, expert, rows, rule) for expert, rows in enumerate(groups) if len(rows)] or [groups[0]]
+    )
     parts = outputs.view(-1, num_choices, hidden.shape[1]).float() * weights.float()[..., None]
     total = parts[:, 0]
     for choice in range(1, num_choices):
@@ -41,7 +43,8 @@ def run_experts(module: Any, hidden: Tensor, expert_ids: Tensor, weights: Tensor
 def _run_one(module: Any, expert: int, rows: Tensor, rule: RowRule) -> Tensor:
     """rows: [R, D] -> [R, D]"""
     num_rows = rows.shape[0]
-    rows = nn.functional.pad(rows, (0, 0, 0, rule.pad(num_rows) - num_rows))
+    if rule.pad(num_rows) > num_rows:
+        rows = nn.functional.pad(rows, (0, 0, 0, rule.pad(num_rows) - num_rows))
     inner = _linear(module, rows, _up(module)[expert], _bias(module, _up_name(module), expert))
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
     out = _linear(module, inner, module.down_proj[expert], _bias(module, "down_proj", expert))

@@ -23,6 +23,7 @@ from transformers import (
 
 from foredraft.errors import ModelError
 from foredraft.model.language_model import LanguageModel
+from foredraft.model.packed import can_pack, pack_linears
 from foredraft.model.probe import probe
 
 logger = logging.getLogger("foredraft")
@@ -91,6 +92,8 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
         hf.to(options.torch_device())
     hf.eval()
+    if can_pack(hf):
+        pack_linears(hf)
     return _examined(hf, name)
 
 
@@ -219,12 +222,13 @@ def _context_len(config: PretrainedConfig, name: str) -> int:
                 text, "original_max_position_embeddings", None
             )
             limit = int(fixed or longest)
-            logger.warning(
-                "%s: its rotary embedding (%s) changes past %d positions: the context ends there",
-                name,
-                rope.get("rope_type"),
-                limit,
-            )
+            if limit <= longest:
+                logger.warning(
+                    "%s: its rotary embedding (%s) changes past %d positions: the context ends there",
+                    name,
+                    rope.get("rope_type"),
+                    limit,
+                )
             longest = min(longest, limit)
     return longest
 

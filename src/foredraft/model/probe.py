@@ -11,18 +11,22 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
 from foredraft.errors import ModelError
+from foredraft.model.attention import Pass, Span, attend
 from foredraft.model.language_model import LanguageModel, Read, Traits
 
 _LENGTHS = (13, 7)
 _SPLITS = (5, 3)
 _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
 """In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
+
+_LONG, _SHORT = 1056, 64
+"""Attention alone is tested on that many keys, past the 1,024 where products change their order, on the last rows."""
 
 
 def probe(hf: PreTrainedModel, name: str, context_len: int) -> Traits:
@@ -109,7 +113,39 @@ def _is_row_exact(model: LanguageModel) -> bool:
     pieces = _scratch_cache(model, [length])
     ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
     alone = torch.cat([model.read([Read(0, tokens[a:b], min(b - a, num_compared))], pieces) for a, b in pairwise(ends)])
-    return torch.equal(alone[-num_compared:], expected) and _same_bits(whole.region(1), pieces.region(0))
+    return (
+        torch.equal(alone[-num_compared:], expected)
+        and _same_bits(whole.region(1), pieces.region(0))
+        and _is_attention_exact(model, pieces.region(0))
+    )
+
+
+@torch.inference_mode()
+def _is_attention_exact(model: LanguageModel, region: Region) -> bool:
+    """The same for attention alone, over contexts too long to send through the whole model. region: shows its shapes."""
+    keys, values = region.layer(next(iter(region._layers)))
+    num_heads = getattr(model.hf.config.get_text_config(), "num_attention_heads", keys.shape[0])
+    length = min(_LONG, model.traits.context_len)
+    shapes = ((num_heads, keys.shape[2]), (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2]))
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, heads, length, width, generator=generator).to(keys) for heads, width in shapes]
+    whole = _attend_in_pieces(states, [0, length])
+    pieces = _attend_in_pieces(states, sorted({0, *range(max(length - _SHORT, 0), length, 5), length - 1, length}))
+    return torch.equal(whole[-_SHORT:], pieces[-_SHORT:])
+
+
+def _attend_in_pieces(states: list[Tensor], ends: Sequence[int]) -> Tensor:
+    """states: query, key and value, [1, H, N, D] each -> [N, Hq, Dv], read piece by piece."""
+    region = Region()
+    region.resize(-(-ends[-1] // KEY_MULTIPLE) * KEY_MULTIPLE)
+    layer = nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    parts = []
+    for start, end in pairwise(ends):
+        query, key, value = (state[:, :, start:end] for state in states)
+        reading = Pass([Span(region, 0, end - start, start)])
+        parts.append(attend(layer, query, key, value, None, reading=reading)[0][0])
+    return torch.cat(parts)
 
 
 def _same_bits(a: Region, b: Region) -> bool:

@@ -51,6 +51,14 @@ def least_rows(work: int) -> int:
 
 
 def rule_of(model: nn.Module) -> RowRule:
-    """For every matrix of a model, but those that are only looked up."""
+    """For every matrix of a model, packed ones too, but those that are only looked up."""
     looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return rule_for(tuple(p.shape) for p in model.parameters() if p.dim() in (2, 3) and id(p) not in looked_up)
+    shapes: list[tuple[int, ...]] = [
+        tuple(p.shape) for p in model.parameters() if p.dim() in (2, 3) and id(p) not in looked_up
+    ]
+    shapes += [
+        (int(m.out_features), int(m.in_features))  # type: ignore[arg-type]
+        for m in model.modules()
+        if hasattr(m, "out_features") and hasattr(m, "in_features")
+    ]
+    return rule_for(shapes)

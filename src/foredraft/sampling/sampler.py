@@ -239,12 +239,13 @@ def _select(logits: Tensor, rows: list[int]) -> Tensor:
     return logits if len(rows) == logits.shape[0] else logits[rows]
 
 
-def report_nan(values: Tensor, rows: Sequence[Row]) -> None:
-    """Note the rows in which the model gave NaN. values: [R], one number of each row that NaN would have reached."""
-    bad = values.isnan()
-    if bool(bad.any()):
-        for r in bad.nonzero()[:, 0].tolist():
-            rows[r].sampler.fail(rows[r].prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
+def report_nan(values: Tensor, rows: Sequence[Row]) -> bool:
+    """Note the rows in which the model gave NaN; say whether there are any. values: [R], one number of each row that NaN
+    would have reached."""
+    bad = values.isnan().nonzero()[:, 0].tolist()
+    for r in bad:
+        rows[r].sampler.fail(rows[r].prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
+    return bool(bad)
 
 
 def _has_penalties(p: SamplingParams) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -112,7 +112,9 @@ def _draw_by_ratio(
     part = [r for b in batch for r in range(starts[b], starts[b + 1])]
     part_rows = [rows[r] for r in part]
     target = laws_of(adjusted(logits[part], part_rows), part_rows)
-    report_nan(target.probs[:, 0], part_rows)
+    if report_nan(target.probs[:, 0], part_rows):
+        # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
+        target = replace(target, probs=target.probs.nan_to_num())
     case, columns_to_ids = _case(target, proposal, batch)
     sampler = part_rows[0].sampler
     law = RULES[sampler.params.verifier](case)

@@ -1,0 +1,54 @@
+"""Packed layers give the bits of the layers they replace, for every number of rows the engine can produce."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from foredraft.model import EMBEDDED, LoadOptions, load_model
+from foredraft.model.packed import PackedLinear, can_pack, pack_linears
+
+
+def packs_here() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this processor has no bfloat16 products of its own")
+
+
+class Two(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(256, 704, bias=bias)
+        self.b = Conv1D(128, 704)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_the_same_bits_for_any_number_of_rows(bias: bool) -> None:
+    torch.manual_seed(0)
+    model = Two(bias).to(torch.bfloat16)
+    x = torch.randn(1, 200, 256).to(torch.bfloat16)
+    expected = model(x)
+    assert pack_linears(model) == 2  # type: ignore[arg-type]
+    assert isinstance(model.a, PackedLinear)
+    torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.02)
+    whole = model(x)
+    for num_rows in (2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 200):
+        assert torch.equal(model(x[:, 3 : 3 + num_rows]), whole[:, 3 : 3 + num_rows])
+
+
+def test_only_what_is_loaded_here_is_packed() -> None:
+    """A user's own model keeps its layers; ours does not keep the originals beside the packed ones."""
+    ours = load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
+    assert not [m for m in ours.hf.modules() if type(m) is nn.Linear]
+    theirs = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16)
+    load_model(theirs, LoadOptions())
+    assert [m for m in theirs.modules() if type(m) is nn.Linear]
+    assert not can_pack(load_model(EMBEDDED / "target", LoadOptions(dtype="float32", device="cpu")).hf)

@@ -1,0 +1,182 @@
+"""A small random checkpoint of each architecture that foredraft promises to serve, with a head sharp enough to test on.
+
+A fresh model's logits are nearly flat, so that greedy text hangs on rounding; `sharpen` scales what it writes until the
+best token usually wins by a clear margin, and mixes the layers' work into it so that the text is no loop of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB_SIZE = 96
+WINDOW = 12
+CONTEXT = 256
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_MIXTURE: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_ALTERNATING = ["sliding_attention", "full_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Species:
+    """One architecture: its model_type, what is set beside the common settings, and what those must not set."""
+
+    model_type: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = field(default_factory=lambda: _SMALL)
+
+    def config(self) -> Any:
+        return CONFIG_MAPPING[self.model_type](**{**_COMMON, **self.base, **self.settings})
+
+
+SPECIES: dict[str, Species] = {
+    "llama": Species("llama"),
+    "qwen2": Species("qwen2"),
+    "qwen3": Species("qwen3", {"head_dim": 16}),
+    "qwen3_moe": Species("qwen3_moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
+    "mistral": Species("mistral", {"sliding_window": WINDOW}),
+    "mixtral": Species("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "gemma2": Species(
+        "gemma2",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATING,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": Species(
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": [*_ALTERNATING[:1] * 3, "full_attention"],
+        },
+    ),
+    "phi3": Species("phi3", {"sliding_window": WINDOW}),
+    "gpt2": Species("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}, base={}),
+    "gpt_neox": Species(
+        "gpt_neox",
+        {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+        base={},
+    ),
+    "opt": Species(
+        "opt",
+        {
+            "hidden_size": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 48,
+            "pad_token_id": 1,
+        },
+        base={},
+    ),
+    "deepseek_v3": Species(
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 24,
+        },
+    ),
+    "gpt_oss": Species(
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATING,
+        },
+    ),
+    "olmo2": Species("olmo2"),
+    "granite": Species(
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
+    "smollm3": Species("smollm3", {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2}),
+    "starcoder2": Species("starcoder2", {"sliding_window": WINDOW}),
+    "cohere": Species("cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "glm4": Species("glm4", {"head_dim": 16}),
+}
+
+
+def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
+    """A model of this configuration with random weights, sharpened; float32."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomise(model, torch.Generator().manual_seed(seed))
+    _sharpen(model, sharpness)
+    return model.eval()
+
+
+def saved(config: Any, directory: Path, seed: int = 0, **changes: Any) -> Path:
+    """A checkpoint of such a model, without a tokenizer."""
+    random_model(config, seed, **changes).save_pretrained(directory)
+    return directory
+
+
+def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Matrices that mix (the library's 0.02 is nearly the identity), norms near one, and biases that are not zero: a
+    forgotten bias, sink or norm then shows. A tied head would repeat its input: it gets weights of its own."""
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
+    model.config.get_text_config().tie_word_embeddings = False
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * noise
+        else:
+            parameter.data = noise * _gain(name) / parameter.shape[-1] ** 0.5
+
+
+def _gain(name: str) -> float:
+    return 1.0 if "embed" in name or "wte" in name or "wpe" in name else 1.5
+
+
+def _sharpen(model: PreTrainedModel, sharpness: float) -> None:
+    """Scale the head until the standard deviation of a row's logits is `sharpness`."""
+    head = model.get_output_embeddings()
+    ids = torch.arange(2, 34)[None]
+    with torch.inference_mode():
+        spread = float(model(input_ids=ids, use_cache=False).logits.std())
+    head.weight.data *= sharpness / spread
+
+
+Maker = Callable[[str], Path]
