@@ -511,7 +511,7 @@ def holds_exactly(model: LanguageModel, cache: Any, seq_id: int, tokens: Sequenc
     model.read([Read(0, list(tokens), 1)], fresh)
     return all(
         same(a, b, exact=model.traits.row_exact)
-        for layer in range(fresh.region(0).num_layers)
+        for layer in fresh.region(0).layers
         for a, b in zip(held.layer(layer), fresh.region(0).layer(layer), strict=True)
     )
 

@@ -52,8 +52,9 @@ class Region:
         self._num_compared = 0
 
     @property
-    def num_layers(self) -> int:
-        return len(self._layers)
+    def layers(self) -> list[int]:
+        """The layers that have attention, by their index in the model."""
+        return list(self._layers)
 
     @property
     def bytes_per_token(self) -> int:

@@ -28,7 +28,7 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
-from foredraft.model.loading import _context_len, _load_config, refuse_unsupported
+from foredraft.model.loading import context_len_of, load_config, refuse_unsupported
 
 logger = logging.getLogger("foredraft")
 
@@ -190,9 +190,9 @@ def _too_big(memory: MemoryReport) -> str | None:
 def _predict(source: Source, options: LoadOptions) -> ModelReport:
     """Without touching a weight. Raises ModelError for what the configuration alone rules out."""
     name = os.fspath(source)
-    config = _load_config(name, options)
+    config = load_config(name, options)
     refuse_unsupported(config, name)
-    dtype, context_len = options.torch_dtype(config), _context_len(config, name)
+    dtype, context_len = options.torch_dtype(config), context_len_of(config, name)
     skeleton = _skeleton(config, dtype, options)
     bytes_per_token, logit_width = _dry_read(skeleton, context_len) if skeleton is not None else (None, None)
     return ModelReport(

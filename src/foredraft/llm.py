@@ -36,6 +36,7 @@ ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 Messages = Sequence[Mapping[str, Any]]
 _CACHE_SHARE = 0.5
 _UNKNOWN_MEMORY = 4 * 2**30
+_MOST_PADDING = 512
 
 
 class LLM:
@@ -94,6 +95,9 @@ class LLM:
         self.target = load_model(model, options)
         self.tokenizer = _tokenizer(model, tokenizer, options)
         self.draft = None if draft_model is None else _load_draft(self.target, self.tokenizer, draft_model, options)
+        for source, ours in ((model, self.target), (draft_model, self.draft)):
+            if ours is not None and not isinstance(source, PreTrainedModel):
+                ours.take_over()
         self.method = method if isinstance(method, str) else type(method).__name__
         per_token = self.target.traits.bytes_per_token + (self.draft.traits.bytes_per_token if self.draft else 0)
         pool = MemoryPool(cache_memory or default_cache(per_token * self.target.traits.context_len * max_num_seqs))
@@ -251,8 +255,9 @@ def _load_draft(
 
 
 def draft_beside(target: LanguageModel, draft: LanguageModel) -> LanguageModel:
-    """The draft itself, where there are no tokenizers to compare. Raises VocabularyError for another logit width."""
-    if draft.traits.vocab_size != target.traits.vocab_size:
+    """The draft itself, where there are no tokenizers to compare. Raises VocabularyError for a logit width that padding
+    cannot explain."""
+    if abs(draft.traits.vocab_size - target.traits.vocab_size) > _MOST_PADDING:
         raise VocabularyError(
             f"the draft model's logits are {draft.traits.vocab_size} wide and the target's {target.traits.vocab_size}: "
             "use a draft with the target's vocabulary"

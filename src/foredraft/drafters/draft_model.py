@@ -35,7 +35,8 @@ class DraftModelDrafter:
     the history and the shared noise there is nothing random in them), the others sampled ones with their laws.
 
     model: shares the target's vocabulary; its logits are cut or filled up to vocab_size. max_rows: of one pass.
-    A sequence past the model's context, or one whose cache finds no room, gets a proposal of zero.
+    A sequence past the model's context, one with a token the model does not know, or one whose cache finds no room, gets
+    a proposal of zero.
     """
 
     def __init__(self, model: LanguageModel, vocab_size: int, pool: MemoryPool, max_rows: int = 512) -> None:
@@ -76,7 +77,8 @@ class DraftModelDrafter:
         for draft in drafts:
             seq_id, tokens = draft.request.seq_id, draft.request.tokens
             unread = self._cache.keep_prefix_of(seq_id, tokens, at_most=len(tokens) - 1)
-            if not self._cache.reserve(seq_id, len(tokens) + draft.max_len - 1):
+            unknown = max(tokens[len(tokens) - unread :]) >= self._model.traits.vocab_size
+            if unknown or not self._cache.reserve(seq_id, len(tokens) + draft.max_len - 1):
                 self.forget([seq_id])
                 continue
             ready.append(draft)

@@ -38,20 +38,32 @@ class MaskRule:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows first_row .. first_row + num_rows of a pass are positions start .. of the sequence in `region`."""
+    """Rows first_row .. first_row + num_rows of a pass are positions start .. of the sequence in `region`. The padding
+    rows behind them are queries of no consequence: they write nothing, and nobody reads what comes of them."""
 
     region: Region
     first_row: int
     num_rows: int
     start: int
+    padding: int = 0
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one forward pass of the model reads. Rows outside every span are padding: they see nothing, write nothing."""
+    """What one forward pass of the model reads: spans that cover its rows in order, padding included."""
 
     spans: list[Span]
     _masks: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
+    _rotation: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def rotation(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, T, D] each -> cos and sin as [T, 1, D], the first half of sin negated: x * cos + roll(x, D / 2) * sin then
+        rotates x. Made once per pass."""
+        if self._rotation is None or self._rotation[0] is not cos:
+            half = cos.shape[-1] // 2
+            signed = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
+            self._rotation = (cos, cos[0, :, None], signed)
+        return self._rotation[1:]
 
     def mask(self, rule: MaskFunction, index: int, num_keys: int, num_rows: int, groups: int, like: Tensor) -> Tensor:
         """Additive mask [1, groups * R, N] of one span's first num_rows positions, made once per rule and pass."""
@@ -64,6 +76,16 @@ class Pass:
             mask = like.new_zeros(num_rows, num_keys).masked_fill_(hidden, -torch.inf)
             self._masks[key] = mask.repeat(groups, 1)[None]
         return self._masks[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A layer's kind of attention: who may see whom, the scale of the scores, and a cap or sinks (one a head) on them."""
+
+    rule: MaskFunction
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 def attend(
@@ -85,35 +107,41 @@ def attend(
         raise NotImplementedError("it does not hand its keyword arguments down to its attention")
     if position_bias is not None or isinstance(attention_mask, Tensor):
         raise NotImplementedError("its attention needs a mask or a bias of its own")
-    rule = _rule(attention_mask, sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+    kind = Kind(rule_of_mask(attention_mask, sliding_window), scale, softcap, s_aux)
+    return read_spans(reading, int(module.layer_idx), query[0], key[0], value[0], kind)[None], None  # type: ignore[arg-type]
+
+
+def read_spans(reading: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: Kind) -> Tensor:
+    """One layer's attention. query: [Hq, T, Dk], key: [Hkv, T, Dk], value: [Hkv, T, Dv] -> [T, Hq, Dv]."""
+    groups = query.shape[0] // key.shape[0]
+    parts = []
     for index, span in enumerate(reading.spans):
-        rows = slice(span.first_row, span.first_row + span.num_rows)
-        keys, values = span.region.write(_layer_of(module), key[0, :, rows], value[0, :, rows], span.start)
-        groups = query.shape[1] // keys.shape[0]
-        padding = max(0, _least_rows(keys, values, groups) - span.num_rows)
-        mask = reading.mask(rule, index, keys.shape[1], span.num_rows + padding, groups, query)
-        queries = nn.functional.pad(query[0, :, rows], (0, 0, 0, padding))
+        first, given = span.first_row, span.num_rows + span.padding
+        end = first + span.num_rows
+        keys, values = span.region.write(layer, key[:, first:end], value[:, first:end], span.start)
+        queries = query[:, first : first + given]
+        missing = max(0, _least_rows(keys, values, groups) - given)
+        if missing:
+            queries = nn.functional.pad(queries, (0, 0, 0, missing))
+        mask = reading.mask(kind.rule, index, keys.shape[1], given + missing, groups, query)
         grouped = queries.reshape(keys.shape[0], mask.shape[1], -1)
-        read = _attention(grouped, keys, values, mask, scale, softcap, s_aux)
-        out[rows] = read.view(query.shape[1], span.num_rows + padding, -1)[:, : span.num_rows].transpose(0, 1)
-    return out[None], None
+        read = _attention(grouped, keys, values, mask, kind)
+        parts.append(read.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
+def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: Kind) -> Tensor:
     """query: [H, G * R, Dk], keys: [H, N, Dk], values: [H, N, Dv], mask: [1, G * R, N] -> [H, G * R, Dv]"""
-    if softcap is None:
-        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
+    scores = torch.bmm(query, keys.transpose(1, 2))
+    if kind.softcap is None:
+        scores = torch.add(mask, scores, alpha=kind.scale)
     else:
-        scores = torch.bmm(query, keys.transpose(1, 2)) * scale
-        scores = torch.tanh(scores / softcap) * softcap + mask
-    if sinks is None:
+        scores = torch.tanh(scores * (kind.scale / kind.softcap)) * kind.softcap + mask
+    if kind.sinks is None:
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
     else:
-        weights = _softmax_with_sinks(scores, sinks)
+        weights = _softmax_with_sinks(scores, kind.sinks)
     return _weighted_sum(weights.to(values.dtype), values)
 
 
@@ -153,7 +181,8 @@ def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
     return max(2 // groups, SMALL_PRODUCT // work + 1)
 
 
-def _rule(attention_mask: MaskRule | None, sliding_window: int | None) -> MaskFunction:
+def rule_of_mask(attention_mask: MaskRule | None, sliding_window: int | None = None) -> MaskFunction:
+    """What the library said, or a causal rule where it said nothing."""
     if attention_mask is not None:
         return attention_mask.function
     if sliding_window is not None:
@@ -165,10 +194,6 @@ def _rule(attention_mask: MaskRule | None, sliding_window: int | None) -> MaskFu
 def _sliding(window: int) -> MaskFunction:
     """One function for each window: masks are kept by function."""
     return sliding_window_causal_mask_function(window)  # type: ignore[no-any-return]
-
-
-def _layer_of(module: nn.Module) -> int:
-    return int(module.layer_idx)  # type: ignore[arg-type]
 
 
 def _mask_rule(*, mask_function: MaskFunction, **_: Any) -> MaskRule:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +49,14 @@ class LanguageModel:
         self.hf = hf
         self.traits = traits
         self._row_rule = rule_of(hf)
+        self._is_taken_over = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
+
+    def take_over(self) -> None:
+        """From now on the model reads for us alone: it stays routed, which spares every pass the way there and back."""
+        if not self._is_taken_over:
+            routed(self.hf).__enter__()
+            self._is_taken_over = True
 
     @property
     def device(self) -> torch.device:
@@ -75,15 +83,15 @@ class LanguageModel:
             positions.extend(range(start, start + len(read.tokens)))
             wanted.extend(range(len(ids) - read.num_logits, len(ids)))
             spans.append(Span(region, first_row, len(read.tokens), start))
-        logits = self._forward(ids, positions, wanted, spans)
+        padding = self._row_rule.pad(len(ids)) - len(ids)
+        spans[-1] = replace(spans[-1], padding=padding)
+        logits = self._forward(ids + [0] * padding, positions + positions[-1:] * padding, wanted, spans)
         for read, span in zip(reads, spans, strict=True):
             span.region.tokens.extend(read.tokens)
         return logits
 
     @torch.inference_mode()
     def _forward(self, ids: list[int], positions: list[int], wanted: list[int], spans: list[Span]) -> Tensor:
-        padding = self._row_rule.pad(len(ids)) - len(ids)
-        ids, positions = ids + [ids[0]] * padding, positions + [positions[0]] * padding
         rows = wanted + [0] * (self._row_rule.pad(len(wanted)) - len(wanted))
         device = self.device
         index = torch.tensor(rows, device=device)
@@ -97,7 +105,7 @@ class LanguageModel:
         }
         if self._keeps_rows:
             inputs["logits_to_keep"] = index
-        with routed(self.hf):
+        with nullcontext() if self._is_taken_over else routed(self.hf):
             logits: Tensor = self.hf(**inputs).logits[0]
         if not self._keeps_rows:
             logits = logits[index]

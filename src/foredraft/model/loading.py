@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from foredraft.errors import ModelError
+from foredraft.model.fused import fuse_layers
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import can_pack, pack_linears
 from foredraft.model.probe import probe
@@ -34,6 +35,15 @@ _DEFAULT_CONTEXT = 2048
 _GROWING_ROPES = ("dynamic", "longrope")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _LONGEST_HEADER = 100_000_000
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
 _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
 
 
@@ -48,7 +58,10 @@ class LoadOptions:
 
     def torch_device(self) -> torch.device:
         if self.device != "auto":
-            return torch.device(self.device)
+            try:
+                return torch.device(self.device)
+            except RuntimeError as error:
+                raise ModelError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}") from error
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def torch_dtype(self, config: PretrainedConfig) -> torch.dtype:
@@ -73,7 +86,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
         source.eval()
         return _examined(source, source.config.name_or_path or type(source).__name__)
     name = os.fspath(source)
-    config = _load_config(name, options)
+    config = load_config(name, options)
     refuse_unsupported(config, name)
     dtype = options.torch_dtype(config)
     _refuse_if_too_big(name, dtype, options.torch_device())
@@ -90,16 +103,17 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
         raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
     _refuse_half_loaded(name, report)
     if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
-        hf.to(options.torch_device())
+        _move(hf, options.torch_device())
     hf.eval()
-    if can_pack(hf):
-        pack_linears(hf)
-    return _examined(hf, name)
+    return _examined(hf, name, prepare=_prepare)
 
 
 def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreTrainedTokenizerBase:
     """Raises ModelError where there is none."""
     name = os.fspath(source)
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in _TOKENIZER_FILES):
+        # the library would make one up for some architectures
+        raise ModelError(f"{name}: no tokenizer in this directory; give tokenizer=, or token ids as prompts")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=options.revision, trust_remote_code=options.trust_remote_code
@@ -135,7 +149,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def _load_config(name: str, options: LoadOptions) -> PretrainedConfig:
+def load_config(name: str, options: LoadOptions) -> PretrainedConfig:
     if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
         raise ModelError(f"{name}: no such directory; give a directory in Hugging Face format, or a hub id")
     try:
@@ -202,14 +216,30 @@ def available_memory() -> int | None:
     return values[0] if values else None
 
 
-def _examined(hf: PreTrainedModel, name: str) -> LanguageModel:
+def _move(hf: PreTrainedModel, device: torch.device) -> None:
+    try:
+        hf.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {device} cannot be used: {one_line(error)}") from error
+
+
+def _prepare(hf: PreTrainedModel) -> None:
+    """Swap in what runs faster on this processor. Only for models that are ours to change."""
+    if can_pack(hf):
+        fuse_layers(hf)
+        pack_linears(hf)
+
+
+def _examined(
+    hf: PreTrainedModel, name: str, prepare: Callable[[PreTrainedModel], None] | None = None
+) -> LanguageModel:
     refuse_unsupported(hf.config, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
-    return LanguageModel(hf, probe(hf, name, _context_len(hf.config, name)))
+    return LanguageModel(hf, probe(hf, name, context_len_of(hf.config, name), prepare))
 
 
-def _context_len(config: PretrainedConfig, name: str) -> int:
+def context_len_of(config: PretrainedConfig, name: str) -> int:
     """The longest sequence to read. Where the rotary embedding changes with the longest position of a pass, only as far
     as it does not: beyond, one request would rotate its neighbours, and cached keys would be stale."""
     text: Any = config.get_text_config()

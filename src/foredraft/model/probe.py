@@ -6,7 +6,7 @@ ahead, or that mixes the sequences of a ragged batch gives other logits, and is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -29,16 +29,23 @@ _LONG, _SHORT = 1056, 64
 """Attention alone is tested on that many keys, past the 1,024 where products change their order, on the last rows."""
 
 
-def probe(hf: PreTrainedModel, name: str, context_len: int) -> Traits:
-    """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs."""
+def probe(
+    hf: PreTrainedModel, name: str, context_len: int, prepare: Callable[[PreTrainedModel], None] | None = None
+) -> Traits:
+    """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs.
+
+    prepare: what is swapped in the model after the library's own forward was asked, and before ours is.
+    """
     lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
     sequences = _random_sequences(hf, lengths)
     reference = [_reference(hf, name, tokens) for tokens in sequences]
     _refuse_if_it_looks_ahead(hf, name, sequences[0], reference[0])
     vocab_size = reference[0].shape[1]
+    if prepare is not None:
+        prepare(hf)
     draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False))
     together, region = _read_in_two_passes(draft, sequences)
-    if not region.num_layers:
+    if not region.layers:
         raise ModelError(
             f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
         )
@@ -123,7 +130,7 @@ def _is_row_exact(model: LanguageModel) -> bool:
 @torch.inference_mode()
 def _is_attention_exact(model: LanguageModel, region: Region) -> bool:
     """The same for attention alone, over contexts too long to send through the whole model. region: shows its shapes."""
-    keys, values = region.layer(next(iter(region._layers)))
+    keys, values = region.layer(next(iter(region.layers)))
     num_heads = getattr(model.hf.config.get_text_config(), "num_attention_heads", keys.shape[0])
     length = min(_LONG, model.traits.context_len)
     shapes = ((num_heads, keys.shape[2]), (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2]))
@@ -151,7 +158,7 @@ def _attend_in_pieces(states: list[Tensor], ends: Sequence[int]) -> Tensor:
 def _same_bits(a: Region, b: Region) -> bool:
     return all(
         torch.equal(ours, theirs)
-        for layer in a._layers  # any numbers: not every layer needs to have attention
+        for layer in a.layers  # any numbers: not every layer needs to have attention
         for ours, theirs in zip(a.layer(layer), b.layer(layer), strict=True)
     )
 

@@ -171,6 +171,8 @@ def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Cho
     ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     gaps = torch.full((len(rows),), torch.inf, device=logits.device, dtype=torch.float64) if margins else None
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
+    if len(greedy) == len(rows):
+        return Choice(*_argmax(logits, rows, margins))
     if greedy:
         ids[greedy], gap = _argmax(_select(logits, greedy), [rows[r] for r in greedy], margins)
         if gaps is not None and gap is not None:

@@ -87,6 +87,9 @@ def _walk(
     choice = choose(selected, [rows[r] for r in part], margins=near_tie > 0)
     lens = proposal.lens[batch]
     width = int(lens.max())
+    if width == 0:
+        ties = torch.zeros_like(lens) if choice.margins is None else (choice.margins.cpu() < near_tie).long()
+        return torch.zeros_like(lens), choice.ids.cpu(), ties
     place = torch.arange(width + 1)[None] <= lens[:, None]
     own_ids = torch.zeros(len(batch), width + 1, dtype=torch.int64)
     own_ids[place] = choice.ids.cpu()
