@@ -102,7 +102,7 @@ def test_another_vocabulary_does_not_fit_and_is_not_loaded() -> None:
 
 
 def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foredraft.inspection.available_memory", lambda: 16 * 2**20)
+    monkeypatch.setattr("foredraft.inspection.available_memory", lambda device: 16 * 2**20)
     assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).fits
     found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"))
     assert not found.fits

@@ -106,7 +106,7 @@ class Engine:
             return []
         verdict, near_ties = self._verify(scoring, proposal, logits)
         for b, work in enumerate(scoring):
-            self._commit(work, proposal, verdict, b, logits[b], int(near_ties[b]))
+            self._commit(work, proposal, verdict, b, logits[b], near_ties[b])
         return [work.sequence for work in scoring]
 
     def abort(self, sequence: TokenSequence, error: str | None = None) -> None:
@@ -202,7 +202,9 @@ class Engine:
         histories = [work.sequence.tokens for work in scoring]
         return verify(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
 
-    def _commit(self, work: Work, proposal: Proposal, verdict: Verdict, b: int, logits: Tensor, near_ties: int) -> None:
+    def _commit(
+        self, work: Work, proposal: Proposal, verdict: Verdict, b: int, logits: Tensor, near_ties: Tensor
+    ) -> None:
         sequence = work.sequence
         num_drafted, num_accepted = int(proposal.lens[b]), int(verdict.num_accepted[b])
         error = _first_error(sequence, num_accepted)
@@ -213,10 +215,9 @@ class Engine:
         num_kept = sequence.commit(new_ids, num_drafted)
         if sequence.sampler.params.logprobs is not None:
             sequence.logprobs += _logprobs(logits[:num_kept], new_ids[:num_kept], sequence.sampler.params.logprobs)
-        self.stats.record(num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=near_ties)
-        sequence.stats.record(
-            num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=near_ties
-        )
+        num_ties = int(near_ties[:num_kept].sum())
+        for stats in (self.stats, sequence.stats):
+            stats.record(num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=num_ties)
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
             self._release(sequence, retain=self._retain)

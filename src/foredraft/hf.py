@@ -161,7 +161,7 @@ def _engine(
     target = _known(model)
     draft = None if draft_model is None else draft_beside(target, _known(draft_model))
     per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
-    pool = MemoryPool(default_cache(per_token * target.traits.context_len * num_rows))
+    pool = MemoryPool(default_cache(per_token * target.traits.context_len * num_rows, target.device))
     context = DrafterContext(target.traits.vocab_size, pool, draft)
     return Engine(
         target,

@@ -306,7 +306,7 @@ def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
 
 def _memory(reports: list[ModelReport], options: LoadOptions, *, is_loaded: bool) -> MemoryReport:
     device = options.torch_device()
-    free = _free_bytes(device)
+    free = available_memory(device)
     weights = _sum(report.costs.weight_bytes for report in reports)
     per_token = _sum(report.costs.cache_bytes_per_token for report in reports)
     full = None if per_token is None else per_token * reports[0].context_len
@@ -325,12 +325,6 @@ def _memory(reports: list[ModelReport], options: LoadOptions, *, is_loaded: bool
 def _sum(values: Iterable[int | None]) -> int | None:
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda" and torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_memory() if device.type == "cpu" else None
 
 
 def _machine() -> MachineReport:

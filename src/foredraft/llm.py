@@ -100,7 +100,9 @@ class LLM:
                 ours.take_over()
         self.method = method if isinstance(method, str) else type(method).__name__
         per_token = self.target.traits.bytes_per_token + (self.draft.traits.bytes_per_token if self.draft else 0)
-        pool = MemoryPool(cache_memory or default_cache(per_token * self.target.traits.context_len * max_num_seqs))
+        pool = MemoryPool(
+            cache_memory or default_cache(per_token * self.target.traits.context_len * max_num_seqs, self.target.device)
+        )
         context = DrafterContext(self.target.traits.vocab_size, pool, self.draft, max_num_batched_tokens)
         self.engine = Engine(
             self.target,
@@ -281,9 +283,9 @@ def _sampling_defaults(model: LanguageModel) -> dict[str, Any]:
     return {} if config is None else config.to_diff_dict()
 
 
-def default_cache(wanted: int) -> int:
+def default_cache(wanted: int, device: torch.device) -> int:
     """Bytes for keys and values: what is wanted, but at most half of the memory that is free."""
-    free = available_memory()
+    free = available_memory(device)
     return max(1, min(wanted, int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY))
 
 

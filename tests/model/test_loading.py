@@ -204,11 +204,11 @@ def test_a_tensor_of_another_shape_is_refused(llama: Path) -> None:
 
 def test_a_model_bigger_than_memory_is_refused_before_it_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = (llama / "model.safetensors").stat().st_size
-    monkeypatch.setattr(loading, "available_memory", lambda: size * 3 // 4)
+    monkeypatch.setattr(loading, "available_memory", lambda device: size * 3 // 4)
     message = refusal(llama)
     assert "GiB of memory are free" in message
     assert load_model(llama, LoadOptions(dtype="bfloat16", device="cpu")).hf.dtype == torch.bfloat16  # half the bytes
-    monkeypatch.setattr(loading, "available_memory", lambda: None)
+    monkeypatch.setattr(loading, "available_memory", lambda device: None)
     load_model(llama, CPU)
 
 
@@ -395,7 +395,7 @@ def test_the_choice_of_every_part_is_restored_even_after_a_failure() -> None:
 
 
 def test_available_memory_is_a_plausible_number() -> None:
-    free = loading.available_memory()
+    free = loading.available_memory(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
 
 

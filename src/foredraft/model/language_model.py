@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from foredraft.cache import KVCache, MemoryPool
 from foredraft.model.attention import Pass, Span
-from foredraft.model.routing import routed
+from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
 
 
@@ -54,9 +54,8 @@ class LanguageModel:
 
     def take_over(self) -> None:
         """From now on the model reads for us alone: it stays routed, which spares every pass the way there and back."""
-        if not self._is_taken_over:
-            routed(self.hf).__enter__()
-            self._is_taken_over = True
+        route(self.hf)
+        self._is_taken_over = True
 
     @property
     def device(self) -> torch.device:

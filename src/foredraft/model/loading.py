@@ -174,8 +174,8 @@ def _refuse_half_loaded(name: str, report: dict[str, Any]) -> None:
 def _refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """For local checkpoints, before any memory is touched: weights against what is free."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    free = available_memory()
-    if not files or free is None or device.type != "cpu":
+    free = available_memory(device) if files else None
+    if free is None:
         return
     needed = sum(_loaded_size(file, dtype) for file in files)
     if needed > free:
@@ -206,8 +206,10 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.3g}"
 
 
-def available_memory() -> int | None:
-    """Bytes of main memory that can be had, or None where the system does not say."""
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can be had on a device, or None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -12,23 +12,28 @@ from foredraft.model import attention, experts
 
 @contextmanager
 def routed(model: PreTrainedModel) -> Iterator[None]:
-    """The model's configuration, and those inside it, name our functions for the duration.
-
-    Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
-    """
+    """The model's configuration, and those inside it, name our functions for the duration."""
     configs = _with_parts(model.config)
     before = [(config._attn_implementation, config._experts_implementation) for config in configs]
     try:
-        for config in configs:
-            config._attn_implementation = attention.NAME
-            if model.device.type == "cpu":
-                config._experts_implementation = experts.NAME
+        route(model)
         yield
     finally:
         # a whole hands its choice down to its parts, so parts come after wholes
         for config, (attention_before, experts_before) in zip(configs, before, strict=True):
             config._attn_implementation = attention_before
             config._experts_implementation = experts_before
+
+
+def route(model: PreTrainedModel) -> None:
+    """From now on the model runs our functions.
+
+    Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
+    """
+    for config in _with_parts(model.config):
+        config._attn_implementation = attention.NAME
+        if model.device.type == "cpu":
+            config._experts_implementation = experts.NAME
 
 
 def _with_parts(config: PretrainedConfig) -> list[PretrainedConfig]:

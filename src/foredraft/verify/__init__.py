@@ -44,16 +44,18 @@ def verify(
 
     logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
     its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this.
-    -> (Verdict of B rows, how many near ties lie among each row's emitted tokens [B])
+    -> (Verdict of B rows, which of their K + 1 possible tokens would be near ties [B, K + 1] bool)
     """
     rows, starts = _rows(proposal, samplers, histories)
     by_ratio = [b for b in range(len(samplers)) if _needs_ratio(proposal, samplers[b], b)]
     by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
-    num_accepted, next_ids, ties = (torch.zeros(len(samplers), dtype=torch.int64) for _ in range(3))
+    num_accepted, next_ids = (torch.zeros(len(samplers), dtype=torch.int64) for _ in range(2))
+    ties = torch.zeros(len(samplers), proposal.ids.shape[1] + 1, dtype=torch.bool)
     if by_walk:
         part = [r for b in by_walk for r in range(starts[b], starts[b + 1])]
         accepted, ids, part_ties = _walk(logits, rows, part, proposal, by_walk, near_tie)
-        num_accepted[by_walk], next_ids[by_walk], ties[by_walk] = accepted, ids, part_ties
+        num_accepted[by_walk], next_ids[by_walk] = accepted, ids
+        ties[by_walk, : part_ties.shape[1]] = part_ties
     for group in _ratio_groups(samplers, by_ratio):
         accepted, ids = _draw_by_ratio(logits, rows, starts, proposal, group)
         num_accepted[group], next_ids[group] = accepted, ids
@@ -87,19 +89,15 @@ def _walk(
     choice = choose(selected, [rows[r] for r in part], margins=near_tie > 0)
     lens = proposal.lens[batch]
     width = int(lens.max())
-    if width == 0:
-        ties = torch.zeros_like(lens) if choice.margins is None else (choice.margins.cpu() < near_tie).long()
-        return torch.zeros_like(lens), choice.ids.cpu(), ties
     place = torch.arange(width + 1)[None] <= lens[:, None]
+    ties = torch.zeros_like(place)
+    if choice.margins is not None:
+        ties[place] = choice.margins.cpu() < near_tie
+    if width == 0:
+        return torch.zeros_like(lens), choice.ids.cpu(), ties
     own_ids = torch.zeros(len(batch), width + 1, dtype=torch.int64)
     own_ids[place] = choice.ids.cpu()
-    num_accepted, next_ids = walk(own_ids, proposal.ids[batch][:, :width], lens)
-    ties = torch.zeros_like(lens)
-    if choice.margins is not None:
-        close = torch.zeros_like(place)
-        close[place] = choice.margins.cpu() < near_tie
-        ties = (close & (torch.arange(width + 1)[None] <= num_accepted[:, None])).sum(1)
-    return num_accepted, next_ids, ties
+    return *walk(own_ids, proposal.ids[batch][:, :width], lens), ties
 
 
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:
