@@ -29,6 +29,7 @@ from foredraft.model import (
     load_tokenizer,
 )
 from foredraft.model.loading import context_len_of, load_config, refuse_unsupported
+from foredraft.model.packed import packs, weight_bytes
 
 logger = logging.getLogger("foredraft")
 
@@ -194,6 +195,7 @@ def _predict(source: Source, options: LoadOptions) -> ModelReport:
     refuse_unsupported(config, name)
     dtype, context_len = options.torch_dtype(config), context_len_of(config, name)
     skeleton = _skeleton(config, dtype, options)
+    weights = _predicted_weights(name, config, skeleton, options.torch_device())
     bytes_per_token, logit_width = _dry_read(skeleton, context_len) if skeleton is not None else (None, None)
     return ModelReport(
         name=name,
@@ -204,7 +206,7 @@ def _predict(source: Source, options: LoadOptions) -> ModelReport:
         context_len=context_len,
         num_tokens=None,
         logit_width=logit_width,
-        predicted=Costs(_predicted_weights(name, config, skeleton), bytes_per_token or _cache_by_config(config, dtype)),
+        predicted=Costs(weights, bytes_per_token or _cache_by_config(config, dtype)),
     )
 
 
@@ -251,17 +253,25 @@ def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None
     return int(layers * widths * dtype.itemsize)
 
 
-def _predicted_weights(name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None) -> int | None:
+def _predicted_weights(
+    name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, device: torch.device
+) -> int | None:
     """A quantised checkpoint, or one that cannot be sketched, by its files; any other by its parameters."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     is_quantised = getattr(config, "quantization_config", None) is not None
     if files and (is_quantised or skeleton is None):
         return sum(file.stat().st_size for file in files)
-    return None if skeleton is None or is_quantised else _weight_bytes(skeleton)
+    if skeleton is None or is_quantised:
+        return None
+    return weight_bytes(skeleton) + (_tied_head_bytes(skeleton) if packs(skeleton.dtype, device) else 0)
 
 
-def _weight_bytes(hf: PreTrainedModel) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*hf.parameters(), *hf.buffers()))
+def _tied_head_bytes(skeleton: PreTrainedModel) -> int:
+    """A head that shares its weights with the embedding gets a packed copy of its own."""
+    head, embedding = skeleton.get_output_embeddings(), skeleton.get_input_embeddings()
+    if type(head) is not torch.nn.Linear or head.weight is not embedding.weight:
+        return 0
+    return int(head.weight.numel() * head.weight.element_size())
 
 
 def _architecture(config: PretrainedConfig) -> str:
@@ -299,7 +309,7 @@ def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
         dtype=str(model.hf.dtype).removeprefix("torch."),
         context_len=model.traits.context_len,
         logit_width=model.traits.vocab_size,
-        measured=Costs(_weight_bytes(model.hf), model.traits.bytes_per_token),
+        measured=Costs(weight_bytes(model.hf), model.traits.bytes_per_token),
         row_exact=model.traits.row_exact,
     )
 

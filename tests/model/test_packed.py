@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.model import EMBEDDED, LoadOptions, load_model
-from foredraft.model.packed import PackedLinear, can_pack, pack_linears
+from foredraft.model.packed import PackedLinear, pack_linears, packs
 
 
 def packs_here() -> bool:
@@ -51,4 +51,5 @@ def test_only_what_is_loaded_here_is_packed() -> None:
     theirs = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16)
     load_model(theirs, LoadOptions())
     assert [m for m in theirs.modules() if type(m) is nn.Linear]
-    assert not can_pack(load_model(EMBEDDED / "target", LoadOptions(dtype="float32", device="cpu")).hf)
+    assert packs(torch.bfloat16, torch.device("cpu"))
+    assert not packs(torch.float32, torch.device("cpu"))

@@ -32,7 +32,9 @@ class FusedLayer(nn.Module):
         self._scaling = float(attention.scaling)
         self._num_heads = attention.q_proj.out_features // self._head_dim
         self._num_kv_heads = attention.k_proj.out_features // self._head_dim
-        self._norms = [(n.weight, n.variance_epsilon) for n in (layer.input_layernorm, layer.post_attention_layernorm)]
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._norm_weights = nn.ParameterList([norm.weight for norm in norms])
+        self._norm_epsilons = [float(norm.variance_epsilon) for norm in norms]
         self._qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self._out = _joined([attention.o_proj])
         self._gate_up = _joined([mlp.gate_proj, mlp.up_proj])
@@ -58,8 +60,8 @@ class FusedLayer(nn.Module):
         return out
 
     def _normed(self, x: Tensor, which: int) -> Tensor:
-        weight, epsilon = self._norms[which]
-        normed: Tensor = nn.functional.rms_norm(x, weight.shape, weight, epsilon)
+        weight = self._norm_weights[which]
+        normed: Tensor = nn.functional.rms_norm(x, weight.shape, weight, self._norm_epsilons[which])
         return normed
 
     def _heads(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from transformers import (
 from foredraft.errors import ModelError
 from foredraft.model.fused import fuse_layers
 from foredraft.model.language_model import LanguageModel
-from foredraft.model.packed import can_pack, pack_linears
+from foredraft.model.packed import pack_linears, packs
 from foredraft.model.probe import probe
 
 logger = logging.getLogger("foredraft")
@@ -227,7 +227,7 @@ def _move(hf: PreTrainedModel, device: torch.device) -> None:
 
 def _prepare(hf: PreTrainedModel) -> None:
     """Swap in what runs faster on this processor. Only for models that are ours to change."""
-    if can_pack(hf):
+    if packs(hf.dtype, hf.device):
         fuse_layers(hf)
         pack_linears(hf)
 

@@ -21,7 +21,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-        self._bias = bias
+        self.register_buffer("_bias", bias)
+        self.num_bytes = weight.numel() * weight.element_size()
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,11 +31,11 @@ class PackedLinear(nn.Module):
         return out
 
 
-def can_pack(hf: PreTrainedModel) -> bool:
-    """Whether this processor multiplies bfloat16 itself and the model is in it."""
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a model loaded so is packed: in bfloat16, by a processor that multiplies it itself."""
     return (
-        hf.dtype == torch.bfloat16
-        and hf.device.type == "cpu"
+        dtype == torch.bfloat16
+        and device.type == "cpu"
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
@@ -56,3 +57,10 @@ def pack_linears(hf: PreTrainedModel) -> int:
             setattr(parent, name, packed)
             count += 1
     return count
+
+
+def weight_bytes(hf: PreTrainedModel) -> int:
+    """What a model's weights take in memory: shared ones once, packed ones in their packed form."""
+    tensors: list[Tensor] = [*hf.parameters(), *hf.buffers()]
+    packed = sum(module.num_bytes for module in hf.modules() if isinstance(module, PackedLinear))
+    return packed + sum(t.numel() * t.element_size() for t in tensors)
