@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from foredraft.cache import MemoryPool
 from foredraft.llm import LLM
@@ -123,11 +124,12 @@ def test_greedy_text_of_a_real_checkpoint(stories260k: Path) -> None:
     assert llm.tokenizer is not None
     texts = ("Once upon a time", "Lily and Tom went to the park. They saw a", "The dog")
     prompts = [llm.tokenizer(text)["input_ids"] for text in texts]
-    expected = greedy(llm.target.hf, prompts, 60)
+    library = AutoModelForCausalLM.from_pretrained(stories260k, dtype=torch.float32).eval()
+    expected = greedy(library, prompts, 60)
     for method in METHODS:
-        draft = llm.target.hf if method == "draft_model" else None
-        other = LLM(llm.target.hf, draft, method=method, tokenizer=llm.tokenizer)
-        assert_same_as_reference(llm.target.hf, prompts, write(other, prompts, 60), expected)
+        draft = stories260k if method == "draft_model" else None
+        other = LLM(stories260k, draft, method=method, dtype="float32")
+        assert_same_as_reference(library, prompts, write(other, prompts, 60), expected)
 
 
 @pytest.mark.parametrize("name", [*SPECIES])
@@ -144,10 +146,13 @@ def test_rows_of_a_real_checkpoint_are_exact_in_bfloat16(stories260k: Path) -> N
 @pytest.mark.parametrize("name", ["llama", "gemma2", "starcoder2", "deepseek_v3", *MIXTURES])
 def test_speculation_changes_no_token_in_bfloat16(name: str, checkpoint: Maker) -> None:
     """Greedy, and for two of them seeded, against plain decoding alone and in other chunks."""
-    model = loaded(checkpoint(name), "bfloat16").hf
-    draft = loaded(checkpoint("llama", 1), "bfloat16").hf
-    plain = LLM(model, method="none", max_num_batched_tokens=9, enable_prefix_caching=False)
-    others = (LLM(model, draft, speculative_tokens=5), LLM(model, model), LLM(model, method="suffix"))
+    model, draft = checkpoint(name), checkpoint("llama", 1)
+    plain = LLM(model, method="none", dtype="bfloat16", max_num_batched_tokens=9, enable_prefix_caching=False)
+    others = (
+        LLM(model, draft, dtype="bfloat16", speculative_tokens=5),
+        LLM(model, model, dtype="bfloat16"),
+        LLM(model, method="suffix", dtype="bfloat16"),
+    )
     seeded = [{"temperature": 0.7, "seed": 3}] if name in ("llama", "qwen3_moe") else []
     for params in ({}, *seeded):
         expected = [write(plain, [prompt], 40, **params)[0] for prompt in PROMPTS]
