@@ -71,8 +71,13 @@ def test_bad_requests_fail_alone(llm: LLM) -> None:
     async def body(engine: AsyncLLM) -> None:
         bad = SamplingParams(max_tokens=4, logits_processors=[broken])
         results = await asyncio.gather(
-            engine.generate(""), engine.generate(STORY, bad), engine.generate(STORY, GREEDY), return_exceptions=True
+            engine.generate(""),
+            engine.generate(STORY, bad),
+            engine.generate(STORY, GREEDY),
+            engine.generate(STORY, SamplingParams(bad_words=["\ud800"])),
+            return_exceptions=True,
         )
+        assert isinstance(results[3], ForedraftError)
         assert isinstance(results[0], ForedraftError)
         assert isinstance(results[1], RequestError)
         assert "broken raised ValueError: no" in str(results[1])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foredraft.cache import MemoryPool
+from foredraft import engine as engine_module
+from foredraft.cache import MemoryPool, Region
 from foredraft.drafters import REGISTRY, DrafterContext, ScriptedDrafter, build
 from foredraft.engine import Engine
 from foredraft.errors import ForedraftError
@@ -232,22 +233,31 @@ def test_sequences_come_and_go_at_any_moment(bench: Bench) -> None:
     assert first[2].output_ids == bench.plain(PROMPTS[2], wanted)
 
 
-def test_an_interrupt_inside_a_step_leaves_the_engine_usable(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "when"), [("read", (2, 5)), ("verify", (2, 4)), ("commit", (2, 3))])
+def test_an_interrupt_anywhere_in_a_step_leaves_the_engine_usable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, when: tuple[int, int]
+) -> None:
+    """In the passes of draft and target, with draft tokens in the cache that nobody verified, or between two commits."""
     engine = bench.engine("draft_model")
     wanted = params(20, **GREEDY)
-    sequence = engine.add(PROMPTS[0], wanted)
+    sequences = [engine.add(prompt, wanted) for prompt in PROMPTS]
     engine.step()
-    read = LanguageModel.read
+    owner, name = {
+        "read": (LanguageModel, "read"),
+        "verify": (engine_module, "verify"),
+        "commit": (Engine, "_commit"),
+    }[place]
+    original = getattr(owner, name)
     calls = 0
 
-    def interrupted(*args: object, **kwargs: object) -> Tensor:
+    def interrupted(*args: object, **kwargs: object) -> object:
         nonlocal calls
         calls += 1
-        if calls in (2, 5):  # once in the draft's passes, once in the target's
+        if calls in when:
             raise KeyboardInterrupt
-        return read(*args, **kwargs)  # type: ignore[arg-type]
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(LanguageModel, "read", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     interrupts = 0
     while engine.has_work:
         try:
@@ -255,7 +265,7 @@ def test_an_interrupt_inside_a_step_leaves_the_engine_usable(bench: Bench, monke
         except KeyboardInterrupt:
             interrupts += 1
     assert interrupts == 2
-    assert sequence.output_ids == bench.plain(PROMPTS[0], wanted)
+    assert [s.output_ids for s in sequences] == [bench.plain(prompt, wanted) for prompt in PROMPTS]
     assert_idle(engine)
 
 
@@ -277,8 +287,60 @@ def test_a_failing_processor_ends_its_own_request_only(bench: Bench) -> None:
     assert bad.finish_reason == nan.finish_reason == "error"
     assert "raises raised KeyError" in str(bad.error)
     assert "gives_nan must return numbers" in str(nan.error)
-    # plain decoding would have failed at the same token: what is wrong behind a rejected draft token does not count
+    # at the token where plain decoding would have failed: what is wrong behind a rejected draft token does not count
+    assert len(PROMPTS[0]) + bad.num_output == 13
     assert bad.output_ids == bench.plain(PROMPTS[0], params(20, **GREEDY))[: bad.num_output]
+
+
+def test_what_goes_wrong_behind_the_end_of_a_text_does_not_count(bench: Bench) -> None:
+    end = bench.plain(PROMPTS[0], params(20, **GREEDY))[3]
+
+    def refuses_what_follows_the_end(prefix: list[int], logits: Tensor) -> Tensor:
+        if end in prefix[len(PROMPTS[0]) :]:
+            raise AssertionError("the text was over")
+        return logits
+
+    wanted = params(20, **GREEDY, stop_token_ids=[end], logits_processors=[refuses_what_follows_the_end])
+    text = [*PROMPTS[0], *bench.plain(PROMPTS[0], params(20, **GREEDY))]
+    engine = bench.engine(ScriptedDrafter.from_continuations({0: text}), speculative_tokens=8)
+    sequence = engine.add(PROMPTS[0], wanted)
+    run(engine)
+    assert sequence.error is None
+    assert sequence.output_ids == text[len(PROMPTS[0]) :][: text[len(PROMPTS[0]) :].index(end) + 1]
+
+
+def test_ids_that_the_logits_do_not_have_end_nothing_and_break_nothing(bench: Bench) -> None:
+    pool = MemoryPool(1 << 28)
+    engine = Engine(bench.target, build("none", DrafterContext(4096, pool)), pool, end_ids=[0, 151_645])
+    sequence = engine.add(PROMPTS[0], params(6, **GREEDY, min_tokens=3), bad_words=[(7, 151_645)])
+    run(engine)
+    assert sequence.num_output == 6
+
+
+def test_a_failed_allocation_gives_back_what_it_took(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = bench.engine("none")
+    sequence = engine.add(PROMPTS[0], params(6, **GREEDY))
+
+    def fails(self: Region, capacity: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Region, "resize", fails)
+        with pytest.raises(MemoryError):
+            engine.step()
+    run(engine)
+    assert sequence.num_output == 6
+
+
+def test_what_is_retained_does_not_starve_the_draft(bench: Bench) -> None:
+    per_token = bench.target.traits.bytes_per_token + bench.draft.traits.bytes_per_token
+    engine = bench.engine("draft_model", memory=per_token * 64 * 5)
+    for i in range(8):
+        sequence = engine.add([0, *range(100 * i + 5, 100 * i + 15)], params(12, **GREEDY))
+        while engine.has_work:
+            engine.step()
+        assert sequence.stats.num_draft_tokens > 0
+    assert_idle(engine)
 
 
 def test_a_processor_sees_its_own_growing_prefix(bench: Bench) -> None:

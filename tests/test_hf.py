@@ -10,10 +10,13 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 import foredraft
 from foredraft import ForedraftError
@@ -74,6 +77,28 @@ def test_greedy_is_generates_own(
     assert same.tolist() == expected.tolist()
 
 
+class ForbidInPlace(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, 15] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize(
+    "criteria", [[MaxLengthCriteria(20)], [EosTokenCriteria(eos_token_id=276)]], ids=["length", "end"]
+)
+def test_a_users_own_processors_and_criteria_are_asked(
+    model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any, criteria: list[Any]
+) -> None:
+    settings: dict[str, Any] = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "logits_processor": LogitsProcessorList([ForbidInPlace()]),
+        "stopping_criteria": StoppingCriteriaList(criteria),
+    }
+    expected = model.generate(**inputs, **settings)
+    assert foredraft.generate(model, inputs, draft_model=draft_model, **settings).tolist() == expected.tolist()
+
+
 def test_a_seeded_text_does_not_depend_on_the_draft(
     model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any
 ) -> None:
@@ -106,6 +131,13 @@ def test_several_texts_of_one_prompt_differ(model: PreTrainedModel, draft_model:
 
 def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
     before = model.config._attn_implementation
+    model.train()
+    draft_model.train()
+    foredraft.generate(model, inputs, draft_model=draft_model, max_new_tokens=2, do_sample=False)
+    assert model.training
+    assert draft_model.training
+    model.eval()
+    draft_model.eval()
     expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     foredraft.generate(model, inputs, draft_model=draft_model, max_new_tokens=8, do_sample=False)
     assert model.config._attn_implementation == before
@@ -118,6 +150,8 @@ def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: 
         ({"num_beams": 3}, "num_beams"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"method": "magic"}, "unknown method"),
+        ({"streamer": object()}, "streamer"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"method": "draft_model"}, "needs a draft model"),
     ],
 )

@@ -82,6 +82,7 @@ class AsyncLLM:
             call = self._next_call()
             while call is not _NOTHING:
                 if call is None:
+                    self._run_what_is_left()
                     self._close(ForedraftError("the engine was shut down"))
                     return
                 call()
@@ -100,9 +101,20 @@ class AsyncLLM:
         except queue.Empty:
             return _NOTHING
 
+    def _run_what_is_left(self) -> None:
+        """Requests that came while the engine was being shut down: they are told so like the others."""
+        while not self._calls.empty():
+            call = self._calls.get_nowait()
+            if call is not None:
+                call()
+
     def _start(self, request: Request, deliver: Deliver) -> None:
         self._running[request] = deliver
-        self.llm.frontend.start(request)
+        try:
+            self.llm.frontend.start(request)
+        except Exception as error:  # whatever it is, it is this request's own
+            self._end(request)
+            deliver(error)
 
     def _end(self, request: Request) -> None:
         self._running.pop(request, None)
@@ -110,14 +122,13 @@ class AsyncLLM:
 
     def _deliver(self, request: Request) -> None:
         deliver = self._running[request]
-        if request.error:
+        if request.is_finished:
             del self._running[request]
+        if request.is_finished and request.error:
             deliver(RequestError(f"request {request.request_id}: {request.error}", [request.output()]))
             return
         for delta in request.deltas():
             deliver(delta)
-        if request.is_finished:
-            del self._running[request]
 
     def _close(self, error: Exception) -> None:
         for request, deliver in list(self._running.items()):

@@ -7,7 +7,7 @@ said to hold is garbage that the next read overwrites. A cache shrinks in one fu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -19,19 +19,26 @@ _MAX_RETAINED = 16
 
 
 class MemoryPool:
-    """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total."""
+    """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
+
+    spares: asked in turn when there is too little; each gives back something it can do without, or says that it has
+    nothing.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
+        self.spares: list[Callable[[], bool]] = []
 
     @property
     def free(self) -> int:
         return self.total - self.used
 
-    def take(self, amount: int) -> bool:
-        if amount > self.free:
-            return False
+    def take(self, amount: int, *, from_spares: bool = True) -> bool:
+        """False if there is not so much, also (from_spares) after all spares gave what they had."""
+        while amount > self.free:
+            if not from_spares or not any(spare() for spare in self.spares):
+                return False
         self.used += amount
         return True
 
@@ -96,9 +103,11 @@ class Region:
 
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
-        for layer, pair in self._layers.items():
-            self._layers[layer] = (self._moved(pair[0], capacity), self._moved(pair[1], capacity))
-        self.capacity = capacity
+        moved = {
+            layer: (self._moved(keys, capacity), self._moved(values, capacity))
+            for layer, (keys, values) in self._layers.items()
+        }
+        self._layers, self.capacity = moved, capacity
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""
@@ -129,6 +138,7 @@ class KVCache:
         self.max_len = max_len
         self._regions: dict[int, Region] = {}
         self._retained: OrderedDict[int, Region] = OrderedDict()
+        pool.spares.append(self._drop_oldest)
 
     @property
     def bytes_held(self) -> int:
@@ -164,13 +174,7 @@ class KVCache:
             return True
         generous = _rounded(min(max(num_tokens, 2 * region.capacity), max(self.max_len, num_tokens)))
         needed = _rounded(num_tokens)
-        if self.pool.take((generous - region.capacity) * self.bytes_per_token):
-            region.resize(generous)
-            return True
-        if self._take((needed - region.capacity) * self.bytes_per_token):
-            region.resize(needed)
-            return True
-        return False
+        return self._grow(region, generous, from_spares=False) or self._grow(region, needed, from_spares=True)
 
     def start(self, seq_id: int, wanted: Sequence[int]) -> None:
         """Begin a sequence with whatever another one already holds of its beginning, if there is room for it.
@@ -184,10 +188,9 @@ class KVCache:
             if region is best and length == len(region.tokens):
                 self._regions[seq_id] = self._retained.pop(key)
                 return
-        if self._take(self.bytes_for(length)):
-            region = self.region(seq_id)
-            region.resize(_rounded(length))
-            region.copy_prefix(best, length)
+        # not from the spares: they might give up the very region that is copied
+        if self._grow(self.region(seq_id), _rounded(length), from_spares=False):
+            self.region(seq_id).copy_prefix(best, length)
 
     def retain(self, seq_id: int) -> None:
         """Keep a finished sequence's region for one that begins like it, until the room is needed."""
@@ -197,22 +200,32 @@ class KVCache:
             return
         self._retained[seq_id] = region
         while len(self._retained) > _MAX_RETAINED:
-            self._release(self._retained.popitem(last=False)[1])
+            self._drop_oldest()
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
             self._release(self._regions.pop(seq_id, None))
 
     def drop_retained(self) -> None:
-        while self._retained:
-            self._release(self._retained.popitem(last=False)[1])
+        while self._drop_oldest():
+            pass
 
-    def _take(self, amount: int) -> bool:
-        """Take from the pool, giving up what is retained, oldest first, as far as that is needed."""
-        while not self.pool.take(amount):
-            if not self._retained:
-                return False
-            self._release(self._retained.popitem(last=False)[1])
+    def _grow(self, region: Region, capacity: int, *, from_spares: bool) -> bool:
+        amount = (capacity - region.capacity) * self.bytes_per_token
+        if not self.pool.take(amount, from_spares=from_spares):
+            return False
+        try:
+            region.resize(capacity)
+        except BaseException:
+            self.pool.give(amount)
+            raise
+        return True
+
+    def _drop_oldest(self) -> bool:
+        """Give up the region that was retained first; False if there is none."""
+        if not self._retained:
+            return False
+        self._release(self._retained.popitem(last=False)[1])
         return True
 
     def _release(self, region: Region | None) -> None:

@@ -52,7 +52,8 @@ class Engine:
         self.cache = model.new_cache(pool)
         self.stats = SpeculationStats()
         self._drafter = drafter
-        self._end_ids = frozenset(end_ids)
+        # a pruned checkpoint may name ids that its logits do not have
+        self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens
         self._scheduler = Scheduler(self.cache, drafter, policy or FixedPolicy(), limits or Limits())
         self._generator = torch.Generator()
@@ -82,6 +83,7 @@ class Engine:
         max_len = self.check(prompt, params)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         masked = self._end_ids | end_ids
+        bad_words = [word for word in bad_words if max(word) < self.model.traits.vocab_size]
         wanted = params.speculative_tokens
         sequence = TokenSequence(
             seq_id=next(self._seq_ids),
@@ -99,6 +101,8 @@ class Engine:
     def step(self) -> list[TokenSequence]:
         """Advance every scheduled sequence; give those that got tokens or ended."""
         works = self._scheduler.schedule()
+        if not works and self.has_work:
+            raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
         scoring = [work for work in works if work.scores]
         proposal = self._propose(scoring)
         logits = self._score(works, proposal)
@@ -207,12 +211,12 @@ class Engine:
     ) -> None:
         sequence = work.sequence
         num_drafted, num_accepted = int(proposal.lens[b]), int(verdict.num_accepted[b])
-        error = _first_error(sequence, num_accepted)
-        if error is not None:
-            self.abort(sequence, error)
-            return
         new_ids = [*proposal.ids[b, :num_accepted].tolist(), int(verdict.next_ids[b])]
-        num_kept = sequence.commit(new_ids, num_drafted)
+        failed = _first_failed(sequence, num_accepted)
+        num_kept = sequence.commit(new_ids[:failed], num_drafted, has_own=failed is None)
+        if failed is not None and not sequence.is_finished:
+            # plain decoding would have come to this row, and failed there
+            sequence.finish("error", sequence.sampler.errors[len(sequence.tokens)])
         if sequence.sampler.params.logprobs is not None:
             sequence.logprobs += _logprobs(logits[:num_kept], new_ids[:num_kept], sequence.sampler.params.logprobs)
         num_ties = int(near_ties[:num_kept].sum())
@@ -220,7 +224,7 @@ class Engine:
             stats.record(num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=num_ties)
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
-            self._release(sequence, retain=self._retain)
+            self._release(sequence, retain=self._retain and sequence.error is None)
 
     def _release(self, sequence: TokenSequence, *, retain: bool) -> None:
         self._scheduler.remove(sequence)
@@ -231,10 +235,10 @@ class Engine:
             self.cache.drop([sequence.seq_id])
 
 
-def _first_error(sequence: TokenSequence, num_accepted: int) -> str | None:
-    """What went wrong in a row that plain decoding would have seen too."""
-    rows = range(len(sequence.tokens), len(sequence.tokens) + num_accepted + 1)
-    return next((sequence.sampler.errors[row] for row in rows if row in sequence.sampler.errors), None)
+def _first_failed(sequence: TokenSequence, num_accepted: int) -> int | None:
+    """How many draft tokens come before the first row in which something went wrong, of the rows that were reached."""
+    first = len(sequence.tokens)
+    return next((i for i in range(num_accepted + 1) if first + i in sequence.sampler.errors), None)
 
 
 def _record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:

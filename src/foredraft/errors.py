@@ -14,9 +14,9 @@ class VocabularyError(ModelError):
 
 
 class RequestError(ForedraftError):
-    """A request that failed while it ran; the other requests of its batch are complete.
+    """A request that failed while it ran; others are not disturbed.
 
-    `outputs` holds the outputs of the whole call, the failed ones with finish_reason "error".
+    `outputs` holds the outputs of the whole call, complete but for the failed ones (finish_reason "error").
     """
 
     def __init__(self, message: str, outputs: list[object] | None = None) -> None:

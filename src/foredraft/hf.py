@@ -6,7 +6,8 @@ callable; what is sampled here is therefore exactly what `generate` was asked fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from foredraft.proposal import Drafter
 from foredraft.sampling import LogitsProcessor, SamplingParams
 from foredraft.sequence import StopRule, TokenSequence
 
-_HANDLED = (MaxLengthCriteria, EosTokenCriteria)
+_OTHER_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
 
 def generate(
@@ -39,6 +40,9 @@ def generate(
     settings: whatever generate takes (max_new_tokens, do_sample, ...), and custom_generate's own method,
     speculative_tokens and seed. -> ids [B, L + new], as from generate.
     """
+    for name in ("streamer", "assistant_model"):
+        if settings.get(name) is not None:
+            raise ForedraftError(f"{name} does not reach custom_generate: use LLM.stream, or draft_model=")
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
@@ -64,15 +68,29 @@ def custom_generate(
     -> ids [B, L + new], padded on the right like generate's. Raises ForedraftError for what cannot be honoured.
     """
     config = generation_config or model.generation_config
-    _refuse(config)
-    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-    engine = _engine(model, draft_model, method, len(prompts), config)
+    _refuse(config, model_kwargs)
+    with _evaluating([model] if draft_model is None else [model, draft_model]):
+        prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+        engine = _engine(model, draft_model, method, len(prompts), config)
+        return _write(engine, prompts, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
+
+
+def _write(
+    engine: Engine,
+    prompts: list[list[int]],
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList | None,
+    stopping_criteria: StoppingCriteriaList | None,
+    config: GenerationConfig,
+    speculative_tokens: int,
+    seed: int | None,
+) -> Tensor:
     sequences: list[TokenSequence] = []
     try:
         for row, prompt in enumerate(prompts):
             processors = [_row_processor(logits_processor, input_ids, row, len(prompt))] if logits_processor else []
             params = _params(config, input_ids.shape[1], processors, speculative_tokens, seed)
-            rule = _stop_rule(input_ids[row], stopping_criteria)
+            rule = _stop_rule(input_ids[row], stopping_criteria, config)
             sequences.append(engine.add(prompt, params, stop_rule=rule, child=prompts[:row].count(prompt)))
         while engine.has_work:
             engine.step()
@@ -85,7 +103,25 @@ def custom_generate(
     return _padded(input_ids, [sequence.output_ids for sequence in sequences], config)
 
 
-def _refuse(config: GenerationConfig) -> None:
+@contextmanager
+def _evaluating(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Dropout would make every row its own; afterwards the models are as their owner left them."""
+    before = [model.training for model in models]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for model, was_training in zip(models, before, strict=True):
+            model.train(was_training)
+
+
+def _refuse(config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
+    for name in _OTHER_MODES:
+        if getattr(config, name, None):
+            raise ForedraftError(f"{name} is another way of generating, which this one cannot honour; leave it out")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ForedraftError("inputs_embeds cannot be drafted from: give input_ids")
     if (config.num_beams or 1) > 1:
         raise ForedraftError(f"num_beams {config.num_beams}: beam search is not speculative sampling; use num_beams=1")
     if config.return_dict_in_generate:
@@ -126,15 +162,15 @@ def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int,
     def process(prefix: list[int], logits: Tensor) -> Tensor:
         ids = torch.tensor([[*padded, *prefix[num_prompt:]]], device=logits.device)
         num_rows = input_ids.shape[0]
-        out: Tensor = processors(ids.expand(num_rows, -1), logits[None].float().expand(num_rows, -1))
+        out: Tensor = processors(ids.repeat(num_rows, 1), logits[None].float().repeat(num_rows, 1))
         return out[row]
 
     return process
 
 
-def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None) -> StopRule | None:
-    """Criteria other than length and end of sequence, asked after every token, on the row as generate pads it."""
-    others = StoppingCriteriaList([c for c in criteria or () if not isinstance(c, _HANDLED)])
+def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None, config: GenerationConfig) -> StopRule | None:
+    """Criteria that the engine does not keep by itself, asked after every token, on the row as generate pads it."""
+    others = StoppingCriteriaList([c for c in criteria or () if not _is_kept_anyway(c, config)])
     if not others:
         return None
     ids = prompt_row.tolist()
@@ -148,6 +184,15 @@ def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None) -> Sto
         return None
 
     return rule
+
+
+def _is_kept_anyway(criterion: Any, config: GenerationConfig) -> bool:
+    """generate's own criteria for length and end of sequence; the user's may say something else."""
+    if isinstance(criterion, MaxLengthCriteria):
+        return bool(criterion.max_length == config.max_length)
+    return isinstance(criterion, EosTokenCriteria) and set(_as_ids(criterion.eos_token_id)) == set(
+        _as_ids(config.eos_token_id)
+    )
 
 
 def _engine(
@@ -175,7 +220,7 @@ def _engine(
 
 def _known(model: PreTrainedModel) -> LanguageModel:
     """What loading finds out is kept on the model itself, as long as it stays where and what it is."""
-    key = (model.dtype, model.device)
+    key = (model.dtype, model.device, model.get_input_embeddings().weight.shape[0])
     found = getattr(model, "_foredraft_traits", None)
     if found is not None and found[0] == key:
         return LanguageModel(model, found[1])

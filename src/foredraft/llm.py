@@ -83,6 +83,7 @@ class LLM:
             max_num_batched_tokens=(max_num_batched_tokens, 1),
             num_threads=(num_threads, 1),
             cache_memory=(cache_memory, 1),
+            seed=(seed, 0),
         )
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -249,11 +250,11 @@ def _tokenizer(
 def _load_draft(
     target: LanguageModel, tokenizer: PreTrainedTokenizerBase | None, source: ModelSource, options: LoadOptions
 ) -> LanguageModel:
-    """Vocabularies are compared before the weights are loaded."""
-    if tokenizer is not None and not isinstance(source, PreTrainedModel):
-        check_vocabulary(tokenizer, load_tokenizer(source, options))
-    draft = load_model(source, options)
-    return draft_beside(target, draft) if isinstance(source, PreTrainedModel) else draft
+    """Vocabularies are compared, where there are two tokenizers before the weights are loaded."""
+    if tokenizer is None or isinstance(source, PreTrainedModel):
+        return draft_beside(target, load_model(source, options))
+    check_vocabulary(tokenizer, load_tokenizer(source, options))
+    return load_model(source, options)
 
 
 def draft_beside(target: LanguageModel, draft: LanguageModel) -> LanguageModel:

@@ -47,6 +47,7 @@ class Request:
     prompt_ids: list[int]
     params: SamplingParams
     tokenizer: PreTrainedTokenizerBase | None
+    bad_words: list[tuple[int, ...]]
     texts: list[_Text] = field(default_factory=list)
 
     @property
@@ -165,11 +166,11 @@ class Frontend:
             raise ForedraftError("stop strings and bad_words need a tokenizer: give tokenizer=")
         text, ids = self._ids_of(prompt)
         self.engine.check(ids, resolved)
-        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer)
+        words = bad_words_ids(self.tokenizer, resolved.bad_words) if self.tokenizer else []
+        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer, words)
 
     def start(self, request: Request) -> None:
         """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
-        words = bad_words_ids(self.tokenizer, request.params.bad_words) if self.tokenizer else []
         for child in range(request.params.n):
             stream = None
             if self.tokenizer is not None:
@@ -178,7 +179,7 @@ class Frontend:
                 request.prompt_ids,
                 request.params,
                 stop_rule=stream,
-                bad_words=words,
+                bad_words=request.bad_words,
                 child=child,
                 wait_for=request.sequences[0] if child else None,
             )

@@ -112,7 +112,6 @@ class Scheduler:
         if not self._cache.reserve(sequence.seq_id, len(sequence.tokens)):
             self._cache.drop([sequence.seq_id])
             return None
-        self._cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         work = self._cut_to(sequence, budget)
         if not self._reserve(work):
             work = replace(work, max_draft=0)
@@ -129,7 +128,9 @@ class Scheduler:
         return None
 
     def _cut_to(self, sequence: TokenSequence, budget: int) -> Work:
-        num_unread = len(sequence.tokens) - self._cache.num_held(sequence.seq_id)
+        # a step that was interrupted may have left draft tokens behind that nobody verified
+        tokens = sequence.tokens
+        num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
         if num_unread > budget:
             return Work(sequence, budget, False, 0)
         return Work(sequence, num_unread, True, min(self._policy.draft_len(sequence), budget - num_unread))

@@ -85,12 +85,12 @@ class TokenSequence:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def commit(self, new_ids: Sequence[int], num_drafted: int) -> int:
+    def commit(self, new_ids: Sequence[int], num_drafted: int, *, has_own: bool = True) -> int:
         """Append what was verified, cut where it ends; say how many tokens were kept.
 
-        new_ids: the draft tokens that stood, of num_drafted, then the target's own.
+        new_ids: the draft tokens that stood, of num_drafted, then the target's own (has_own: unless its row failed).
         """
-        num_accepted = len(new_ids) - 1
+        num_accepted = len(new_ids) - has_own
         kept = self._cut(list(new_ids[: self.room]))
         own = _origin_of_own(num_drafted, num_accepted)
         self.origins.extend(Origin.ACCEPTED if i < num_accepted else own for i in range(len(kept)))

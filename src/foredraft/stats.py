@@ -15,7 +15,8 @@ class SpeculationStats:
     """What verification said, over any number of steps and sequences.
 
     num_steps: verified rows (one per sequence and step), drafted or not. num_spec_steps: those with a draft.
-    num_draft_tokens, num_accepted_tokens: bonus and recovered tokens excluded, and so is what a stop cut off.
+    num_draft_tokens: all that were verified. num_accepted_tokens: without what a stop cut off; bonus and recovered tokens
+    are in neither.
     num_evaluated_tokens: accepted plus first rejected. num_emitted_tokens: all that reached a text.
     acceptance_histogram[j]: drafted steps in which j draft tokens were accepted.
     drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0.

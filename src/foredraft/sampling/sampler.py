@@ -83,12 +83,15 @@ class Sampler:
             logits = self._processed(logits, [*history, *drafted])
         if self._bias is not None:
             ids, values = self._bias
-            logits[ids] += values.to(logits.dtype)
+            logits[ids.to(logits.device)] += values.to(logits)
         for word in self.bad_words:
             if _ends_with(history, drafted, self.prompt_len, word[:-1]):
                 logits[word[-1]] = -torch.inf
         if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
             logits[list(self.end_ids)] = -torch.inf
+        if bool(logits.isneginf().all()):
+            self.fail(len(history) + len(drafted), "nothing is left to sample after bias, bad words and masks")
+            logits.zero_()  # any law will do: the row has failed
         return logits
 
     def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
@@ -273,8 +276,8 @@ def _ends_with(history: Sequence[int], drafted: Sequence[int], prompt_len: int, 
 def _what_is_wrong(out: object, logits: Tensor) -> str | None:
     if not isinstance(out, Tensor) or out.shape != logits.shape:
         return f"logits of shape {tuple(logits.shape)}"
-    if bool(out.isnan().any()) or not bool((out > -torch.inf).any()):
-        return "numbers, at least one of them above -inf, not NaN"
+    if bool(out.isnan().any()) or bool(out.isposinf().any()) or bool(out.isneginf().all()):
+        return "numbers below +inf, at least one of them above -inf, not NaN"
     return None
 
 
