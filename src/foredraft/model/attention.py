@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,7 @@ class Pass:
         return self._masks[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A layer's kind of attention: who may see whom, the scale of the scores, and a cap or sinks (one a head) on them."""
 
     rule: MaskFunction

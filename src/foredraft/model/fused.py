@@ -39,6 +39,9 @@ class FusedLayer(nn.Module):
         self._out = _joined([attention.o_proj])
         self._gate_up = _joined([mlp.gate_proj, mlp.up_proj])
         self._down = _joined([mlp.down_proj])
+        # a module's own attributes are looked up slowly; in a small model that is a tenth of the step
+        self._products = tuple(part.forward for part in (self._qkv, self._out, self._gate_up, self._down))
+        self._norms = tuple(zip(self._norm_weights, self._norm_epsilons, strict=True))
 
     def forward(
         self,
@@ -51,25 +54,26 @@ class FusedLayer(nn.Module):
         """hidden_states: [1, T, D] -> [1, T, D]"""
         assert reading is not None
         assert position_embeddings is not None
-        query, key, value = self._heads(self._normed(hidden_states, 0), *reading.rotation(*position_embeddings))
+        qkv, out, gate_up, down = self._products
+        before_attention, before_mlp = self._norms
+        heads = qkv(_normed(hidden_states, *before_attention))
+        query, key, value = self._rotated(heads, *reading.rotation(*position_embeddings))
         kind = Kind(rule_of_mask(attention_mask), self._scaling)
         attended = read_spans(reading, self._layer, query, key, value, kind)
-        hidden_states = hidden_states + self._out(attended.reshape(*hidden_states.shape[:2], -1))
-        gate, up = self._gate_up(self._normed(hidden_states, 1)).chunk(2, dim=-1)
-        out: Tensor = hidden_states + self._down(nn.functional.silu(gate) * up)
-        return out
+        hidden_states = hidden_states + out(attended.reshape(*hidden_states.shape[:2], -1))
+        gate, up = gate_up(_normed(hidden_states, *before_mlp)).chunk(2, dim=-1)
+        return hidden_states + down(nn.functional.silu(gate) * up)
 
-    def _normed(self, x: Tensor, which: int) -> Tensor:
-        weight = self._norm_weights[which]
-        normed: Tensor = nn.functional.rms_norm(x, weight.shape, weight, self._norm_epsilons[which])
-        return normed
-
-    def _heads(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, [H, T, D] each, the first two rotated."""
-        heads = self._qkv(x).view(x.shape[1], -1, self._head_dim)
+    def _rotated(self, heads: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [H, T, D] each, the first two rotated. heads: [1, T, (Hq + 2 Hkv) D]"""
+        heads = heads.view(heads.shape[1], -1, self._head_dim)
         turned = heads[:, : -self._num_kv_heads]
         turned = torch.addcmul(turned * cos, turned.roll(self._head_dim // 2, -1), signed_sin).transpose(0, 1)
         return turned[: self._num_heads], turned[self._num_heads :], heads[:, -self._num_kv_heads :].transpose(0, 1)
+
+
+def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return torch.rms_norm(x, weight.shape, weight, epsilon)
 
 
 @torch.inference_mode()
