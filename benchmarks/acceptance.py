@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from prompts import repeated_share
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from foredraft.demo import repeated_share
 from foredraft.drafters import NgramDrafter, SuffixDrafter
 from foredraft.model import EMBEDDED
 from foredraft.proposal import Drafter, DraftRequest

@@ -1,11 +1,9 @@
-"""Prompts that benchmarks share, and what a looping text does to them."""
+"""Prompts that benchmarks share."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -33,12 +31,3 @@ def story_prompts(count: int, data: Path = SHARED / "data", num_words: int = 12)
     text = gzip.decompress((data / "corpus" / "tinystories_val.txt.gz").read_bytes()).decode()
     stories = [story.split() for story in text.split("<|endoftext|>")]
     return [" ".join(words[:num_words]) for words in stories if len(words) > num_words][:count]
-
-
-def repeated_share(token_ids: Sequence[int], n: int = 8) -> float:
-    """The share of tokens that lie inside an n-gram which the text holds more than once: a looping text flatters every
-    drafter."""
-    grams = [tuple(token_ids[i : i + n]) for i in range(len(token_ids) - n + 1)]
-    counts = Counter(grams)
-    inside = {i + j for i, gram in enumerate(grams) if counts[gram] > 1 for j in range(n)}
-    return len(inside) / len(token_ids) if token_ids else 0.0

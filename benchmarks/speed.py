@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 import transformers
-from prompts import code_prompts, repeated_share, story_prompts
+from prompts import code_prompts, story_prompts
 from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
+from foredraft.demo import repeated_share
 from foredraft.model import EMBEDDED
 from foredraft.stats import SpeculationStats
 

@@ -98,8 +98,8 @@ def test_expected_length(alpha: float, gamma: int, length: float) -> None:
     assert expected_length(alpha, gamma) == pytest.approx(length)
 
 
-def test_repeated_share_counts_what_was_there_before() -> None:
+def test_repeated_share_counts_every_occurrence() -> None:
     assert repeated_share(list(range(16))) == 0.0
-    assert repeated_share(list(range(8)) * 2) == 0.5
-    assert repeated_share([7] * 16) == pytest.approx(15 / 16)
+    assert repeated_share([*range(8), *range(8), *range(50, 66)]) == 0.5
+    assert repeated_share([7] * 16) == 1.0
     assert repeated_share([]) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -42,7 +43,7 @@ class Comparison:
 
     stats: of the speculative runs together. identical: whether every run of both sides wrote the same tokens;
     None where that is not promised (sampling without a seed). first_difference: the output position of the first token
-    that differs. repeated_share: of the output tokens, those inside an earlier 8-gram's repetition; a looping text flatters
+    that differs. repeated_share: of the output tokens, those inside an 8-gram that comes more than once; a looping text flatters
     every drafter.
     """
 
@@ -121,15 +122,11 @@ def compare(
 
 
 def repeated_share(ids: Sequence[int], length: int = _REPEAT) -> float:
-    """The share of tokens that lie inside a `length`-gram which occurred before."""
-    seen: set[tuple[int, ...]] = set()
-    repeated: set[int] = set()
-    for start in range(len(ids) - length + 1):
-        gram = tuple(ids[start : start + length])
-        if gram in seen:
-            repeated.update(range(start, start + length))
-        seen.add(gram)
-    return len(repeated) / len(ids) if ids else 0.0
+    """The share of tokens that lie inside a `length`-gram which the text holds more than once."""
+    grams = [tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)]
+    counts = Counter(grams)
+    inside = {start + i for start, gram in enumerate(grams) if counts[gram] > 1 for i in range(length)}
+    return len(inside) / len(ids) if ids else 0.0
 
 
 def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
