@@ -18,7 +18,7 @@ from vocabulary import peaked
 from foredraft.cache import MemoryPool
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import PackedLinear
-from foredraft.sampling.laws import tempered
+from foredraft.sampling.laws import tempered, truncate, truncated
 from foredraft.sampling.search import argmax_rows, top_rows
 
 _PROMPT = list(range(10, 110))
@@ -52,11 +52,6 @@ def products(packed: bool) -> Callable[[], object]:
     return run
 
 
-def by_rows(logits: torch.Tensor) -> None:
-    for row in range(logits.shape[0]):
-        tempered(logits[row : row + 1], torch.tensor([0.8]))
-
-
 def pairs(vocab: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     ours = load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
     ours.take_over()
@@ -79,7 +74,10 @@ def pairs(vocab: int) -> dict[str, tuple[Callable[[], object], Callable[[], obje
         "rms_norm by hand → torch.rms_norm": (norm_by_hand, lambda: torch.rms_norm(x, (256,), weight, 1e-6)),
         "argmax of 48 rows → block maxima": (lambda: logits.argmax(-1), lambda: argmax_rows(logits)),
         "64 largest of 48 rows, topk → block maxima": (lambda: probs.topk(64, -1), lambda: top_rows(probs, 64)),
-        "softmax of 48 rows at once → row by row": (lambda: tempered(logits, temperatures), lambda: by_rows(logits)),
+        "top-p laws of 48 rows at once → a few rows at a time in the same memory": (
+            lambda: truncate(tempered(logits, temperatures), top_k=0, top_p=0.9, min_p=0.0),
+            lambda: truncated(logits, temperatures, top_k=0, top_p=0.9, min_p=0.0),
+        ),
     }
 
 

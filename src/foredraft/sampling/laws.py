@@ -15,7 +15,7 @@ from foredraft.sampling.search import top_rows
 
 _FIRST_WIDTH = 64
 _WIDEN = 8
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,20 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
-    """softmax(logits / T), truncated, a few rows at a time: over a large vocabulary a batch of dense laws would leave the
-    processor's caches, and cost more in fresh memory than in arithmetic. [R, V], [R] -> Laws of R rows
+    """softmax(logits / T), truncated, a few rows at a time in the same memory: over a large vocabulary a batch of dense
+    laws would leave the processor's caches, and cost more in fresh memory than in arithmetic. [R, V], [R] -> R Laws
     """
     num_rows, vocab_size = logits.shape
-    size = max(1, _CHUNK // vocab_size)
-    parts = [
-        truncate(tempered(logits[r : r + size], temperatures[r : r + size]), top_k=top_k, top_p=top_p, min_p=min_p)
-        for r in range(0, num_rows, size)
-    ]
+    size = min(num_rows, max(1, _CHUNK // vocab_size))
+    dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    wide = torch.empty(size, vocab_size, dtype=dtype, device=logits.device)
+    probs = torch.empty_like(wide)
+    parts = []
+    for r in range(0, num_rows, size):
+        some = slice(0, min(size, num_rows - r))
+        wide[some].copy_(logits[r : r + size]).div_(temperatures[r : r + size].to(dtype)[:, None])
+        torch.softmax(wide[some], dim=-1, out=probs[some])
+        parts.append(truncate(probs[some], top_k=top_k, top_p=top_p, min_p=min_p))
     return parts[0] if len(parts) == 1 else _stacked(parts)
 
 
