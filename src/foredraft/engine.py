@@ -113,10 +113,10 @@ class Engine:
             self._commit(work, proposal, verdict, b, logits[b], near_ties[b])
         return [work.sequence for work in scoring]
 
-    def abort(self, sequence: TokenSequence, error: str | None = None) -> None:
+    def abort(self, sequence: TokenSequence) -> None:
         """End a sequence at any moment between steps and give back what it holds. Harmless if it has ended."""
         if not sequence.is_finished:
-            sequence.finish("error" if error else "abort", error)
+            sequence.finish("abort")
             self._release(sequence, retain=False)
 
     def preempt(self, sequence: TokenSequence) -> None:

@@ -22,3 +22,10 @@ class RequestError(ForedraftError):
     def __init__(self, message: str, outputs: list[object] | None = None) -> None:
         super().__init__(message)
         self.outputs = outputs or []
+
+
+def one_line(error: Exception) -> str:
+    """Another library's error in a line of ours: its kind, and the first line of what it says."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {text[:300]}"

@@ -15,14 +15,13 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from foredraft.cache import MemoryPool
-from foredraft.drafters import DrafterContext, build
 from foredraft.engine import Engine
 from foredraft.errors import ForedraftError, RequestError
-from foredraft.llm import choose_method, default_cache, draft_beside
+from foredraft.llm import choose_method, draft_beside, equip
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.proposal import Drafter
 from foredraft.sampling import LogitsProcessor, SamplingParams
+from foredraft.scheduler import Limits
 from foredraft.sequence import StopRule, TokenSequence
 
 _OTHER_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
@@ -205,12 +204,11 @@ def _engine(
     method = choose_method(method, draft_model)
     target = _known(model)
     draft = None if draft_model is None else draft_beside(target, _known(draft_model))
-    per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
-    pool = MemoryPool(default_cache(per_token * target.traits.context_len * num_rows, target.device))
-    context = DrafterContext(target.traits.vocab_size, pool, draft)
+    # memory for no more sequences than there are
+    drafter, pool = equip(target, draft, method, Limits(max_num_seqs=num_rows))
     return Engine(
         target,
-        build(method, context) if isinstance(method, str) else method,
+        drafter,
         pool,
         end_ids=_as_ids(config.eos_token_id),
         seed=int(torch.randint(2**62, ()).item()),

@@ -100,18 +100,15 @@ class LLM:
             if ours is not None and not isinstance(source, PreTrainedModel):
                 ours.take_over()
         self.method = method if isinstance(method, str) else type(method).__name__
-        per_token = self.target.traits.bytes_per_token + (self.draft.traits.bytes_per_token if self.draft else 0)
-        pool = MemoryPool(
-            cache_memory or default_cache(per_token * self.target.traits.context_len * max_num_seqs, self.target.device)
-        )
-        context = DrafterContext(self.target.traits.vocab_size, pool, self.draft, max_num_batched_tokens)
+        limits = Limits(max_num_seqs, max_num_batched_tokens)
+        drafter, pool = equip(self.target, self.draft, method, limits, cache_memory)
         self.engine = Engine(
             self.target,
-            build(method, context) if isinstance(method, str) else method,
+            drafter,
             pool,
             end_ids=_end_ids(self.target, self.tokenizer),
             speculative_tokens=speculative_tokens,
-            limits=Limits(max_num_seqs, max_num_batched_tokens),
+            limits=limits,
             seed=seed,
             retain=enable_prefix_caching,
         )
@@ -284,7 +281,25 @@ def _sampling_defaults(model: LanguageModel) -> dict[str, Any]:
     return {} if config is None else config.to_diff_dict()
 
 
-def default_cache(wanted: int, device: torch.device) -> int:
+def equip(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    method: str | Drafter,
+    limits: Limits,
+    cache_memory: int | None = None,
+) -> tuple[Drafter, MemoryPool]:
+    """What an engine needs beside its target: the drafter, and the memory that both share.
+
+    cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half of the free memory.
+    """
+    per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
+    wanted = per_token * target.traits.context_len * limits.max_num_seqs
+    pool = MemoryPool(cache_memory or _default_cache(wanted, target.device))
+    context = DrafterContext(target.traits.vocab_size, pool, draft, limits.max_batch_tokens)
+    return build(method, context) if isinstance(method, str) else method, pool
+
+
+def _default_cache(wanted: int, device: torch.device) -> int:
     """Bytes for keys and values: what is wanted, but at most half of the memory that is free."""
     free = available_memory(device)
     return max(1, min(wanted, int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY))

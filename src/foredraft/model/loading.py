@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from foredraft.errors import ModelError
+from foredraft.errors import ModelError, one_line
 from foredraft.model.fused import fuse_layers
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import pack_linears, packs
@@ -141,12 +141,6 @@ def _recurrent(name: str, kind: str) -> ModelError:
         f"{name}: {kind} keeps a recurrent state, which cannot forget a rejected draft token; "
         "use a model whose only memory is attention"
     )
-
-
-def one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    text = lines[0] if lines else "no message"
-    return f"{type(error).__name__}: {text[:300]}"
 
 
 def load_config(name: str, options: LoadOptions) -> PretrainedConfig:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
-from foredraft.errors import ModelError
+from foredraft.errors import ModelError, one_line
 from foredraft.model.attention import Pass, Span, attend
 from foredraft.model.language_model import LanguageModel, Read, Traits
 
@@ -72,7 +72,7 @@ def _reference(hf: PreTrainedModel, name: str, tokens: list[int]) -> Tensor:
         out = hf(input_ids=ids, use_cache=False)
         logits: Tensor = out.logits[0]
     except Exception as error:
-        raise ModelError(f"{name}: its own forward pass fails: {type(error).__name__}: {_one_line(error)}") from error
+        raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
     return logits
 
 
@@ -95,7 +95,7 @@ def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tup
     except Exception as error:
         raise ModelError(
             f"{model.traits.name}: it cannot read a ragged batch through transformers' AttentionInterface "
-            f"({type(error).__name__}: {_one_line(error)}); use another model"
+            f"({one_line(error)}); use another model"
         ) from error
     return [torch.cat(pair) for pair in zip(*parts, strict=True)], cache.region(0)
 
@@ -198,8 +198,3 @@ def _agree(a: Tensor, b: Tensor) -> bool:
     tolerance = 1e-3 if b.dtype in (torch.float32, torch.float64) else 0.1
     error = (a - b).double().norm(dim=-1) / b.double().norm(dim=-1).clamp(min=1e-9)
     return bool(error.median() < tolerance)
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "no message"
