@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -16,9 +17,10 @@ from transformers import AutoModelForCausalLM
 from vocabulary import peaked
 
 from foredraft.cache import MemoryPool
+from foredraft.kernels import load_kernels, why_none
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
-from foredraft.model.packed import PackedLinear
-from foredraft.sampling.laws import tempered, truncate, truncated
+from foredraft.model.packed import NativeLinear, PackedLinear
+from foredraft.sampling.laws import _top
 from foredraft.sampling.search import argmax_rows, top_rows
 
 _PROMPT = list(range(10, 110))
@@ -37,46 +39,54 @@ def one_step(model: LanguageModel) -> Callable[[], object]:
     return step
 
 
-def products(packed: bool) -> Callable[[], object]:
-    """Two rows through the products of eight layers, so that no weight is warm from the last use."""
+def products(make: Callable[[torch.Tensor], torch.nn.Module] | None) -> Callable[[], object]:
+    """Two rows through the products of eight layers, so that no weight is warm from the last use. None: F.linear"""
     shapes = [(768, 256), (256, 256), (1408, 256), (256, 704)] * 8
     weights = [torch.randn(shape).to(torch.bfloat16) for shape in shapes]
-    inputs = {width: torch.randn(1, 2, width).to(torch.bfloat16) for width in (256, 704)}
-    layers = [PackedLinear(weight, None) for weight in weights] if packed else []
+    inputs = {width: torch.randn(2, width).to(torch.bfloat16) for width in (256, 704)}
+    layers = [make(weight) for weight in weights] if make else []
 
     def run() -> None:
         for i, weight in enumerate(weights):
             x = inputs[weight.shape[1]]
-            layers[i].forward(x) if packed else functional.linear(x, weight)
+            layers[i](x) if layers else functional.linear(x, weight)
 
     return run
 
 
 def pairs(vocab: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    ours = load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
-    ours.take_over()
-    library = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16).eval()
+    kernels = load_kernels()
+    if kernels is None:
+        raise SystemExit(f"nothing to compare here: {why_none()}")
+    options = LoadOptions(dtype="bfloat16", device="cpu")
+    ours = {name: load_model(EMBEDDED / "target", replace(options, kernels=name)) for name in ("torch", "auto")}
+    eight = load_model(EMBEDDED / "target", replace(options, quantization="int8"))
+    library = load_model(AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16), options)
     logits = peaked((48, vocab))
     probs = torch.softmax(logits.float(), dim=-1)
-    x, weight = torch.randn(1, 2, 256).to(torch.bfloat16), torch.randn(256).to(torch.bfloat16)
-
-    def norm_by_hand() -> torch.Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(torch.bfloat16) * weight
-
     temperatures = torch.full((48,), 0.8)
+
+    def native(int8: bool) -> Callable[[torch.Tensor], torch.nn.Module]:
+        return lambda weight: NativeLinear(kernels.pack(weight, int8=int8), kernels)
+
     return {
-        "target pass, the library's layers → packed and fused": (
-            one_step(load_model(library, LoadOptions())),
-            one_step(ours),
+        "target pass, the library's layers → packed by oneDNN": (one_step(library), one_step(ours["torch"])),
+        "target pass, packed by oneDNN → one call": (one_step(ours["torch"]), one_step(ours["auto"])),
+        "target pass, one call, bfloat16 → int8": (one_step(ours["auto"]), one_step(eight)),
+        "32 products of two rows, F.linear → packed by oneDNN": (
+            products(None),
+            products(lambda weight: PackedLinear(weight, None)),
         ),
-        "32 products of two rows, F.linear → packed": (products(False), products(True)),
-        "rms_norm by hand → torch.rms_norm": (norm_by_hand, lambda: torch.rms_norm(x, (256,), weight, 1e-6)),
-        "argmax of 48 rows → block maxima": (lambda: logits.argmax(-1), lambda: argmax_rows(logits)),
+        "the same, packed by oneDNN → our kernel": (
+            products(lambda weight: PackedLinear(weight, None)),
+            products(native(False)),
+        ),
+        "the same, our kernel, bfloat16 → int8": (products(native(False)), products(native(True))),
+        "argmax of 48 rows, PyTorch → kernel": (lambda: logits.argmax(-1), lambda: argmax_rows(logits)),
         "64 largest of 48 rows, topk → block maxima": (lambda: probs.topk(64, -1), lambda: top_rows(probs, 64)),
-        "top-p laws of 48 rows at once → a few rows at a time in the same memory": (
-            lambda: truncate(tempered(logits, temperatures), top_k=0, top_p=0.9, min_p=0.0),
-            lambda: truncated(logits, temperatures, top_k=0, top_p=0.9, min_p=0.0),
+        "softmax and 64 largest of 48 rows, PyTorch → kernel": (
+            lambda: _top(logits, temperatures, 64),
+            lambda: kernels.top(logits, temperatures, 64),
         ),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foredraft.cache import MemoryPool
-from foredraft.drafters import DrafterContext, build
+from foredraft.drafters import SELF_DRAFTS, DrafterContext, build
 from foredraft.engine import Engine
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from foredraft.proposal import Drafter
@@ -29,7 +29,19 @@ def draft() -> LanguageModel:
 
 
 @pytest.fixture(scope="session")
-def make_engine(target: LanguageModel, draft: LanguageModel) -> MakeEngine:
+def int8_target() -> LanguageModel:
+    """The embedded target, its linear layers in int8."""
+    return load_model(EMBEDDED / "target", LoadOptions(device="cpu", quantization="int8"))
+
+
+@pytest.fixture(scope="session")
+def int8_draft() -> LanguageModel:
+    """The embedded draft, its linear layers in int8."""
+    return load_model(EMBEDDED / "draft", LoadOptions(device="cpu", quantization="int8"))
+
+
+@pytest.fixture(scope="session")
+def make_engine(target: LanguageModel, draft: LanguageModel, int8_target: LanguageModel) -> MakeEngine:
     """A new engine over the target: make_engine(method, **engine_settings).
 
     method: a drafter's name in the registry, or a drafter. cache_memory: bytes of the pool; pool: one to share.
@@ -46,7 +58,8 @@ def make_engine(target: LanguageModel, draft: LanguageModel) -> MakeEngine:
     ) -> Engine:
         chosen = model or target
         pool = pool or MemoryPool(cache_memory)
-        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or draft)
+        drafts = int8_target if method in SELF_DRAFTS else draft
+        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or drafts)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(chosen, drafter, pool, **settings)
 

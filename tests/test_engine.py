@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foredraft import engine as engine_module
-from foredraft.cache import MemoryPool, Region
-from foredraft.drafters import REGISTRY, DrafterContext, ScriptedDrafter, build
+from foredraft.cache import KVCache, MemoryPool, Region
+from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, build
 from foredraft.engine import Engine
 from foredraft.errors import ForedraftError
-from foredraft.model import EMBEDDED, LanguageModel
+from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.proposal import Drafter
 from foredraft.sampling import SamplingParams
 from foredraft.scheduler import Limits
@@ -48,11 +48,13 @@ class Bench:
 
     target: LanguageModel
     draft: LanguageModel
+    self_draft: LanguageModel
     plain_texts: dict[tuple[tuple[int, ...], str], list[int]] = field(default_factory=dict)
 
     def engine(self, method: str | Drafter, memory: int = 1 << 28, **settings: object) -> Engine:
         pool = MemoryPool(memory)
-        context = DrafterContext(self.target.traits.vocab_size, pool, self.draft)
+        draft = self.self_draft if method in SELF_DRAFTS else self.draft
+        context = DrafterContext(self.target.traits.vocab_size, pool, draft)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(self.target, drafter, pool, end_ids=[0], seed=0, **settings)  # type: ignore[arg-type]
 
@@ -93,14 +95,30 @@ def assert_idle(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench(target: LanguageModel, draft: LanguageModel) -> Bench:
+def bench(target: LanguageModel, draft: LanguageModel, int8_target: LanguageModel) -> Bench:
     assert target.traits.row_exact, "this machine's kernels are not row-exact: law 2 holds up to ties only"
-    return Bench(target, draft)
+    return Bench(target, draft, int8_target)
+
+
+@pytest.fixture(scope="module")
+def int8_bench(int8_target: LanguageModel, int8_draft: LanguageModel) -> Bench:
+    assert int8_target.traits.row_exact
+    return Bench(int8_target, int8_draft, int8_target)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_and_seeded_text_is_plain_decodings(bench: Bench, method: str, gamma: int) -> None:
+    assert_invisible(bench, method, gamma)
+
+
+@pytest.mark.parametrize("gamma", [2, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_and_seeded_text_in_int8_is_plain_decodings_in_int8(int8_bench: Bench, method: str, gamma: int) -> None:
+    assert_invisible(int8_bench, method, gamma)
+
+
+def assert_invisible(bench: Bench, method: str, gamma: int) -> None:
     wanted = [params(**GREEDY), *(params(**s) for s in SEEDED)]
     engine = bench.engine(method, speculative_tokens=gamma)
     runs = [(prompt, p, engine.add(prompt, p)) for p in wanted for prompt in PROMPTS]
@@ -175,7 +193,7 @@ def test_a_wrong_drafter_costs_time_and_nothing_else(bench: Bench) -> None:
 def test_self_draft_is_always_accepted(bench: Bench) -> None:
     """A hole in the draft's cache would not change the text, only lower this. Sampled, so p and q are weighed."""
     for settings in (GREEDY, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}):
-        engine = Bench(bench.target, bench.target).engine("draft_model")
+        engine = Bench(bench.target, bench.target, bench.target).engine("draft_model")
         for prompt in PROMPTS:
             engine.add(prompt, params(40, **settings))
         run(engine)
@@ -395,10 +413,13 @@ def test_a_finished_prompt_is_not_read_again(bench: Bench, monkeypatch: pytest.M
     while engine.has_work:
         engine.step()
     rows = []
-    forward = LanguageModel._forward
-    monkeypatch.setattr(
-        LanguageModel, "_forward", lambda self, ids, *rest: (rows.append(len(ids)), forward(self, ids, *rest))[1]
-    )
+    read = LanguageModel.read
+
+    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+        rows.append(sum(len(one.tokens) for one in reads))
+        return read(self, reads, cache)
+
+    monkeypatch.setattr(LanguageModel, "read", counted)
     second = engine.add([*first.tokens, 7], wanted)
     fresh = bench.plain([*first.tokens, 7], wanted)
     rows.clear()
@@ -412,10 +433,13 @@ def test_a_finished_prompt_is_not_read_again(bench: Bench, monkeypatch: pytest.M
 
 def test_texts_of_one_prompt_share_its_reading_and_differ(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
-    forward = LanguageModel._forward
-    monkeypatch.setattr(
-        LanguageModel, "_forward", lambda self, ids, *rest: (rows.append(len(ids)), forward(self, ids, *rest))[1]
-    )
+    read = LanguageModel.read
+
+    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+        rows.append(sum(len(one.tokens) for one in reads))
+        return read(self, reads, cache)
+
+    monkeypatch.setattr(LanguageModel, "read", counted)
     engine = bench.engine("none")
     prompt = list(range(200, 300))
     wanted = params(12, temperature=1.0, seed=5, n=3)

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # Lowest first. A module may import from the lines above its own, never from its own line or from below.
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
-    {"errors"},
+    {"errors", "kernels"},
     {"sampling"},
     {"proposal"},
     {"stats"},
@@ -29,7 +29,7 @@ LAYERS = (
     {"llm"},
     {"hf", "aio"},
     {"__init__"},
-    {"train", "bench", "inspection"},
+    {"train", "bench", "inspection", "quality"},
     {"server", "demo"},
     {"render"},
     {"cli"},

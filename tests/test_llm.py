@@ -252,7 +252,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"method": "magic"}, "unknown method 'magic': known are draft_model, ngram, none, suffix"),
+        ({"method": "magic"}, "unknown method 'magic': known are draft_model, ngram, none, self-int8, suffix"),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
         ({"speculative_tokens": -1}, "speculative_tokens"),
         ({"num_threads": 0}, "num_threads"),

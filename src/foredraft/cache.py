@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 KEY_MULTIPLE = 16
@@ -55,6 +58,7 @@ class Region:
         self.tokens: list[int] = []
         self.capacity = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._addresses: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
 
@@ -82,6 +86,20 @@ class Region:
         padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
         return keys[:, :padded], values[:, :padded]
 
+    def addresses(
+        self, num_layers: int, num_heads: int, width: int, dtype: torch.dtype
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """For a reader that writes by itself: where the keys and the values [H, capacity, D] of layers 0.. begin,
+        [num_layers, 2], valid until the next resize."""
+        if self._addresses is None:
+            like = torch.empty(num_heads, 0, width, dtype=dtype)
+            for layer in range(num_layers):
+                if layer not in self._layers:
+                    self._layers[layer] = (self._blank(like), self._blank(like))
+            pairs = [[tensor.data_ptr() for tensor in self._layers[layer]] for layer in range(num_layers)]
+            self._addresses = np.array(pairs, dtype=np.int64)
+        return self._addresses
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """What is held for one layer: keys [H, len(tokens), Dk] and values [H, len(tokens), Dv]."""
         keys, values = self._layers[layer]
@@ -107,7 +125,7 @@ class Region:
             layer: (self._moved(keys, capacity), self._moved(values, capacity))
             for layer, (keys, values) in self._layers.items()
         }
-        self._layers, self.capacity = moved, capacity
+        self._layers, self.capacity, self._addresses = moved, capacity, None
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
     from foredraft.model import LoadOptions
     from foredraft.outputs import Delta, RequestOutput
+    from foredraft.quality import QualityReport
     from foredraft.request import Prompt
     from foredraft.sampling import SamplingParams
 
 _MISTAKE, _INTERRUPTED, _PIPE_CLOSED = 2, 130, 141
 _DEFAULT_TOKENS = 128
+_QUALITY_TOKENS = 20_000
 
 
 class _Commands(TyperGroup):
@@ -65,7 +67,9 @@ DraftOption = Annotated[
 ]
 MethodOption = Annotated[
     str | None,
-    typer.Option(help="none, ngram, suffix or draft_model. Default: draft_model where there is one, else suffix."),
+    typer.Option(
+        help="none, ngram, suffix, draft_model or self-int8. Default: draft_model where there is one, else suffix."
+    ),
 ]
 GammaOption = Annotated[int, typer.Option("--speculative-tokens", help="Draft tokens per step; 0 is plain decoding.")]
 TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
@@ -82,6 +86,12 @@ SeedOption = Annotated[
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
 IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Write on past an end-of-sequence token.")]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+QuantizationOption = Annotated[
+    str | None, typer.Option(help="int8 rounds the linear layers as they are loaded, the draft's too. Default: none.")
+]
+DraftQuantizationOption = Annotated[
+    str | None, typer.Option("--draft-quantization", help="The draft's own: int8 or none. Default: the target's.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
@@ -102,6 +112,8 @@ class _Models:
     revision: str | None = None
     trust_remote_code: bool = False
     num_threads: int | None = None
+    quantization: str | None = None
+    draft_quantization: str | None = None
 
     def load(self) -> LLM:
         from foredraft.llm import LLM
@@ -117,13 +129,15 @@ class _Models:
                 device=self.device,
                 revision=self.revision,
                 trust_remote_code=self.trust_remote_code,
+                quantization=self.quantization,
+                draft_quantization=self.draft_quantization,
                 num_threads=self.num_threads,
             )
 
     def options(self) -> LoadOptions:
         from foredraft.model import LoadOptions
 
-        return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code)
+        return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
 
 
 def _show_version(wanted: bool) -> None:
@@ -171,6 +185,8 @@ def generate(
     stop: StopOption = None,
     ignore_eos: IgnoreEosOption = False,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
@@ -205,7 +221,17 @@ def generate(
     if compare and len(batch) > 1:
         raise ForedraftError(f"--compare takes one prompt, and there are {len(batch)}")
     models = _Models(
-        model, draft_model, method, speculative_tokens, dtype, device, revision, trust_remote_code, num_threads
+        model,
+        draft_model,
+        method,
+        speculative_tokens,
+        dtype,
+        device,
+        revision,
+        trust_remote_code,
+        num_threads,
+        quantization,
+        draft_quantization,
     )
     llm = models.load()
     if as_json:
@@ -241,6 +267,8 @@ def chat(
     stop: StopOption = None,
     ignore_eos: IgnoreEosOption = False,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
@@ -260,7 +288,17 @@ def chat(
     )
     template = None if chat_template is None else _read(chat_template)
     models = _Models(
-        model, draft_model, method, speculative_tokens, dtype, device, revision, trust_remote_code, num_threads
+        model,
+        draft_model,
+        method,
+        speculative_tokens,
+        dtype,
+        device,
+        revision,
+        trust_remote_code,
+        num_threads,
+        quantization,
+        draft_quantization,
     )
     if template is None:
         _require_template(models)
@@ -275,6 +313,8 @@ def demo(
     speculative_tokens: GammaOption = 4,
     max_tokens: TokensOption = _DEFAULT_TOKENS,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
     num_threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -283,7 +323,17 @@ def demo(
     from foredraft.demo import DEMO_PROMPT
 
     params = _sampling_params(max_tokens=max_tokens, temperature=0.0)
-    llm = _Models(model, draft_model, method, speculative_tokens, dtype, device, num_threads=num_threads).load()
+    llm = _Models(
+        model,
+        draft_model,
+        method,
+        speculative_tokens,
+        dtype,
+        device,
+        num_threads=num_threads,
+        quantization=quantization,
+        draft_quantization=draft_quantization,
+    ).load()
     if as_json:
         typer.echo(json.dumps(_compare(llm, DEMO_PROMPT, params, speculative_tokens).as_dict()))
         return
@@ -304,7 +354,17 @@ def inspect(
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Load the models and measure, or only predict.")
     ] = True,
+    quality: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEXTFILE", help="Also measure what the precision costs on this text: the target against float32."
+        ),
+    ] = None,
+    quality_tokens: Annotated[
+        int, typer.Option("--quality-tokens", help="The most tokens of that text to use.")
+    ] = _QUALITY_TOKENS,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
     device: DeviceOption = "auto",
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
@@ -314,26 +374,46 @@ def inspect(
     """Do these two fit, what will they cost in memory, what exactness does this machine give.
 
     The exit code is 0 if they fit and 2 if not. What does not fit is not loaded.
+
+    --quality loads the target twice, one after the other: in float32, and
+    as it would run. It says how much the perplexity of the text rises, and
+    how often both find the same token likeliest. In --json: "quality".
     """
     from foredraft import render
     from foredraft.inspection import inspect_models
     from foredraft.model import EMBEDDED
 
     _set_threads(num_threads)
+    if quality is not None and not load:
+        raise ForedraftError("--quality has to load the target: leave out --no-load")
+    text = None if quality is None else _read(quality)
     target: str = model or str(EMBEDDED / "target")
     draft = draft_model or (None if model else str(EMBEDDED / "draft"))
-    options = _Models(model, draft_model, None, 0, dtype, device, revision, trust_remote_code).options()
+    options = _Models(
+        model, draft_model, None, 0, dtype, device, revision, trust_remote_code, quantization=quantization
+    ).options()
     with render.spinner("inspecting"):
         found = inspect_models(target, draft, options, load=load)
+    measured = None
+    if text is not None and found.fits:
+        measured = _measure_quality(target, text, options, quality_tokens)
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(found.as_dict() | {"quality": None if measured is None else asdict(measured)}))
     else:
         console = render.output_console()
         console.print(render.inspection_table(found))
-        for line in render.inspection_lines(found):
+        for line in [*render.inspection_lines(found), *(render.quality_lines(measured) if measured else [])]:
             console.out(line, highlight=False)
     if not found.fits:
         raise ForedraftError(found.reason)
+
+
+def _measure_quality(target: str, text: str, options: LoadOptions, max_tokens: int) -> QualityReport:
+    from foredraft.quality import measure_quality
+    from foredraft.render import spinner
+
+    with spinner("measuring quality"):
+        return measure_quality(target, text, options, max_tokens=max_tokens)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from foredraft.cache import MemoryPool
 from foredraft.engine import NEAR_TIE
@@ -36,6 +39,7 @@ logger = logging.getLogger("foredraft")
 CACHE_SHARE = 0.5
 """Of the memory that is free once the weights are there, what an engine takes at most for keys and values by default."""
 
+_BYTES_PER_OUTPUT = 8
 _CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "sve2")
 
 
@@ -54,6 +58,8 @@ class ModelReport:
     attention: how many layers of each kind. num_tokens: in the tokenizer. logit_width: may be wider, padded.
     predicted: from the configuration and the file headers. measured: after loading; None if it was not loaded.
     row_exact: whether a row's bits were seen not to depend on its company; None if it was not loaded.
+    quantization: what the linear layers are rounded to as they are loaded. load_bytes: predicted, what loading holds on
+    the host when it holds most.
     """
 
     name: str
@@ -67,6 +73,8 @@ class ModelReport:
     predicted: Costs
     measured: Costs | None = None
     row_exact: bool | None = None
+    quantization: str | None = None
+    load_bytes: int | None = None
 
     @property
     def costs(self) -> Costs:
@@ -77,7 +85,12 @@ class ModelReport:
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """Of target and draft together. when: "free", or "free after loading". num_full_contexts: how many sequences of the
-    target's full context the default cache budget holds."""
+    target's full context the default cache budget holds.
+
+    process_bytes: what this process held before anything was loaded, its libraries above all; 0 on another device.
+    peak_bytes: the most that it will hold on the device, while it loads or later, with one text that grows to the full
+    context. What a pass needs for a moment is not in it.
+    """
 
     device: str
     when: str
@@ -86,6 +99,8 @@ class MemoryReport:
     cache_bytes_per_token: int | None
     full_context_bytes: int | None
     num_full_contexts: int | None
+    process_bytes: int | None
+    peak_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +131,27 @@ class Inspection:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How weights lie in the file, as they are read, and in the model in the end.
+
+    dtype: in the end, of all that is not quantised. is_packed: linear layers are then laid out for their kernels, one
+    after the other, each in a copy of its own.
+    """
+
+    stored_in: torch.dtype
+    read_in: torch.dtype
+    dtype: torch.dtype
+    quantization: str | None
+    is_packed: bool
+
+    def packed_bytes(self, weight: Tensor, num_outputs: int) -> int:
+        """Of one matrix; in int8 each output has a scale and a correction."""
+        if self.quantization is None:
+            return weight.numel() * self.dtype.itemsize
+        return weight.numel() + _BYTES_PER_OUTPUT * num_outputs
+
+
 Source = str | os.PathLike[str]
 
 
@@ -131,10 +167,12 @@ def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *
         replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
         for report, tokenizer in zip(reports, tokenizers, strict=True)
     ]
-    memory = _memory(reports, options, is_loaded=False)
+    # asked here: libraries, configurations and tokenizers are there, and no weight is
+    process = resident_bytes() if options.torch_device().type == "cpu" else 0
+    memory = _memory(reports, options, process, is_loaded=False)
     reason = _difference(tokenizers) or _too_big(memory)
     if load and reason is None:
-        reports, memory = _measure(sources, reports, options)
+        reports, memory = _measure(sources, reports, options, process)
     return Inspection(
         fits=reason is None,
         reason=reason,
@@ -193,21 +231,35 @@ def _predict(source: Source, options: LoadOptions) -> ModelReport:
     name = os.fspath(source)
     config = load_config(name, options)
     refuse_unsupported(config, name)
-    dtype, context_len = options.torch_dtype(config), context_len_of(config, name)
-    skeleton = _skeleton(config, dtype, options)
-    weights = _predicted_weights(name, config, skeleton, options.torch_device())
+    context_len, layout = context_len_of(config, name), _layout(config, options)
+    skeleton = _skeleton(config, layout.dtype, options)
+    weights = _predicted_weights(name, config, skeleton, layout)
     bytes_per_token, logit_width = _dry_read(skeleton, context_len) if skeleton is not None else (None, None)
     return ModelReport(
         name=name,
         architecture=_architecture(config),
         attention=_attention_kinds(config),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(layout.dtype).removeprefix("torch."),
         num_parameters=None if skeleton is None else sum(p.numel() for p in skeleton.parameters()),
         context_len=context_len,
         num_tokens=None,
         logit_width=logit_width,
-        predicted=Costs(weights, bytes_per_token or _cache_by_config(config, dtype)),
+        predicted=Costs(weights, bytes_per_token or _cache_by_config(config, layout.dtype)),
+        quantization=layout.quantization,
+        load_bytes=_load_bytes(skeleton, layout, weights),
     )
+
+
+def _layout(config: PretrainedConfig, options: LoadOptions) -> Layout:
+    device, read_in = options.torch_device(), options.torch_dtype(config)
+    stored_in = getattr(config.get_text_config(), "dtype", None) or read_in
+    if options.quantization is not None and device.type == "cpu" and not _is_quantised(config):
+        return Layout(stored_in, read_in, torch.bfloat16, options.quantization, is_packed=True)
+    return Layout(stored_in, read_in, read_in, None, is_packed=packs(read_in, device))
+
+
+def _is_quantised(config: PretrainedConfig) -> bool:
+    return getattr(config, "quantization_config", None) is not None
 
 
 def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel | None:
@@ -254,24 +306,52 @@ def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None
 
 
 def _predicted_weights(
-    name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, device: torch.device
+    name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, layout: Layout
 ) -> int | None:
     """A quantised checkpoint, or one that cannot be sketched, by its files; any other by its parameters."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    is_quantised = getattr(config, "quantization_config", None) is not None
-    if files and (is_quantised or skeleton is None):
+    if files and (_is_quantised(config) or skeleton is None):
         return sum(file.stat().st_size for file in files)
-    if skeleton is None or is_quantised:
+    if skeleton is None or _is_quantised(config):
         return None
-    return weight_bytes(skeleton) + (_tied_head_bytes(skeleton) if packs(skeleton.dtype, device) else 0)
+    if not layout.is_packed:
+        return weight_bytes(skeleton)
+    matrices = _matrices(skeleton)
+    replaced = {id(weight): weight for weight, _ in matrices}
+    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it gets a copy of its own
+    kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
+    return kept + sum(layout.packed_bytes(weight, out) for weight, out in matrices)
 
 
-def _tied_head_bytes(skeleton: PreTrainedModel) -> int:
-    """A head that shares its weights with the embedding gets a packed copy of its own."""
-    head, embedding = skeleton.get_output_embeddings(), skeleton.get_input_embeddings()
-    if type(head) is not torch.nn.Linear or head.weight is not embedding.weight:
-        return 0
-    return int(head.weight.numel() * head.weight.element_size())
+def _matrices(skeleton: PreTrainedModel) -> list[tuple[Tensor, int]]:
+    """What packing replaces: the weight of every linear layer, and how many outputs it has."""
+    linears = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
+    transposed = [m for m in skeleton.modules() if type(m) is Conv1D]
+    return [(m.weight, m.weight.shape[0]) for m in linears] + [(m.weight, m.weight.shape[1]) for m in transposed]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
+    """On the host. First all is read; where it is converted, the file's own pages stay until the last of it is. Then
+    there is never more than the larger of what was read and what remains, and one matrix in both forms."""
+    if skeleton is None or weights is None:
+        return weights
+    read = _bytes_in(skeleton, layout.read_in)
+    file = _bytes_in(skeleton, layout.stored_in) if layout.stored_in != layout.read_in else 0
+    if not layout.is_packed:
+        return read + file
+    largest = max((weight.numel() * layout.read_in.itemsize for weight, _ in _matrices(skeleton)), default=0)
+    return max(read + file, max(read, weights) + largest)
+
+
+def _bytes_in(skeleton: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Of its weights, if they were in another dtype."""
+    num_floats = sum(int(p.numel()) for p in skeleton.parameters() if p.is_floating_point())
+    found: int = weight_bytes(skeleton) + (dtype.itemsize - skeleton.dtype.itemsize) * num_floats
+    return found
 
 
 def _architecture(config: PretrainedConfig) -> str:
@@ -295,12 +375,12 @@ def _kind_name(kind: str, window: int | None) -> str:
 
 
 def _measure(
-    sources: list[Source], reports: list[ModelReport], options: LoadOptions
+    sources: list[Source], reports: list[ModelReport], options: LoadOptions, process: int | None
 ) -> tuple[list[ModelReport], MemoryReport]:
     # held together: what is free is asked while both are there
     models = [load_model(source, options) for source in sources]
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
-    return measured, _memory(measured, options, is_loaded=True)
+    return measured, _memory(measured, options, process, is_loaded=True)
 
 
 def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
@@ -314,7 +394,7 @@ def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
     )
 
 
-def _memory(reports: list[ModelReport], options: LoadOptions, *, is_loaded: bool) -> MemoryReport:
+def _memory(reports: list[ModelReport], options: LoadOptions, process: int | None, *, is_loaded: bool) -> MemoryReport:
     device = options.torch_device()
     free = available_memory(device)
     weights = _sum(report.costs.weight_bytes for report in reports)
@@ -329,7 +409,37 @@ def _memory(reports: list[ModelReport], options: LoadOptions, *, is_loaded: bool
         cache_bytes_per_token=per_token,
         full_context_bytes=full,
         num_full_contexts=None if room is None or not full else max(0, int(room // full)),
+        process_bytes=process,
+        peak_bytes=_sum([process, _peak(reports, device)]),
     )
+
+
+def _peak(reports: list[ModelReport], device: torch.device) -> int | None:
+    """Beside the process itself. Models are loaded one after the other, on the host; then a text grows to the target's
+    context."""
+    weights = [report.costs.weight_bytes for report in reports]
+    cache = [_largest_cache(report.costs.cache_bytes_per_token, reports[0].context_len) for report in reports]
+    peaks = [_sum([*weights, *cache])]
+    if device.type == "cpu":
+        peaks += [_sum([*weights[:i], report.load_bytes]) for i, report in enumerate(reports)]
+    return None if None in peaks else max(peak for peak in peaks if peak is not None)
+
+
+def _largest_cache(bytes_per_token: int | None, context_len: int) -> int | None:
+    """A cache grows by doubling, and what it grows from is there until it has moved."""
+    if bytes_per_token is None:
+        return None
+    moving = 2 ** ((context_len - 1).bit_length() - 1) if context_len > 1 else 0
+    return bytes_per_token * (context_len + moving)
+
+
+def resident_bytes() -> int | None:
+    """What this process holds in memory now, shared libraries included; None where the system does not say."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return num_pages * mmap.PAGESIZE
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.cache import MemoryPool
-from foredraft.drafters import REGISTRY, DrafterContext, build
+from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, build
 from foredraft.engine import Engine
 from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
 from foredraft.model import (
@@ -44,11 +45,14 @@ class LLM:
 
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must speak the target's vocabulary.
-    method: the drafter, one of "none", "ngram", "suffix", "draft_model", or any object with propose and forget. None:
-        "draft_model" where one is given, else "suffix".
+    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" (the target's own int8 copy), or any
+        object with propose and forget. None: "draft_model" where one is given, else "suffix".
     speculative_tokens: γ, draft tokens per step unless a request says otherwise.
     tokenizer: where the model's own directory has none, or the model is an object.
     dtype, device, revision, trust_remote_code: as in transformers; they hold for both models.
+    quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
+    draft_quantization: the same for the draft; None does as for the target, "none" leaves it. What the draft loses
+        costs acceptance, never exactness.
     seed: of unseeded requests' noise. num_threads: of PyTorch's CPU kernels (they are the process's).
     cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
         half of the free memory.
@@ -70,6 +74,8 @@ class LLM:
         device: str | torch.device = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
+        quantization: str | None = None,
+        draft_quantization: str | None = None,
         seed: int | None = None,
         num_threads: int | None = None,
         cache_memory: int | None = None,
@@ -92,10 +98,15 @@ class LLM:
             if draft_model is None and method in (None, "draft_model"):
                 draft_model = EMBEDDED / "draft"
         method = choose_method(method, draft_model)
-        options = LoadOptions(dtype, device, revision, trust_remote_code)
+        options = LoadOptions(dtype, device, revision, trust_remote_code, quantization)
+        draft_options = replace(options, quantization=draft_quantization or quantization)
         self.target = load_model(model, options)
         self.tokenizer = _tokenizer(model, tokenizer, options)
-        self.draft = None if draft_model is None else _load_draft(self.target, self.tokenizer, draft_model, options)
+        if isinstance(method, str) and method in SELF_DRAFTS:
+            draft_model, draft_options = model, replace(options, **SELF_DRAFTS[method])
+        self.draft = (
+            None if draft_model is None else _load_draft(self.target, self.tokenizer, draft_model, draft_options)
+        )
         for source, ours in ((model, self.target), (draft_model, self.draft)):
             if ours is not None and not isinstance(source, PreTrainedModel):
                 ours.take_over()
@@ -224,6 +235,8 @@ def choose_method(method: str | Drafter | None, draft_model: ModelSource | None)
         raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
     if method == "draft_model" and draft_model is None:
         raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
+    if method in SELF_DRAFTS and draft_model is not None:
+        raise ForedraftError(f'method "{method}" makes its draft from the target: leave draft_model out')
     return method
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.demo import Comparison, Side
 from foredraft.inspection import Inspection, MachineReport, MemoryReport, ModelReport
 from foredraft.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from foredraft.quality import QualityReport
 from foredraft.sequence import Origin
 from foredraft.text import IncrementalDecoder
 
@@ -231,7 +232,21 @@ def _memory_lines(memory: MemoryReport) -> list[str]:
             f"cache: {_bytes(memory.cache_bytes_per_token)} per token, {_bytes(memory.full_context_bytes)} for a full "
             f"context, draft included{held}"
         )
+    if memory.peak_bytes is not None:
+        before = f", {_bytes(memory.process_bytes)} of it before the first weight" if memory.process_bytes else ""
+        lines.append(f"peak: {_bytes(memory.peak_bytes)}, with one text of the full context{before}")
     return lines
+
+
+def quality_lines(quality: QualityReport) -> list[str]:
+    """What the run's precision costs, a line for each figure."""
+    run = quality.dtype if quality.quantization is None else f"{quality.dtype} with {quality.quantization} weights"
+    return [
+        f"quality: {run} against float32, over {quality.num_tokens:,} tokens in windows of {quality.window_len}",
+        f"perplexity: {quality.perplexity:.4f} against {quality.reference_perplexity:.4f} "
+        f"({quality.perplexity_increase:+.3f} %)",
+        f"agreement: the same likeliest token at {quality.agreement:.2f} % of positions",
+    ]
 
 
 def _machine(machine: MachineReport) -> str:
@@ -302,6 +317,10 @@ def _cache(model: ModelReport) -> str:
     )
 
 
+def _dtype(model: ModelReport) -> str:
+    return model.dtype if model.quantization is None else f"{model.dtype}, linear layers in {model.quantization}"
+
+
 def _attention(model: ModelReport) -> str:
     return ", ".join(f"{count} × {kind}" for kind, count in model.attention.items())
 
@@ -320,7 +339,7 @@ _MODEL_ROWS: dict[str, Callable[[ModelReport], str]] = {
     "name": lambda model: model.name,
     "architecture": lambda model: model.architecture,
     "attention": _attention,
-    "dtype": lambda model: model.dtype,
+    "dtype": _dtype,
     "parameters": lambda model: "unknown" if model.num_parameters is None else f"{model.num_parameters / 1e6:,.1f} M",
     "weights": _weights,
     "cache per token": _cache,

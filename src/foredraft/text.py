@@ -358,6 +358,7 @@ class TextStream:
         "_recent",
         "_stop",
         "_tail",
+        "_unread",
         "stop_reason",
     )
 
@@ -378,6 +379,7 @@ class TextStream:
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._is_finished = False
+        self._unread: list[int] = []  # taken, and not decoded until somebody looks: where nothing can stop the text
         self._pieces: list[str] = []  # the text, all of it final
         self._reach = max(map(len, self._stop), default=1) - 1
         self._recent = ""  # the last _reach characters of the text
@@ -408,7 +410,7 @@ class TextStream:
         if self._is_finished:
             return 0
         if not self._stop:
-            self._append(self._decoder.extend(new_ids))
+            self._unread.extend(new_ids)
             return None
         if len(new_ids) > 1 and self._pass_over(new_ids):
             return None
@@ -421,12 +423,14 @@ class TextStream:
     @property
     def text(self) -> str:
         """The text so far, whole characters only; all of it once it is finished or a stop string has ended it."""
+        self._catch_up()
         return "".join(self._pieces)
 
     def delta(self, finished: bool = False) -> str:
         """The text since the last call, less an end that might become a stop string; all of it when finished."""
         if finished:
             self.finish()
+        self._catch_up()
         new = self._held + "".join(self._pieces[self._num_taken :])
         self._num_taken = len(self._pieces)
         release = len(new) - self._num_ambiguous(new)
@@ -437,9 +441,15 @@ class TextStream:
     def finish(self) -> str:
         """Ends the text, for whatever reason the engine had; the whole of it."""
         if not self._is_finished:
+            self._catch_up()
             self._append(self._decoder.flush())
             self._is_finished = True
         return self.text
+
+    def _catch_up(self) -> None:
+        if self._unread:
+            unread, self._unread = self._unread, []
+            self._append(self._decoder.extend(unread))
 
     def _append(self, piece: str) -> None:
         if piece:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from foredraft.cache import MemoryPool
-from foredraft.drafters import REGISTRY, DrafterContext, ScriptedDrafter, SuffixDrafter, build
+from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, SuffixDrafter, build
 from foredraft.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
 
 VOCAB_SIZE = 16
-NEED_A_MODEL = ("draft_model",)
+NEED_A_MODEL = ("draft_model", *SELF_DRAFTS)
 
 UNREGISTERED: dict[str, Callable[[], Drafter]] = {
     "scripted": lambda: ScriptedDrafter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from foredraft.drafters.context import DrafterContext
 from foredraft.drafters.draft_model import DraftModelDrafter
@@ -20,8 +21,12 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "ngram": lambda context: NgramDrafter(),
         "suffix": lambda context: SuffixDrafter(),
         "draft_model": DraftModelDrafter.build,
+        "self-int8": DraftModelDrafter.build,
     }
 )
+
+SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"self-int8": {"quantization": "int8"}})
+"""Methods whose draft model is the target itself, loaded once more with these LoadOptions changed."""
 
 
 def build(name: str, context: DrafterContext) -> Drafter:
@@ -34,6 +39,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
 
 __all__ = [
     "REGISTRY",
+    "SELF_DRAFTS",
     "DraftModelDrafter",
     "DrafterContext",
     "NgramDrafter",

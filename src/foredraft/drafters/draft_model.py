@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,11 @@ class _Draft:
     ids: list[int] = field(default_factory=list)
     law_rows: list[int] = field(default_factory=list)
     is_open: bool = True
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its tokens are the draft model's own choice, one after the other."""
+        return self.request.sampler.is_greedy and not self.request.sampler.adjusts
 
     @property
     def row(self) -> Row:
@@ -54,14 +60,9 @@ class DraftModelDrafter:
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [_Draft(request, self._room(request)) for request in requests]
         laws: list[Tensor] = []
-        open_drafts = self._catch_up([draft for draft in drafts if draft.max_len > 0])
-        logits = self._last_logits(open_drafts)
-        while open_drafts:
-            assert logits is not None
-            self._extend(open_drafts, logits, laws)
-            open_drafts = [d for d in open_drafts if d.is_open and len(d.ids) < d.max_len]
-            reads = [Read(d.request.seq_id, d.ids[-1:], 1) for d in open_drafts]
-            logits = self._model.read(reads, self._cache) if reads else None
+        ready = self._catch_up([draft for draft in drafts if draft.max_len > 0])
+        self._write([draft for draft in ready if draft.is_written])
+        self._sample_all([draft for draft in ready if not draft.is_written], laws)
         return _as_proposal(drafts, laws)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -92,20 +93,41 @@ class DraftModelDrafter:
         tokens = draft.request.tokens[held : held + count]
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
-    def _last_logits(self, drafts: list[_Draft]) -> Tensor | None:
-        """[len(drafts), V]: after each pending token. Passes of at most max_rows rows, a draft never cut."""
-        parts, reads, num_rows = [], list[Read](), 0
+    def _write(self, drafts: list[_Draft]) -> None:
+        """Where nothing but the model has a say, it goes on by itself."""
+        for group in self._passes(drafts):
+            lens = [draft.max_len for draft in group]
+            written = self._model.write([self._rest(draft) for draft in group], lens, self._vocab_size, self._cache)
+            for draft, ids in zip(group, written, strict=True):
+                draft.ids, draft.law_rows = ids, [CERTAIN] * len(ids)
+
+    def _sample_all(self, open_drafts: list[_Draft], laws: list[Tensor]) -> None:
+        parts = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(open_drafts)]
+        logits = torch.cat(parts) if parts else None
+        while open_drafts:
+            assert logits is not None
+            self._extend(open_drafts, logits, laws)
+            open_drafts = [d for d in open_drafts if d.is_open and len(d.ids) < d.max_len]
+            reads = [Read(d.request.seq_id, d.ids[-1:], 1) for d in open_drafts]
+            logits = self._model.read(reads, self._cache) if reads else None
+
+    def _rest(self, draft: _Draft) -> Read:
+        """What is left to read of a history, the pending token included."""
+        held = self._cache.num_held(draft.request.seq_id)
+        return Read(draft.request.seq_id, draft.request.tokens[held:], 1)
+
+    def _passes(self, drafts: list[_Draft]) -> Iterator[list[_Draft]]:
+        """Groups whose rests make passes of at most max_rows rows; a draft is never cut."""
+        group, num_rows = list[_Draft](), 0
         for draft in drafts:
-            held = self._cache.num_held(draft.request.seq_id)
-            tokens = draft.request.tokens[held:]
-            if reads and num_rows + len(tokens) > self._max_rows:
-                parts.append(self._model.read(reads, self._cache))
-                reads, num_rows = [], 0
-            reads.append(Read(draft.request.seq_id, tokens, 1))
-            num_rows += len(tokens)
-        if reads:
-            parts.append(self._model.read(reads, self._cache))
-        return torch.cat(parts) if parts else None
+            length = len(draft.request.tokens) - self._cache.num_held(draft.request.seq_id)
+            if group and num_rows + length > self._max_rows:
+                yield group
+                group, num_rows = [], 0
+            group.append(draft)
+            num_rows += length
+        if group:
+            yield group
 
     def _extend(self, drafts: list[_Draft], logits: Tensor, laws: list[Tensor]) -> None:
         """One more token for each draft. logits: [len(drafts), V of the draft model]"""

@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.kernels import AttentionShape, Kernels
 from foredraft.model.rows import SMALL_PRODUCT
 
 NAME = "foredraft"
@@ -50,20 +51,25 @@ class Span:
 
 @dataclass(slots=True)
 class Pass:
-    """What one forward pass of the model reads: spans that cover its rows in order, padding included."""
+    """What one forward pass of the model reads: spans that cover its rows in order, padding included.
+
+    kernels: the compiled ones, where the model is in bfloat16 on the CPU; None runs PyTorch's.
+    """
 
     spans: list[Span]
+    kernels: Kernels | None = None
     _masks: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
-    _rotation: tuple[Tensor, Tensor, Tensor] | None = None
+    _seen: dict[tuple[MaskFunction, int, int], Tensor] = field(default_factory=dict)
 
-    def rotation(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, T, D] each -> cos and sin as [T, 1, D], the first half of sin negated: x * cos + roll(x, D / 2) * sin then
-        rotates x. Made once per pass."""
-        if self._rotation is None or self._rotation[0] is not cos:
-            half = cos.shape[-1] // 2
-            signed = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
-            self._rotation = (cos, cos[0, :, None], signed)
-        return self._rotation[1:]
+    def seen(self, rule: MaskFunction, index: int, num_keys: int) -> Tensor:
+        """[R, N] bool: which keys one span's rows may see by the rule; later ones need not be hidden."""
+        key = (rule, index, num_keys)
+        if key not in self._seen:
+            span = self.spans[index]
+            queries = torch.arange(span.start, span.start + span.num_rows)[:, None]
+            shape = (span.num_rows, num_keys)
+            self._seen[key] = rule(0, 0, queries, torch.arange(num_keys)[None]).expand(shape).contiguous()
+        return self._seen[key]
 
     def mask(self, rule: MaskFunction, index: int, num_keys: int, num_rows: int, groups: int, like: Tensor) -> Tensor:
         """Additive mask [1, groups * R, N] of one span's first num_rows positions, made once per rule and pass."""
@@ -113,6 +119,8 @@ def attend(
 
 def read_spans(reading: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: Kind) -> Tensor:
     """One layer's attention. query: [Hq, T, Dk], key: [Hkv, T, Dk], value: [Hkv, T, Dv] -> [T, Hq, Dv]."""
+    if reading.kernels is not None:
+        return _read_by_kernels(reading, reading.kernels, layer, query, key, value, kind)
     groups = query.shape[0] // key.shape[0]
     parts = []
     for index, span in enumerate(reading.spans):
@@ -128,6 +136,20 @@ def read_spans(reading: Pass, layer: int, query: Tensor, key: Tensor, value: Ten
         read = _attention(grouped, keys, values, mask, kind)
         parts.append(read.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _read_by_kernels(
+    reading: Pass, kernels: Kernels, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: Kind
+) -> Tensor:
+    spans = []
+    for index, span in enumerate(reading.spans):
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        keys, values = span.region.write(layer, key[:, rows], value[:, rows], span.start)
+        mask = None if kind.rule is causal_mask_function else reading.seen(kind.rule, index, keys.shape[1])
+        spans.append((rows, span.start, keys, values, mask))
+    sinks = None if kind.sinks is None else kind.sinks.float()
+    shape = AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks)
+    return kernels.attend(spans, query, shape, query.shape[1])
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: Kind) -> Tensor:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.cache import KVCache, MemoryPool
-from foredraft.model.attention import Pass, Span
-from foredraft.model.routing import route, routed
-from foredraft.model.rows import rule_of
+from foredraft.model.attention import Span
+from foredraft.model.library import LibraryBody
+from foredraft.model.rows import RowRule
+from foredraft.sampling.search import argmax_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +41,40 @@ class Traits:
     row_exact: bool
 
 
-class LanguageModel:
-    """Tokens in, logits out. The Hugging Face model itself stays as its owner made it."""
+class Body(Protocol):
+    """What computes a pass. row_rule: how many rows to hand it."""
 
-    def __init__(self, hf: PreTrainedModel, traits: Traits) -> None:
-        self.hf = hf
-        self.traits = traits
-        self._row_rule = rule_of(hf)
-        self._is_taken_over = False
-        self._keeps_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
+    row_rule: RowRule
+
+    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
+        """One flattened ragged batch. wanted: the rows whose logits to give. -> [len(wanted), V]"""
 
     def take_over(self) -> None:
-        """From now on the model reads for us alone: it stays routed, which spares every pass the way there and back."""
-        route(self.hf)
-        self._is_taken_over = True
+        """From now on nobody else runs the model."""
+
+
+@runtime_checkable
+class WritingBody(Body, Protocol):
+    """A body that can go on by itself."""
+
+    def write(
+        self, ids: list[int], positions: list[int], spans: Sequence[Span], lens: Sequence[int], vocab_size: int
+    ) -> list[list[int]]:
+        """See LanguageModel.write."""
+
+
+class LanguageModel:
+    """Tokens in, logits out. body: None runs the Hugging Face model itself, which stays as its owner made it."""
+
+    def __init__(self, hf: PreTrainedModel, traits: Traits, body: Body | None = None) -> None:
+        self.hf = hf
+        self.traits = traits
+        self._body = body or LibraryBody(hf)
+        self._writing = self._body if isinstance(self._body, WritingBody) else None
+
+    def take_over(self) -> None:
+        """From now on the model reads for us alone."""
+        self._body.take_over()
 
     @property
     def device(self) -> torch.device:
@@ -69,43 +88,66 @@ class LanguageModel:
 
         -> logits [sum(num_logits), V], read after read
         """
-        ids: list[int] = []
-        positions: list[int] = []
-        wanted: list[int] = []
-        spans = []
-        for read in reads:
-            region = cache.region(read.seq_id)
-            start, first_row = len(region.tokens), len(ids)
-            if start + len(read.tokens) > region.capacity:
-                raise RuntimeError(f"sequence {read.seq_id}: no room reserved for {len(read.tokens)} more tokens")
-            ids.extend(read.tokens)
-            positions.extend(range(start, start + len(read.tokens)))
-            wanted.extend(range(len(ids) - read.num_logits, len(ids)))
-            spans.append(Span(region, first_row, len(read.tokens), start))
-        padding = self._row_rule.pad(len(ids)) - len(ids)
-        spans[-1] = replace(spans[-1], padding=padding)
-        logits = self._forward(ids + [0] * padding, positions + positions[-1:] * padding, wanted, spans)
+        ids, positions, spans = _flattened(reads, cache)
+        wanted = [
+            row
+            for read, span in zip(reads, spans, strict=True)
+            for row in range(span.first_row + span.num_rows - read.num_logits, span.first_row + span.num_rows)
+        ]
+        padding = self._body.row_rule.pad(len(ids)) - len(ids)
+        if padding:
+            spans[-1] = replace(spans[-1], padding=padding)
+            ids, positions = ids + [0] * padding, positions + positions[-1:] * padding
+        with torch.inference_mode():
+            logits = self._body(ids, positions, wanted, spans)
         for read, span in zip(reads, spans, strict=True):
             span.region.tokens.extend(read.tokens)
         return logits
 
-    @torch.inference_mode()
-    def _forward(self, ids: list[int], positions: list[int], wanted: list[int], spans: list[Span]) -> Tensor:
-        rows = wanted + [0] * (self._row_rule.pad(len(wanted)) - len(wanted))
-        device = self.device
-        index = torch.tensor(rows, device=device)
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([ids], device=device),
-            "position_ids": torch.tensor([positions], device=device),
-            # without it the library would take the ragged batch for packed training sequences
-            "attention_mask": torch.ones(1, len(ids), dtype=torch.bool, device=device),
-            "use_cache": False,
-            "reading": Pass(spans),
-        }
-        if self._keeps_rows:
-            inputs["logits_to_keep"] = index
-        with nullcontext() if self._is_taken_over else routed(self.hf):
-            logits: Tensor = self.hf(**inputs).logits[0]
-        if not self._keeps_rows:
-            logits = logits[index]
-        return logits[: len(wanted)]
+    def write(self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache) -> list[list[int]]:
+        """Read, and go on greedily: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids. The last one is not
+        read, the others are in the cache afterwards. NaN logits end a read's tokens before them."""
+        if self._writing is None:
+            return self._write_step_by_step(reads, lens, vocab_size, cache)
+        ids, positions, spans = _flattened(reads, cache, lens)
+        with torch.inference_mode():
+            written = self._writing.write(ids, positions, spans, lens, vocab_size)
+        for read, span, tokens in zip(reads, spans, written, strict=True):
+            span.region.tokens.extend([*read.tokens, *tokens[:-1]])
+        return written
+
+    def _write_step_by_step(
+        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache
+    ) -> list[list[int]]:
+        written: list[list[int]] = [[] for _ in reads]
+        open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
+        while open_reads:
+            logits = self.read(list(open_reads.values()), cache)[:, :vocab_size]
+            best = argmax_rows(logits)
+            is_nan = logits.gather(1, best[:, None])[:, 0].isnan()
+            for i, token, failed in zip(list(open_reads), best.tolist(), is_nan.tolist(), strict=True):
+                if not failed:
+                    written[i].append(token)
+                open_reads[i] = Read(reads[i].seq_id, [token], 1)
+                if failed or len(written[i]) == lens[i]:
+                    del open_reads[i]
+        return written
+
+
+def _flattened(
+    reads: Sequence[Read], cache: KVCache, more: Sequence[int] | None = None
+) -> tuple[list[int], list[int], list[Span]]:
+    """Token ids, positions and spans of one ragged batch. more: how many tokens will be written behind each read."""
+    ids: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    for i, read in enumerate(reads):
+        region = cache.region(read.seq_id)
+        start, length = len(region.tokens), len(read.tokens)
+        needed = length if more is None else length + more[i] - 1
+        if start + needed > region.capacity:
+            raise RuntimeError(f"sequence {read.seq_id}: no room reserved for {needed} more tokens")
+        spans.append(Span(region, len(ids), length, start))
+        ids.extend(read.tokens)
+        positions.extend(range(start, start + length))
+    return ids, positions, spans

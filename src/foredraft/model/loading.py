@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -20,12 +21,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import ModelError, one_line
-from foredraft.model.fused import fuse_layers
-from foredraft.model.language_model import LanguageModel
-from foredraft.model.packed import pack_linears, packs
+from foredraft.kernels import Kernels, load_kernels
+from foredraft.model.language_model import Body, LanguageModel
+from foredraft.model.library import LibraryBody
+from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
 from foredraft.model.probe import probe
+from foredraft.model.stack import StackBody, has_stack_form
 
 logger = logging.getLogger("foredraft")
 
@@ -49,12 +53,24 @@ _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one."""
+    """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one.
+
+    quantization: "int8" rounds linear layers to eight bits as they are loaded, the rest runs in bfloat16; None or
+    "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
+    """
 
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
+    quantization: str | None = None
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.quantization not in (None, "none", "int8"):
+            raise ModelError(f'quantization must be "int8" or "none", not {self.quantization!r}')
+        if self.kernels not in ("auto", "torch"):
+            raise ModelError(f'kernels must be "auto" or "torch", not {self.kernels!r}')
 
     def torch_device(self) -> torch.device:
         if self.device != "auto":
@@ -83,8 +99,7 @@ class LoadOptions:
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
     if isinstance(source, PreTrainedModel):
-        source.eval()
-        return _examined(source, source.config.name_or_path or type(source).__name__)
+        return _load_from_memory(source, options)
     name = os.fspath(source)
     config = load_config(name, options)
     refuse_unsupported(config, name)
@@ -105,7 +120,16 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
         _move(hf, options.torch_device())
     hf.eval()
-    return _examined(hf, name, prepare=_prepare)
+    return _examined(hf, name, prepare=lambda ours: _prepare(ours, options))
+
+
+def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
+    """The owner's model stays as it is: what is quantised is a copy."""
+    name = source.config.name_or_path or type(source).__name__
+    if options.quantization == "int8":
+        return _examined(copy.deepcopy(source).eval(), name, prepare=lambda ours: _prepare(ours, options))
+    source.eval()
+    return _examined(source, name)
 
 
 def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreTrainedTokenizerBase:
@@ -219,20 +243,65 @@ def _move(hf: PreTrainedModel, device: torch.device) -> None:
         raise ModelError(f"device {device} cannot be used: {one_line(error)}") from error
 
 
-def _prepare(hf: PreTrainedModel) -> None:
-    """Swap in what runs faster on this processor. Only for models that are ours to change."""
-    if packs(hf.dtype, hf.device):
-        fuse_layers(hf)
-        pack_linears(hf)
+@torch.inference_mode()
+def _prepare(hf: PreTrainedModel, options: LoadOptions) -> Body:
+    """Swap in what runs fastest on this processor. Only for models that are ours to change."""
+    wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
+    kernels = _kernels_for(hf, options, wants_int8)
+    if wants_int8:
+        _narrow_the_rest(hf)
+    if kernels is not None and has_stack_form(hf):
+        return StackBody(hf, kernels, int8=wants_int8)
+    if kernels is not None:
+        pack_linears(hf, lambda weight, bias: NativeLinear(kernels.pack(weight, bias, int8=wants_int8), kernels))
+    elif wants_int8:
+        pack_linears(hf, Int8Linear)
+    elif packs(hf.dtype, hf.device):
+        pack_linears(hf, PackedLinear)
+    return LibraryBody(hf, kernels)
+
+
+def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:
+    """Ours compute in bfloat16 and int8 on the CPU."""
+    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not hf_is_quantised(hf)
+    return load_kernels() if fits and options.kernels == "auto" else None
+
+
+def hf_is_quantised(hf: PreTrainedModel) -> bool:
+    return bool(getattr(hf, "is_quantized", False))
+
+
+def _can_be_int8(hf: PreTrainedModel) -> bool:
+    """Exact products of eight-bit integers need a processor that has them; elsewhere the model runs as it was loaded."""
+    if hf_is_quantised(hf):
+        reason = "the checkpoint is quantised already"
+    elif hf.device.type != "cpu":
+        reason = f"there are no exact int8 products on {hf.device.type}"
+    elif load_kernels() is None and not int8_is_exact():
+        reason = "this processor multiplies int8 inexactly"
+    else:
+        return True
+    logger.warning("quantization is left out: %s", reason)
+    return False
+
+
+def _narrow_the_rest(hf: PreTrainedModel) -> None:
+    """Everything but the matrices that will be quantised, in bfloat16. Buffers (rotary frequencies) stay."""
+    matrices = {id(child.weight) for child in hf.modules() if type(child) in (torch.nn.Linear, Conv1D)}
+    embedding = id(hf.get_input_embeddings().weight)
+    for module in hf.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.is_floating_point() and (id(parameter) not in matrices or id(parameter) == embedding):
+                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def _examined(
-    hf: PreTrainedModel, name: str, prepare: Callable[[PreTrainedModel], None] | None = None
+    hf: PreTrainedModel, name: str, prepare: Callable[[PreTrainedModel], Body] = LibraryBody
 ) -> LanguageModel:
     refuse_unsupported(hf.config, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
-    return LanguageModel(hf, probe(hf, name, context_len_of(hf.config, name), prepare))
+    return probe(hf, name, context_len_of(hf.config, name), prepare)
 
 
 def context_len_of(config: PretrainedConfig, name: str) -> int:

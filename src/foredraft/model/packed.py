@@ -1,21 +1,78 @@
-"""Linear layers whose bfloat16 weights are laid out once for the processor's matrix kernels (oneDNN).
+"""Linear layers whose weights are laid out once for the kernels that will run: ours, PyTorch's int8, or oneDNN's.
 
 A plain `nn.Linear` has its weights laid out anew in every pass; for the few rows of a verification that costs more than
-the product. The numbers are the same: the kernel that runs is the one that `F.linear` would have chosen.
+the product.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from foredraft.kernels import Kernels, PackedMatrix, linear_int8, quantised
+from foredraft.model.pages import give_back
+
 _TYPICAL_ROWS = 8
+
+Pack = Callable[[Tensor, Tensor | None], nn.Module]
+"""(weight [out, in], bias [out] or None) -> the layer in its place"""
+
+
+class NativeLinear(nn.Module):
+    """y = x W^T + b by the compiled kernels; a row's bits do not depend on how many rows there are."""
+
+    is_row_exact = True
+
+    def __init__(self, matrix: PackedMatrix, kernels: Kernels) -> None:
+        super().__init__()
+        self.out_features, self.in_features = matrix.out_features, matrix.in_features
+        self.matrix = matrix
+        self._kernels = kernels
+        for name, tensor in matrix.tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] bfloat16 -> [..., out]"""
+        return self._kernels.linear(self.matrix, x)
+
+
+class Int8Linear(nn.Module):
+    """The same numbers as NativeLinear's in int8, by PyTorch's own integer product."""
+
+    _weight: Tensor
+    _scales: Tensor
+    _bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        whole, scales = quantised(weight)
+        self.register_buffer("_weight", whole.T)
+        self.register_buffer("_scales", scales)
+        self.register_buffer("_bias", None if bias is None else bias.float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] -> [..., out]"""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        largest = rows.abs().amax(1, keepdim=True)
+        steps = torch.where(largest > 0, largest.new_tensor(127.0) / largest, 0.0)
+        product = torch._int_mm((rows * steps).round().to(torch.int8), self._weight)
+        out = product.float() * (self._scales * (largest / 127))
+        if self._bias is not None:
+            out = out + self._bias
+        return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b with W packed. weight: [out, in] bfloat16 on the CPU, not kept; bias: [out] or None."""
+    """y = x W^T + b with W packed by oneDNN; the kernel that runs is the one that `F.linear` would have chosen.
+
+    weight: [out, in] bfloat16 on the CPU, not kept; bias: [out] or None.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -41,20 +98,35 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
+@cache
+def int8_is_exact() -> bool:
+    """Whether PyTorch's integer product is exact here: without VNNI or its like it may saturate."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(shape, generator=generator) for shape in ((80, 320), (5, 320)))
+    weight[0], weight[1], x[0] = 1.0, -1.0, 1.0
+    x = x.to(torch.bfloat16)
+    try:
+        found = Int8Linear(weight, None)(x)
+    except RuntimeError:
+        return False
+    return torch.equal(found, linear_int8(weight, x))
+
+
 @torch.inference_mode()
-def pack_linears(hf: PreTrainedModel) -> int:
+def pack_linears(hf: PreTrainedModel, pack: Pack) -> int:
     """Replace the model's linear layers in place; say how many. Each original's weights go as its packed ones come, so
     the model is never held twice. Subclasses of nn.Linear (quantised ones) are left alone."""
     count = 0
     for parent in list(hf.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                packed = PackedLinear(child.weight, child.bias)
+                packed = pack(child.weight, child.bias)
             elif type(child) is Conv1D:
-                packed = PackedLinear(child.weight.t(), child.bias)
+                packed = pack(child.weight.t(), child.bias)
             else:
                 continue
             setattr(parent, name, packed)
+            give_back([child.weight])
             count += 1
     return count
 

@@ -35,14 +35,13 @@ class RowRule:
         return -(-max(num_rows, self.least) // self.multiple) * self.multiple
 
 
-def rule_for(shapes: Iterable[tuple[int, ...]]) -> RowRule:
-    """For matrices of these shapes. At most 16 rows of padding: a model that needs more goes without."""
-    shapes = list(shapes)
-    if not shapes:
-        return RowRule()
-    smallest = min(prod(shape[-2:]) for shape in shapes)
-    unit = gcd(_VECTOR, *(side for shape in shapes for side in shape[-2:]))
-    return RowRule(least_rows(smallest), min(_MOST, _VECTOR // unit))
+def rule_for(shapes: Iterable[tuple[int, ...]], *, exact_shapes: Iterable[tuple[int, ...]] = ()) -> RowRule:
+    """For PyTorch's products with matrices of these shapes, and for products of our own kernels with those of
+    exact_shapes, whose rows never see each other. At most 16 rows of padding: a model that needs more goes without."""
+    shapes, exact_shapes = list(shapes), list(exact_shapes)
+    unit = gcd(_VECTOR, *(side for shape in [*shapes, *exact_shapes] for side in shape[-2:]))
+    least = least_rows(min(prod(shape[-2:]) for shape in shapes)) if shapes else 1
+    return RowRule(least, min(_MOST, _VECTOR // unit))
 
 
 def least_rows(work: int) -> int:
@@ -53,12 +52,12 @@ def least_rows(work: int) -> int:
 def rule_of(model: nn.Module) -> RowRule:
     """For every matrix of a model, packed ones too, but those that are only looked up."""
     looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    exact: list[tuple[int, ...]] = []
     shapes: list[tuple[int, ...]] = [
         tuple(p.shape) for p in model.parameters() if p.dim() in (2, 3) and id(p) not in looked_up
     ]
-    shapes += [
-        (int(m.out_features), int(m.in_features))  # type: ignore[arg-type]
-        for m in model.modules()
-        if hasattr(m, "out_features") and hasattr(m, "in_features")
-    ]
-    return rule_for(shapes)
+    for module in model.modules():
+        if hasattr(module, "out_features") and hasattr(module, "in_features"):
+            shape = (int(module.out_features), int(module.in_features))  # type: ignore[arg-type]
+            (exact if getattr(module, "is_row_exact", False) else shapes).append(shape)
+    return rule_for(shapes, exact_shapes=exact)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.sampling.search import top_rows
+from foredraft.sampling.search import kernels_for, top_rows
 
 _FIRST_WIDTH = 64
 _WIDEN = 8
@@ -58,9 +58,37 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
-    """softmax(logits / T), truncated, a few rows at a time in the same memory: over a large vocabulary a batch of dense
-    laws would leave the processor's caches, and cost more in fresh memory than in arithmetic. [R, V], [R] -> R Laws
+    """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (ties at
+    the border stay), of those the fewest that hold top_p of the rest's mass; renormalised.
+
+    logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first
     """
+    num_rows, vocab_size = logits.shape
+    find = _top_by_kernels if kernels_for(logits) is not None else _top
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    pending = torch.arange(num_rows, device=logits.device)
+    width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
+    while pending.numel():
+        is_whole = len(pending) == num_rows
+        top, ids = find(*((logits, temperatures) if is_whole else (logits[pending], temperatures[pending])), width)
+        keep, complete = _kept(top, top_k, top_p, min_p)
+        done = complete if width < vocab_size else torch.ones_like(complete)
+        found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))
+        pending = pending[~done]
+        width = min(vocab_size, width * _WIDEN)
+    return _gather_rows(found, num_rows)
+
+
+def _top_by_kernels(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    kernels = kernels_for(logits)
+    assert kernels is not None
+    return kernels.top(logits, temperatures, width)
+
+
+def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest of each row of softmax(logits / T), largest first, and their ids; a few rows at a time in the same
+    memory: over a large vocabulary a batch of dense laws would leave the processor's caches, and cost more in fresh memory
+    than in arithmetic. -> [R, width], [R, width]"""
     num_rows, vocab_size = logits.shape
     size = min(num_rows, max(1, _CHUNK // vocab_size))
     dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
@@ -71,37 +99,9 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
         some = slice(0, min(size, num_rows - r))
         wide[some].copy_(logits[r : r + size]).div_(temperatures[r : r + size].to(dtype)[:, None])
         torch.softmax(wide[some], dim=-1, out=probs[some])
-        parts.append(truncate(probs[some], top_k=top_k, top_p=top_p, min_p=min_p))
-    return parts[0] if len(parts) == 1 else _stacked(parts)
-
-
-def truncate(probs: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
-    """Keep ids with at least min_p of the top probability, of those the top_k (ties at the border stay), of those
-    the fewest that hold top_p of the rest's mass; renormalise. probs: [R, V] -> Laws of W kept ids, most likely first.
-    """
-    num_rows, vocab_size = probs.shape
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    pending = torch.arange(num_rows, device=probs.device)
-    width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
-    while pending.numel():
-        top, ids = top_rows(probs if len(pending) == num_rows else probs[pending], width)
-        keep, complete = _kept(top, top_k, top_p, min_p)
-        done = complete if width < vocab_size else torch.ones_like(complete)
-        found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))
-        pending = pending[~done]
-        width = min(vocab_size, width * _WIDEN)
-    return _gather_rows(found, num_rows)
-
-
-def _stacked(parts: list[Laws]) -> Laws:
-    """Laws of different widths, row after row."""
-    width = max(part.probs.shape[1] for part in parts)
-
-    def filled(x: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
-
-    ids = [filled(part.ids) for part in parts if part.ids is not None]
-    return Laws(torch.cat([filled(part.probs) for part in parts]), torch.cat(ids))
+        parts.append(top_rows(probs[some], width))
+    values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
+    return values, ids
 
 
 def _kept(top: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,30 @@
+"""Compiled kernels for the processor at hand: built once with the system's C++ compiler, kept on disk, tested at start.
+
+Where there is no compiler, or the processor lacks what they need, `load_kernels` gives None and PyTorch's own kernels run.
+"""
+
+from foredraft.kernels.native import (
+    AttentionShape,
+    Kernels,
+    PackedMatrix,
+    Stack,
+    StackLayer,
+    StackSpan,
+    interleaved,
+    quantised,
+)
+from foredraft.kernels.start import linear_int8, load_kernels, why_none
+
+__all__ = [
+    "AttentionShape",
+    "Kernels",
+    "PackedMatrix",
+    "Stack",
+    "StackLayer",
+    "StackSpan",
+    "interleaved",
+    "linear_int8",
+    "load_kernels",
+    "quantised",
+    "why_none",
+]

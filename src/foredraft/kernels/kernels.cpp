@@ -1,0 +1,943 @@
+// Matrix products, attention and whole decoder stacks for a few rows, on x86 with AVX512-BF16 and VNNI.
+//
+// One rule governs every loop here: a row's numbers are summed in an order that depends on nothing but the row. So its
+// bits do not depend on how many rows share the pass, on which thread computes it, or on how many keys follow its own.
+//
+// Everything is called from one OpenMP team per pass; a `Team` says which thread this is. Names: n outputs, k inputs,
+// T rows of a pass, D width of a head. Matrices are packed in groups of 64 outputs, so that one stream of memory feeds
+// four registers.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int GROUP = 64;         // outputs of a packed group
+constexpr int ROWS = 6;           // rows of a tile: 24 of the 32 registers are sums
+constexpr int QUERIES = 8;        // query rows that share one reading of the keys
+constexpr int PRIVATE_ROWS = 8;   // up to here every thread prepares all rows itself, which spares a barrier
+constexpr int ALIGN = 64;
+constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
+constexpr int SPINS = 1000;       // looks at a barrier before the processor is offered to others: some 20 microseconds
+
+enum Kind : int64_t { BF16 = 0, INT8 = 1 };
+
+int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+}  // namespace
+
+extern "C" {
+
+struct Matrix {
+    const void* weights;        // packed
+    const float* scales;        // [n] int8 only
+    const int32_t* corrections; // [n] int8 only: 128 times the sum of an output's weights
+    const float* bias;          // [n] or null
+    int64_t n, k, kind;
+};
+
+struct Layer {
+    const float *input_norm, *post_norm;   // [hidden]
+    const float *q_norm, *k_norm;          // [D] or null
+    Matrix qkv, out, gate_up, down;        // gate_up: groups of 32 gates and their 32 ups
+    int64_t window;                        // 0: all earlier keys
+};
+
+struct Stack {
+    const Layer* layers;
+    const uint16_t* embedding;             // [V, hidden] bfloat16
+    const float* final_norm;
+    Matrix head;
+    int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
+    float epsilon, scale;
+};
+
+struct Span {                              // rows of a pass that belong to one sequence
+    int64_t first_row, num_rows, start, capacity;
+};
+
+struct Batch {
+    const int32_t *ids, *positions;        // [T]
+    const int32_t* wanted;                 // [W] rows whose logits are wanted
+    const float *cos, *sin;                // [positions, D / 2]
+    const Span* spans;
+    uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
+    uint16_t* logits;                      // [W, V] bfloat16
+    int64_t num_rows, num_wanted, num_spans;
+};
+
+struct AttentionCall {
+    const uint16_t* query;                 // element (head, row, i) at head * query_head + row * query_row + i
+    int64_t query_head, query_row;
+    const uint16_t *keys, *values;         // [H, capacity, Dk], [H, capacity, Dv]
+    int64_t capacity;
+    const uint8_t* mask;                   // [num_rows, mask_keys], 0 hides a key; null: all earlier ones are seen
+    int64_t mask_keys;
+    const float* sinks;                    // [num_heads] or null
+    uint16_t* output;                      // [num_rows, num_heads, Dv]
+    int64_t num_rows, start, num_heads, num_kv_heads, key_dim, value_dim, window;
+    float scale, softcap;                  // softcap 0: none
+};
+
+}  // extern "C"
+
+namespace {
+
+// OpenMP's own barrier spins for milliseconds, which starves the thread that is waited for where processors are shared.
+struct Barrier {
+    alignas(ALIGN) std::atomic<int> arrived{0};
+    alignas(ALIGN) std::atomic<int> round{0};
+    void wait(int size) {
+        const int mine = round.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+            arrived.store(0, std::memory_order_relaxed);
+            round.store(mine + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; round.load(std::memory_order_acquire) == mine;)
+            if (++spins < SPINS) _mm_pause(); else sched_yield();
+    }
+};
+
+struct Team {
+    int rank, size;
+    Barrier* barrier;
+    void wait() const { barrier->wait(size); }
+    void share(int64_t count, int64_t& first, int64_t& last) const {
+        first = count * rank / size;
+        last = count * (rank + 1) / size;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------- small vector helpers
+
+__mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1); }
+
+__m512 widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
+
+__m512 load_bf16(const uint16_t* from, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
+
+void store_bf16(uint16_t* to, __mmask16 mask, __m512 x) {
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// exp for x <= 0; exactly 0 below -87. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
+__m512 exp_nonpositive(__m512 x) {
+    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512 safe = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(safe, _mm512_set1_ps(1.44269504f)), 8);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), safe);
+    rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), rest);
+    __m512 sum = _mm512_set1_ps(1.0f / 720);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 120));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 24));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 6));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
+    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(seen, _mm512_scalef_ps(sum, whole)), is_nan, x);
+}
+
+// x * sigmoid(x), through exp(-|x|) so that nothing overflows
+__m512 silu(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 e = exp_nonpositive(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+    const __mmask16 positive = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ);
+    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(e, positive, one)), _mm512_add_ps(one, e));
+}
+
+// --------------------------------------------------------------------------------------------------- rows of products
+
+// The left side of a product: bfloat16 rows, or int8 rows stored with 128 added and a scale each.
+struct Rows {
+    char* data;
+    float* scales;
+    int64_t stride;             // bytes
+    void* row(int64_t r) const { return data + r * stride; }
+};
+
+int64_t row_bytes(int64_t k) { return round_up(2 * k, ALIGN); }
+
+// The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
+template <class Read>
+void quantise_row(int64_t k, uint8_t* to, float* scale, const Read& read) {
+    __m512 largest = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += 16) {
+        const __m512 x = read(i, lanes(k - i));
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(x));
+        poison = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison);
+    }
+    const float most = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(poison);
+    *scale = most / 127.0f;
+    const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    for (int64_t i = 0; i < k; i += 16) {
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(read(i, lanes(k - i)), inverse));
+        _mm_storeu_si128((__m128i*)(to + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
+    }
+}
+
+template <class Read>
+void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
+    if (m.kind == INT8) {
+        quantise_row(m.k, (uint8_t*)rows.row(r), rows.scales + r, read);
+        return;
+    }
+    uint16_t* to = (uint16_t*)rows.row(r);
+    for (int64_t i = 0; i < m.k; i += 16) _mm256_storeu_si256((__m256i*)(to + i), (__m256i)_mm512_cvtneps_pbh(read(i, lanes(m.k - i))));
+}
+
+struct ReadFloat {
+    const float* from;
+    __m512 operator()(int64_t i, __mmask16 mask) const { return _mm512_maskz_loadu_ps(mask, from + i); }
+};
+
+struct ReadBf16 {
+    const uint16_t* from;
+    __m512 operator()(int64_t i, __mmask16 mask) const { return load_bf16(from + i, mask); }
+};
+
+struct ReadNormed {
+    const float *from, *weight;
+    __m512 factor;
+    __m512 operator()(int64_t i, __mmask16 mask) const {
+        const __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, from + i), factor);
+        return _mm512_mul_ps(x, _mm512_maskz_loadu_ps(mask, weight + i));
+    }
+};
+
+ReadNormed normed(const float* from, const float* weight, int64_t k, float epsilon) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += 16) {
+        const __m512 x = _mm512_maskz_loadu_ps(lanes(k - i), from + i);
+        sum = _mm512_fmadd_ps(x, x, sum);
+    }
+    return {from, weight, _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)k + epsilon))};
+}
+
+// ----------------------------------------------------------------------------------------------------------- products
+
+// The loops over a tile's sums are unrolled by order: else GCC 12 keeps the sums in memory, at half the speed.
+
+// integer sums -> numbers, in place
+void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t first, float (*out)[GROUP]) {
+    for (int p = 0; p < 4; p++) {
+        const int64_t o = first + 16 * p;
+        const __mmask16 mask = o < m.n ? lanes(m.n - o) : 0;
+        const __m512i correction = _mm512_maskz_loadu_epi32(mask, m.corrections + o);
+        const __m512 scale = _mm512_maskz_loadu_ps(mask, m.scales + o);
+        for (int r = 0; r < num_rows; r++) {
+            const __m512 product = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(out[r] + 16 * p), correction));
+            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[row + r]));
+            _mm512_store_ps(out[r] + 16 * p, _mm512_mul_ps(product, both));
+        }
+    }
+}
+
+template <int R>
+void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t row, int64_t first, float (*out)[GROUP]) {
+    __m512i sums[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) sums[r][p] = _mm512_setzero_si512();
+    const char* in = (const char*)x.row(row);
+    for (int64_t i = 0; i < m.k; i += 4, weights += 4 * GROUP) {
+        __m512i w[4];
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) {
+            w[p] = _mm512_load_si512(weights + p * 64);
+            _mm_prefetch(weights + p * 64 + PREFETCH, _MM_HINT_T0);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t four;
+            memcpy(&four, in + r * x.stride + i, 4);
+            const __m512i spread = _mm512_set1_epi32(four);
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], spread, w[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) _mm512_store_si512(out[r] + 16 * p, sums[r][p]);
+    rescale(m, x, row, R, first, out);
+}
+
+template <int R>
+void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t row, float (*out)[GROUP]) {
+    __m512 sums[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) sums[r][p] = _mm512_setzero_ps();
+    const char* in = (const char*)x.row(row);
+    for (int64_t i = 0; i < m.k; i += 2, weights += 2 * GROUP) {
+        __m512bh w[4];
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) {
+            w[p] = (__m512bh)_mm512_load_si512(weights + p * 32);
+            _mm_prefetch((const char*)(weights + p * 32) + PREFETCH, _MM_HINT_T0);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t two;
+            memcpy(&two, in + r * x.stride + 2 * i, 4);
+            const __m512bh spread = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], spread, w[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) _mm512_store_ps(out[r] + 16 * p, sums[r][p]);
+}
+
+template <int R>
+void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, float (*out)[GROUP]) {
+    const int64_t first = group * GROUP;
+    if (m.kind == INT8)
+        tile_int8<R>(m, (const int8_t*)m.weights + group * GROUP * round_up(m.k, 4), x, row, first, out);
+    else
+        tile_bf16<R>(m, (const uint16_t*)m.weights + group * GROUP * round_up(m.k, 2), x, row, out);
+    if (m.bias == nullptr) return;
+    for (int p = 0; p < 4; p++) {
+        const int64_t o = first + 16 * p;
+        const __m512 bias = _mm512_maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
+        for (int r = 0; r < R; r++) _mm512_store_ps(out[r] + 16 * p, _mm512_add_ps(_mm512_load_ps(out[r] + 16 * p), bias));
+    }
+}
+
+void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, float (*out)[GROUP]) {
+    switch (num_rows) {
+        case 1: return tile<1>(m, group, x, row, out);
+        case 2: return tile<2>(m, group, x, row, out);
+        case 3: return tile<3>(m, group, x, row, out);
+        case 4: return tile<4>(m, group, x, row, out);
+        case 5: return tile<5>(m, group, x, row, out);
+        default: return tile<6>(m, group, x, row, out);
+    }
+}
+
+// The thread's share of a product's groups; finish(row, first output, how many, 64 sums) takes each row of a group.
+template <class Finish>
+void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
+    alignas(ALIGN) float out[ROWS][GROUP];
+    int64_t first, last;
+    team.share((m.n + GROUP - 1) / GROUP, first, last);
+    const int64_t num_blocks = (num_rows + ROWS - 1) / ROWS;
+    for (int64_t group = first; group < last; group++) {
+        const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
+        for (int64_t block = 0; block < num_blocks; block++) {
+            const int64_t begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
+            any_tile(m, group, x, begin, (int)(end - begin), out);
+            for (int64_t r = begin; r < end; r++) finish(r, o, count, out[r - begin]);
+        }
+    }
+}
+
+struct StoreBf16 {
+    uint16_t* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) store_bf16(to + r * stride + o + i, lanes(count - i), _mm512_load_ps(sums + i));
+    }
+};
+
+struct StoreFloat {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) _mm512_mask_storeu_ps(to + r * stride + o + i, lanes(count - i), _mm512_load_ps(sums + i));
+    }
+};
+
+struct AddFloat {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) {
+            float* at = to + r * stride + o + i;
+            const __mmask16 mask = lanes(count - i);
+            _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), _mm512_load_ps(sums + i)));
+        }
+    }
+};
+
+// A group is 32 gates and the 32 values that they gate.
+struct StoreGated {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t, const float* sums) const {
+        for (int64_t i = 0; i < 32; i += 16) {
+            const int64_t at = o / 2 + i;
+            if (at >= stride) return;
+            const __m512 gated = _mm512_mul_ps(silu(_mm512_load_ps(sums + i)), _mm512_load_ps(sums + 32 + i));
+            _mm512_mask_storeu_ps(to + r * stride + at, lanes(stride - at), gated);
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+// 16 sums of 16 numbers each -> the 16 totals, by a fixed tree
+__m512 totals(__m512* x) {
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
+    for (int i = 0; i < 4; i++) b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
+    const __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+    // lane 4 q + j now holds key (0, 2, 1, 3)[q] + 4 j
+    const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+    return _mm512_permutexvar_ps(order, d);
+}
+
+// scores of one query with 16 keys
+__m512 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
+    __m512 sums[16];
+    for (int j = 0; j < 16; j++) sums[j] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < dim; i += 32) {
+        const __mmask32 mask = dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1;
+        const __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(mask, query + i);
+        for (int j = 0; j < 16; j++)
+            sums[j] = _mm512_dpbf16_ps(sums[j], q, (__m512bh)_mm512_maskz_loadu_epi16(mask, keys + j * dim + i));
+    }
+    return totals(sums);
+}
+
+struct Query {
+    const uint16_t* from;
+    float* scores;              // room for all keys, a multiple of 16
+    int64_t position, row;
+    const float* sink;
+};
+
+// scores, then weights in their place; returns 1 / sum
+float weigh(const AttentionCall& call, const Query& query, const uint16_t* keys, int64_t first_key, int64_t num_keys) {
+    const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    const int64_t earliest = call.window ? query.position - call.window + 1 : 0;
+    __m512 largest = hidden;
+    for (int64_t j = first_key; j < num_keys; j += 16) {
+        __m512 s = _mm512_mul_ps(score_block(query.from, keys + j * call.key_dim, call.key_dim), _mm512_set1_ps(call.scale));
+        if (call.softcap > 0) {
+            alignas(ALIGN) float each[16];
+            _mm512_store_ps(each, s);
+            for (float& one : each) one = tanhf(one / call.softcap) * call.softcap;
+            s = _mm512_load_ps(each);
+        }
+        const __m512i at = _mm512_add_epi32(places, _mm512_set1_epi32((int32_t)j));
+        __mmask16 seen = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32((int32_t)query.position));
+        seen &= _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32((int32_t)earliest));
+        if (call.mask != nullptr)
+            seen &= _mm_test_epi8_mask(_mm_maskz_loadu_epi8(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j), _mm_set1_epi8(-1));
+        s = _mm512_mask_mov_ps(hidden, seen, s);
+        largest = _mm512_max_ps(s, largest);
+        _mm512_storeu_ps(query.scores + j, s);
+    }
+    float most = _mm512_reduce_max_ps(largest);
+    if (query.sink != nullptr && *query.sink > most) most = *query.sink;
+    if (most == -INFINITY) most = 0;  // nothing is seen: weights of zero
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t j = first_key; j < num_keys; j += 16) {
+        const __m512 w = exp_nonpositive(_mm512_sub_ps(_mm512_loadu_ps(query.scores + j), _mm512_set1_ps(most)));
+        sum = _mm512_add_ps(sum, w);
+        _mm512_storeu_ps(query.scores + j, w);
+    }
+    float total = _mm512_reduce_add_ps(sum);
+    if (query.sink != nullptr) total += expf(*query.sink - most);
+    return 1.0f / total;
+}
+
+// The weighted sum of values for up to four queries, 64 columns at a time, key after key.
+template <int Q>
+void gather(const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values, int64_t first_key,
+            int64_t num_keys, int64_t column, float (*out)[GROUP]) {
+    __m512 sums[Q][4];
+    __mmask16 masks[4];
+    for (int p = 0; p < 4; p++) {
+        const int64_t left = call.value_dim - column - 16 * p;
+        masks[p] = left > 0 ? lanes(left) : 0;
+        for (int q = 0; q < Q; q++) sums[q][p] = _mm512_setzero_ps();
+    }
+    for (int64_t j = first_key; j < num_keys; j++) {
+        __m512 v[4];
+        for (int p = 0; p < 4; p++) v[p] = load_bf16(values + j * call.value_dim + column + 16 * p, masks[p]);
+        for (int q = 0; q < Q; q++) {
+            const __m512 w = _mm512_set1_ps(queries[q].scores[j]);
+            for (int p = 0; p < 4; p++) sums[q][p] = _mm512_fmadd_ps(w, v[p], sums[q][p]);
+        }
+    }
+    for (int q = 0; q < Q; q++)
+        for (int p = 0; p < 4; p++) _mm512_store_ps(out[q] + 16 * p, _mm512_mul_ps(sums[q][p], _mm512_set1_ps(inverse[q])));
+}
+
+void any_gather(int count, const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values,
+                int64_t first_key, int64_t num_keys, int64_t column, float (*out)[GROUP]) {
+    switch (count) {
+        case 1: return gather<1>(call, queries, inverse, values, first_key, num_keys, column, out);
+        case 2: return gather<2>(call, queries, inverse, values, first_key, num_keys, column, out);
+        case 3: return gather<3>(call, queries, inverse, values, first_key, num_keys, column, out);
+        default: return gather<4>(call, queries, inverse, values, first_key, num_keys, column, out);
+    }
+}
+
+int64_t num_blocks(const AttentionCall& call) {
+    const int64_t queries = call.num_rows * (call.num_heads / call.num_kv_heads);
+    return call.num_kv_heads * ((queries + QUERIES - 1) / QUERIES);
+}
+
+// One block of queries that read the same keys. scores: room for QUERIES rows of all keys.
+void attend_block(const AttentionCall& call, int64_t block, float* scores) {
+    const int64_t groups = call.num_heads / call.num_kv_heads, num_queries = call.num_rows * groups;
+    const int64_t per_head = (num_queries + QUERIES - 1) / QUERIES, head = block / per_head;
+    const int64_t first = block % per_head * QUERIES;
+    const int64_t count = num_queries - first < QUERIES ? num_queries - first : QUERIES;
+    const int64_t last_position = call.start + (first + count - 1) / groups, first_position = call.start + first / groups;
+    const int64_t num_keys = last_position + 1;
+    int64_t first_key = call.window && first_position >= call.window ? (first_position - call.window + 1) / 16 * 16 : 0;
+    const uint16_t* keys = call.keys + head * call.capacity * call.key_dim;
+    const uint16_t* values = call.values + head * call.capacity * call.value_dim;
+    const int64_t room = round_up(num_keys, 16);
+    Query queries[QUERIES];
+    float inverse[QUERIES];
+    int64_t heads[QUERIES];
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = (first + i) / groups, h = head * groups + (first + i) % groups;
+        heads[i] = h;
+        queries[i] = {call.query + h * call.query_head + row * call.query_row, scores + i * room, call.start + row, row,
+                      call.sinks ? call.sinks + h : nullptr};
+        inverse[i] = weigh(call, queries[i], keys, first_key, num_keys);
+    }
+    alignas(ALIGN) float out[4][GROUP];
+    for (int64_t i = 0; i < count; i += 4)
+        for (int64_t column = 0; column < call.value_dim; column += GROUP) {
+            const int some = (int)(count - i < 4 ? count - i : 4);
+            any_gather(some, call, queries + i, inverse + i, values, first_key, num_keys, column, out);
+            for (int q = 0; q < some; q++) {
+                uint16_t* to = call.output + (queries[i + q].row * call.num_heads + heads[i + q]) * call.value_dim + column;
+                for (int64_t c = 0; c < GROUP && column + c < call.value_dim; c += 16)
+                    store_bf16(to + c, lanes(call.value_dim - column - c), _mm512_load_ps(out[q] + c));
+            }
+        }
+}
+
+int64_t score_room(int64_t num_keys) { return QUERIES * round_up(num_keys, 16) * (int64_t)sizeof(float); }
+
+// -------------------------------------------------------------------------------------------------------------- stack
+
+struct Arena {
+    char* at;
+    template <class T>
+    T* take(int64_t count) {
+        T* here = (T*)at;
+        at += round_up(count * (int64_t)sizeof(T), ALIGN);
+        return here;
+    }
+};
+
+struct Work {
+    float *hidden, *qkv, *gated;
+    uint16_t *query, *attended;
+    Rows rows, own;             // shared by the team, or each thread's
+    float* scores;              // each thread's
+};
+
+int64_t widest(const Stack& s) {
+    int64_t k = s.hidden > s.intermediate ? s.hidden : s.intermediate;
+    return k > s.num_heads * s.head_dim ? k : s.num_heads * s.head_dim;
+}
+
+int64_t longest(const Batch& b) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < b.num_spans; i++)
+        if (b.spans[i].start + b.spans[i].num_rows > most) most = b.spans[i].start + b.spans[i].num_rows;
+    return most;
+}
+
+Work lay_out(const Stack& s, const Batch& b, int rank, int size, char* memory, char** end) {
+    Arena arena{memory};
+    const int64_t T = b.num_rows, bytes = row_bytes(widest(s)), heads = s.num_heads + 2 * s.num_kv_heads;
+    Work w;
+    w.hidden = arena.take<float>(T * s.hidden);
+    w.qkv = arena.take<float>(T * heads * s.head_dim);
+    w.gated = arena.take<float>(T * s.intermediate);
+    w.query = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
+    w.attended = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
+    w.rows = {arena.take<char>(T * bytes), arena.take<float>(T), bytes};
+    for (int i = 0; i < size; i++) {
+        Rows own = {arena.take<char>(PRIVATE_ROWS * bytes), arena.take<float>(PRIVATE_ROWS), bytes};
+        float* scores = arena.take<float>(score_room(longest(b)) / (int64_t)sizeof(float));
+        if (i == rank) { w.own = own; w.scores = scores; }
+    }
+    *end = arena.at;
+    return w;
+}
+
+// The left side of a product, row r read by read(r): by every thread for itself where rows are few, else shared out.
+template <class Read>
+Rows prepare(const Matrix& m, const Work& w, int64_t num_rows, const Team& team, const Read& read) {
+    if (num_rows <= PRIVATE_ROWS) {
+        for (int64_t r = 0; r < num_rows; r++) prepare_row(m, w.own, r, read(r));
+        return w.own;
+    }
+    int64_t first, last;
+    team.share(num_rows, first, last);
+    for (int64_t r = first; r < last; r++) prepare_row(m, w.rows, r, read(r));
+    team.wait();
+    return w.rows;
+}
+
+// One head's numbers, normed if the model does so, turned by the position's angles. from, to: [D]
+void turn(const float* from, const float* norm, float epsilon, const float* cos, const float* sin, int64_t dim, uint16_t* to) {
+    const int64_t half = dim / 2;
+    __m512 factor = _mm512_set1_ps(1.0f);
+    if (norm != nullptr) factor = normed(from, norm, dim, epsilon).factor;
+    for (int64_t i = 0; i < half; i += 16) {
+        const __mmask16 mask = lanes(half - i);
+        __m512 a = _mm512_maskz_loadu_ps(mask, from + i), b = _mm512_maskz_loadu_ps(mask, from + half + i);
+        if (norm != nullptr) {
+            a = _mm512_mul_ps(_mm512_mul_ps(a, factor), _mm512_maskz_loadu_ps(mask, norm + i));
+            b = _mm512_mul_ps(_mm512_mul_ps(b, factor), _mm512_maskz_loadu_ps(mask, norm + half + i));
+        }
+        const __m512 c = _mm512_maskz_loadu_ps(mask, cos + i), s = _mm512_maskz_loadu_ps(mask, sin + i);
+        store_bf16(to + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        store_bf16(to + half + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    }
+}
+
+// One row's heads: queries to where attention reads them, keys and values into their sequence's store.
+void place_row(const Stack& s, const Layer& layer, const Batch& b, const Work& w, int64_t row, const Span& span,
+               uint16_t* const* store) {
+    const int64_t D = s.head_dim, position = b.positions[row];
+    const float *cos = b.cos + position * (D / 2), *sin = b.sin + position * (D / 2);
+    const float* from = w.qkv + row * (s.num_heads + 2 * s.num_kv_heads) * D;
+    for (int64_t h = 0; h < s.num_heads; h++, from += D)
+        turn(from, layer.q_norm, s.epsilon, cos, sin, D, w.query + (row * s.num_heads + h) * D);
+    for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
+        turn(from, layer.k_norm, s.epsilon, cos, sin, D, store[0] + (h * span.capacity + position) * D);
+    for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
+        for (int64_t i = 0; i < D; i += 16)
+            store_bf16(store[1] + (h * span.capacity + position) * D + i, lanes(D - i), _mm512_maskz_loadu_ps(lanes(D - i), from + i));
+}
+
+void place_rows(const Stack& s, const Batch& b, const Work& w, int64_t index, const Team& team) {
+    int64_t first, last;
+    team.share(b.num_rows, first, last);
+    for (int64_t i = 0; i < b.num_spans; i++) {
+        const Span& span = b.spans[i];
+        uint16_t* const* store = b.stores + (i * s.num_layers + index) * 2;
+        const int64_t begin = span.first_row > first ? span.first_row : first;
+        const int64_t end = span.first_row + span.num_rows < last ? span.first_row + span.num_rows : last;
+        for (int64_t row = begin; row < end; row++) place_row(s, s.layers[index], b, w, row, span, store);
+    }
+}
+
+void attend_spans(const Stack& s, const Batch& b, const Work& w, int64_t index, const Team& team) {
+    int64_t turn_of = 0;
+    for (int64_t i = 0; i < b.num_spans; i++) {
+        const Span& span = b.spans[i];
+        uint16_t* const* store = b.stores + (i * s.num_layers + index) * 2;
+        const int64_t width = s.num_heads * s.head_dim;
+        const AttentionCall call = {
+            w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity, nullptr, 0, nullptr,
+            w.attended + span.first_row * width, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
+            s.layers[index].window, s.scale, 0.0f};
+        const int64_t blocks = num_blocks(call);
+        for (int64_t block = 0; block < blocks; block++)
+            if (turn_of++ % team.size == team.rank) attend_block(call, block, w.scores);
+    }
+}
+
+void run_layer(const Stack& s, const Batch& b, const Work& w, int64_t index, const Team& team) {
+    const Layer& layer = s.layers[index];
+    const int64_t T = b.num_rows, heads = s.num_heads + 2 * s.num_kv_heads;
+    Rows x = prepare(layer.qkv, w, T, team, [&](int64_t r) { return normed(w.hidden + r * s.hidden, layer.input_norm, s.hidden, s.epsilon); });
+    product(layer.qkv, x, T, team, StoreFloat{w.qkv, heads * s.head_dim});
+    team.wait();
+    place_rows(s, b, w, index, team);
+    team.wait();
+    attend_spans(s, b, w, index, team);
+    team.wait();
+    x = prepare(layer.out, w, T, team, [&](int64_t r) { return ReadBf16{w.attended + r * s.num_heads * s.head_dim}; });
+    product(layer.out, x, T, team, AddFloat{w.hidden, s.hidden});
+    team.wait();
+    x = prepare(layer.gate_up, w, T, team, [&](int64_t r) { return normed(w.hidden + r * s.hidden, layer.post_norm, s.hidden, s.epsilon); });
+    product(layer.gate_up, x, T, team, StoreGated{w.gated, s.intermediate});
+    team.wait();
+    x = prepare(layer.down, w, T, team, [&](int64_t r) { return ReadFloat{w.gated + r * s.intermediate}; });
+    product(layer.down, x, T, team, AddFloat{w.hidden, s.hidden});
+    team.wait();
+}
+
+void embed(const Stack& s, const Batch& b, const Work& w, const Team& team) {
+    int64_t first, last;
+    team.share(b.num_rows, first, last);
+    for (int64_t r = first; r < last; r++)
+        for (int64_t i = 0; i < s.hidden; i += 16) {
+            const __mmask16 mask = lanes(s.hidden - i);
+            _mm512_mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask));
+        }
+    team.wait();
+}
+
+void run_stack(const Stack& s, const Batch& b, const Work& w, const Team& team) {
+    embed(s, b, w, team);
+    for (int64_t index = 0; index < s.num_layers; index++) run_layer(s, b, w, index, team);
+    if (b.num_wanted == 0) return;
+    const Rows x = prepare(s.head, w, b.num_wanted, team, [&](int64_t r) {
+        return normed(w.hidden + b.wanted[r] * s.hidden, s.final_norm, s.hidden, s.epsilon);
+    });
+    product(s.head, x, b.num_wanted, team, StoreBf16{b.logits, s.head.n});
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------- logits
+
+constexpr int64_t BLOCK = 64;           // numbers whose largest is remembered
+constexpr int64_t WORTH_A_TEAM = 65536; // numbers below which one thread is faster
+
+// One row of logits, bfloat16 or float32: the same arithmetic for both.
+struct Logits {
+    const void* from;
+    bool is_float;
+    __m512 load(int64_t i, __mmask16 mask) const {
+        if (is_float) return _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask, (const float*)from + i);
+        const __m256i low = _mm256_mask_loadu_epi16(_mm256_set1_epi16((short)0xff80), mask, (const uint16_t*)from + i);
+        return widen(low);
+    }
+    float at(int64_t i) const {
+        if (is_float) return ((const float*)from)[i];
+        const uint32_t bits = (uint32_t)((const uint16_t*)from)[i] << 16;
+        float x;
+        memcpy(&x, &bits, 4);
+        return x;
+    }
+};
+
+Logits row_of(const void* logits, int64_t is_float, int64_t stride, int64_t r) {
+    return {(const char*)logits + r * stride * (is_float ? 4 : 2), is_float != 0};
+}
+
+// The first place of the largest number; the first NaN if there is one.
+int64_t argmax_of(const Logits& row, int64_t width) {
+    __m512 best = _mm512_set1_ps(-INFINITY);
+    __mmask16 nan = 0;
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 x = row.load(i, lanes(width - i));
+        nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+        best = _mm512_max_ps(x, best);
+    }
+    const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(best));
+    for (int64_t i = 0; i < width; i += 16) {
+        const __mmask16 mask = lanes(width - i);
+        const __m512 x = row.load(i, mask);
+        const __mmask16 found = (nan ? _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) : _mm512_cmp_ps_mask(x, most, _CMP_EQ_OQ)) & mask;
+        if (found) return i + __builtin_ctz(found);
+    }
+    return 0;
+}
+
+// Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, of equals the first.
+void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, int64_t* ids) {
+    const int64_t blocks = (width + BLOCK - 1) / BLOCK;
+    std::vector<float> most(blocks), sorted;
+    __m512 poison = _mm512_setzero_ps();
+    float largest = -INFINITY;
+    for (int64_t b = 0; b < blocks; b++) {
+        __m512 best = _mm512_set1_ps(-INFINITY);
+        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < width; i += 16) {
+            const __m512 x = row.load(i, lanes(width - i));
+            poison = _mm512_mask_mov_ps(poison, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+            best = _mm512_max_ps(x, best);
+        }
+        most[b] = _mm512_reduce_max_ps(best);
+        largest = std::max(largest, most[b]);
+    }
+    const __m512 shift = _mm512_set1_ps(largest), divisor = _mm512_set1_ps(temperature);
+    __m512 sum = poison;
+    for (int64_t i = 0; i < width; i += 16)
+        sum = _mm512_add_ps(sum, exp_nonpositive(_mm512_div_ps(_mm512_sub_ps(row.load(i, lanes(width - i)), shift), divisor)));
+    const float total = _mm512_reduce_add_ps(sum);
+    // the count-th largest of the blocks' maxima bounds the count-th largest number from below
+    float bound = -INFINITY;
+    if (blocks > count) {
+        sorted = most;
+        std::nth_element(sorted.begin(), sorted.begin() + (count - 1), sorted.end(), std::greater<float>());
+        bound = sorted[count - 1];
+    }
+    std::vector<std::pair<float, int64_t>> found;
+    for (int64_t b = 0; b < blocks; b++) {
+        if (most[b] < bound) continue;
+        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < width; i++) {
+            const float x = row.at(i);
+            if (x >= bound) found.push_back({-x, i});
+        }
+    }
+    const int64_t kept = std::min<int64_t>(count, found.size());
+    std::partial_sort(found.begin(), found.begin() + kept, found.end());
+    alignas(ALIGN) float few[16];
+    for (int64_t i = 0; i < count; i += 16) {
+        for (int64_t j = 0; j < 16; j++) few[j] = i + j < kept ? -found[i + j].first : -INFINITY;
+        __m512 p = exp_nonpositive(_mm512_div_ps(_mm512_sub_ps(_mm512_load_ps(few), shift), divisor));
+        p = _mm512_div_ps(p, _mm512_set1_ps(total));
+        _mm512_mask_storeu_ps(probs + i, lanes(count - i), p);
+    }
+    for (int64_t i = 0; i < count; i++) ids[i] = i < kept ? found[i].second : 0;
+}
+
+// -------------------------------------------------------------------------------------------------------------- calls
+
+extern "C" {
+
+// logits: [num_rows, stride], of which the first `width` numbers count. ids: [num_rows]
+void argmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t stride, int64_t width, int64_t* ids, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = argmax_of(row_of(logits, is_float, stride, r), width);
+}
+
+// temperatures: [num_rows]; probs, ids: [num_rows, count]
+void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const float* temperatures, int64_t count, float* probs,
+         int64_t* ids, int64_t num_threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
+    for (int64_t r = 0; r < num_rows; r++)
+        top_of(row_of(logits, is_float, width, r), width, temperatures[r], count, probs + r * count, ids + r * count);
+}
+
+// Bytes of a packed matrix.
+int64_t packed_bytes(int64_t n, int64_t k, int64_t kind) {
+    return round_up(n, GROUP) * (kind == INT8 ? round_up(k, 4) : 2 * round_up(k, 2));
+}
+
+// weights: [n, k] bfloat16 or int8 -> groups of 64 outputs: [groups, k / u, 64, u] with u inputs in four bytes.
+// corrections: [n], for int8.
+void pack(const void* weights, int64_t n, int64_t k, int64_t kind, void* to, int32_t* corrections) {
+    const int64_t size = kind == INT8 ? 1 : 2, unit = 4 / size, padded = round_up(k, unit), groups = (n + GROUP - 1) / GROUP;
+#ifdef MADV_HUGEPAGE
+    const uintptr_t begin = round_up((uintptr_t)to, 1 << 21), end = ((uintptr_t)to + packed_bytes(n, k, kind)) >> 21 << 21;
+    if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
+#pragma omp parallel for
+    for (int64_t group = 0; group < groups; group++) {
+        char* into = (char*)to + group * GROUP * padded * size;
+        memset(into, 0, GROUP * padded * size);
+        for (int64_t j = 0; j < GROUP && group * GROUP + j < n; j++) {
+            const int64_t o = group * GROUP + j;
+            const char* row = (const char*)weights + o * k * size;
+            for (int64_t i = 0; i < k; i += unit) {
+                const int64_t count = k - i < unit ? k - i : unit;
+                memcpy(into + (i / unit * GROUP + j) * 4, row + i * size, count * size);
+            }
+            if (kind != INT8) continue;
+            int32_t sum = 0;
+            for (int64_t i = 0; i < k; i++) sum += ((const int8_t*)row)[i];
+            corrections[o] = 128 * sum;
+        }
+    }
+}
+
+int64_t linear_workspace(const Matrix* m, int64_t num_rows) {
+    return num_rows * row_bytes(m->k) + round_up(4 * num_rows, ALIGN);
+}
+
+// y = x W^T + b. x: [num_rows, k] bfloat16, y: [num_rows, n] bfloat16
+void linear(const Matrix* m, const uint16_t* x, uint16_t* y, int64_t num_rows, char* workspace, int64_t num_threads) {
+    Arena arena{workspace};
+    const int64_t bytes = row_bytes(m->k);
+    char* data = arena.take<char>(num_rows * bytes);
+    const Rows rows = {data, arena.take<float>(num_rows), bytes};
+    Barrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+        int64_t first, last;
+        team.share(num_rows, first, last);
+        for (int64_t r = first; r < last; r++) prepare_row(*m, rows, r, ReadBf16{x + r * m->k});
+        team.wait();
+        product(*m, rows, num_rows, team, StoreBf16{y, m->n});
+    }
+}
+
+int64_t attention_workspace(int64_t num_keys, int64_t num_threads) { return num_threads * round_up(score_room(num_keys), ALIGN); }
+
+// Several spans of one layer. workspace: attention_workspace(longest) bytes
+void attention(const AttentionCall* calls, int64_t num_calls, char* workspace, int64_t room, int64_t num_threads) {
+    Barrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+        float* scores = (float*)(workspace + team.rank * room);
+        int64_t turn_of = 0;
+        for (int64_t i = 0; i < num_calls; i++) {
+            const int64_t blocks = num_blocks(calls[i]);
+            for (int64_t block = 0; block < blocks; block++)
+                if (turn_of++ % team.size == team.rank) attend_block(calls[i], block, scores);
+        }
+    }
+}
+
+int64_t stack_workspace(const Stack* s, const Batch* b, int64_t num_threads) {
+    char* end = nullptr;
+    lay_out(*s, *b, 0, (int)num_threads, nullptr, &end);
+    return (int64_t)end;
+}
+
+void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads);
+
+// Reads a batch, whose last rows of each span are wanted, and goes on greedily: span i writes lens[i] >= 1 tokens, each
+// the first largest of the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a NaN
+// on. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
+void write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, int64_t* written,
+           char* workspace, int64_t num_threads) {
+    Batch b = *batch;
+    const int64_t num_spans = batch->num_spans;
+    std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
+    std::vector<Span> spans(batch->spans, batch->spans + num_spans);
+    std::vector<uint16_t*> stores(batch->stores, batch->stores + num_spans * s->num_layers * 2);
+    std::vector<int32_t> ids(num_spans), positions(num_spans), wanted(num_spans);
+    for (int64_t i = 0; i < num_spans; i++) open[i] = i;
+    for (int64_t step = 0; b.num_spans > 0; step++) {
+        stack(s, &b, workspace, num_threads);
+        int64_t left = 0;
+        for (int64_t i = 0; i < b.num_spans; i++) {
+            const Logits row = row_of(b.logits, 0, s->head.n, i);
+            const int64_t place = open[i], token = argmax_of(row, vocabulary), end = spans[i].start + spans[i].num_rows;
+            const bool is_nan = std::isnan(row.at(token));
+            written[place * width + step] = is_nan ? -1 : token;
+            if (is_nan || step + 1 >= lens[place]) continue;
+            ids[left] = (int32_t)token;
+            positions[left] = (int32_t)end;
+            wanted[left] = (int32_t)left;
+            std::copy_n(stores.begin() + i * s->num_layers * 2, s->num_layers * 2, stores.begin() + left * s->num_layers * 2);
+            spans[left] = {left, 1, end, spans[i].capacity};
+            open[left++] = place;
+        }
+        b = {ids.data(), positions.data(), wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
+    }
+}
+
+// One pass of a whole decoder. workspace: stack_workspace bytes, aligned to 64
+void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads) {
+    Barrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+        char* end;
+        run_stack(*s, *b, lay_out(*s, *b, team.rank, team.size, workspace, &end), team);
+    }
+}
+
+}  // extern "C"

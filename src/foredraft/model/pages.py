@@ -1,0 +1,55 @@
+"""Giving memory back while a model is laid out anew, so that it is not there twice.
+
+A checkpoint's tensors are views of its mapped file, and the file stays mapped as long as one of them lives (the embedding
+always does): dropping the others gives nothing back. And what the C library freed in pieces it keeps for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+_DONT_NEED = 4
+"""Linux's MADV_DONTNEED. Of a file mapped privately and not written to, pages come back from the file if they are read."""
+
+
+def give_back(weights: Iterable[Tensor]) -> None:
+    """The memory behind weights that nobody needs any more, in files, and whatever else is free. Only on Linux."""
+    library = _c_library()
+    if library is None:
+        return
+    files = _mapped_files()
+    for weight in weights:
+        start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (weight.data_ptr() + weight.numel() * weight.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+        # what lies in no file belongs to the allocator, and would be zeros afterwards
+        if start < end and any(low <= start and end <= high for low, high in files):
+            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+    library.malloc_trim(ctypes.c_size_t(0))
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Where files lie in memory, mapped privately. Not by their names: a hub's cache calls them by their hashes."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, _, _, inode, *_ = line.split()
+        if inode != "0" and permissions.endswith("p"):
+            low, _, high = addresses.partition("-")
+            found.append((int(low, 16), int(high, 16)))
+    return found
+
+
+@cache
+def _c_library() -> Any:
+    try:
+        library = ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+    has_both = hasattr(library, "malloc_trim") and hasattr(library, "madvise")
+    return library if has_both and Path("/proc/self/maps").exists() else None
