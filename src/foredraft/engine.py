@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, count, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from foredraft.cache import MemoryPool
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy, Policy
-from foredraft.proposal import Drafter, DraftRequest, Proposal, Verdict
+from foredraft.proposal import Drafter, DraftRequest, Proposal
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.scheduler import Limits, Scheduler, Work
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
@@ -23,6 +24,16 @@ from foredraft.stats import SpeculationStats
 from foredraft.verify import verify
 
 NEAR_TIE = 1e-4
+
+
+class _Outcome(NamedTuple):
+    """What verification said of one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
+    logits: [num_drafted + 1, V]. near_ties: of each possible token; empty where none are counted."""
+
+    num_drafted: int
+    new_ids: list[int]
+    logits: Tensor
+    near_ties: list[bool]
 
 
 class Engine:
@@ -108,9 +119,8 @@ class Engine:
         logits = self._score(works, proposal)
         if not scoring:
             return []
-        verdict, near_ties = self._verify(scoring, proposal, logits)
-        for b, work in enumerate(scoring):
-            self._commit(work, proposal, verdict, b, logits[b], near_ties[b])
+        for work, outcome in zip(scoring, self._verify(scoring, proposal, logits), strict=True):
+            self._commit(work, outcome)
         return [work.sequence for work in scoring]
 
     def abort(self, sequence: TokenSequence) -> None:
@@ -162,11 +172,11 @@ class Engine:
             DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in scoring
         ]
         proposal = self._drafter.propose(requests)
-        lens, ids = proposal.lens, proposal.ids[proposal.drafted]
-        allowed = torch.tensor([w.max_draft for w in scoring], dtype=torch.int64)
-        if lens.shape != allowed.shape or bool((lens > allowed).any()):
-            raise RuntimeError(f"{type(self._drafter).__name__} proposed {lens.tolist()}, allowed {allowed.tolist()}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.traits.vocab_size:
+        lens, allowed = proposal.lens.tolist(), [w.max_draft for w in scoring]
+        if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
+            raise RuntimeError(f"{type(self._drafter).__name__} proposed {lens}, allowed {allowed}")
+        ids = proposal.ids[proposal.drafted] if any(lens) else None
+        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.traits.vocab_size:
             raise RuntimeError(f"{type(self._drafter).__name__} proposed an id outside the vocabulary")
         return proposal
 
@@ -199,29 +209,37 @@ class Engine:
     def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
         return sequence.sampler.params.prompt_logprobs is not None and sequence.num_output == 0
 
-    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> tuple[Verdict, Tensor]:
+    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> list[_Outcome]:
         samplers = [work.sequence.sampler for work in scoring]
         for sampler in samplers:
             sampler.errors.clear()
         histories = [work.sequence.tokens for work in scoring]
-        return verify(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+        verdict, ties = verify(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+        rows = (t.tolist() for t in (proposal.ids, proposal.lens, verdict.num_accepted, verdict.next_ids))
+        near_ties = ties.tolist() if self._near_tie else [[]] * len(scoring)
+        return [
+            _Outcome(num_drafted, [*ids[:num_accepted], next_id], own_logits, row_ties)
+            for ids, num_drafted, num_accepted, next_id, own_logits, row_ties in zip(
+                *rows, logits, near_ties, strict=True
+            )
+        ]
 
-    def _commit(
-        self, work: Work, proposal: Proposal, verdict: Verdict, b: int, logits: Tensor, near_ties: Tensor
-    ) -> None:
-        sequence = work.sequence
-        num_drafted, num_accepted = int(proposal.lens[b]), int(verdict.num_accepted[b])
-        new_ids = [*proposal.ids[b, :num_accepted].tolist(), int(verdict.next_ids[b])]
+    def _commit(self, work: Work, outcome: _Outcome) -> None:
+        sequence, new_ids = work.sequence, outcome.new_ids
+        num_accepted = len(new_ids) - 1
         failed = _first_failed(sequence, num_accepted)
-        num_kept = sequence.commit(new_ids[:failed], num_drafted, has_own=failed is None)
+        num_kept = sequence.commit(new_ids[:failed], outcome.num_drafted, has_own=failed is None)
         if failed is not None and not sequence.is_finished:
             # plain decoding would have come to this row, and failed there
             sequence.finish("error", sequence.sampler.errors[len(sequence.tokens)])
-        if sequence.sampler.params.logprobs is not None:
-            sequence.logprobs += _logprobs(logits[:num_kept], new_ids[:num_kept], sequence.sampler.params.logprobs)
-        num_ties = int(near_ties[:num_kept].sum())
+        num_top = sequence.sampler.params.logprobs
+        if num_top is not None:
+            sequence.logprobs += _logprobs(outcome.logits[:num_kept], new_ids[:num_kept], num_top)
+        num_ties = sum(outcome.near_ties[:num_kept])
         for stats in (self.stats, sequence.stats):
-            stats.record(num_drafted=num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=num_ties)
+            stats.record(
+                num_drafted=outcome.num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=num_ties
+            )
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
             self._release(sequence, retain=self._retain and sequence.error is None)

@@ -51,7 +51,7 @@ class Proposal:
             )
         if self.lens.shape != self.ids.shape[:1]:
             raise ValueError(f"lens {tuple(self.lens.shape)} must be [B] for ids {tuple(self.ids.shape)}")
-        if self.lens.numel() and not 0 <= int(self.lens.min()) <= int(self.lens.max()) <= self.ids.shape[1]:
+        if any(not 0 <= length <= self.ids.shape[1] for length in self.lens.tolist()):
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
 
     @property
@@ -62,11 +62,13 @@ class Proposal:
     @staticmethod
     def certain(rows: Sequence[Sequence[int]]) -> Proposal:
         """Draft tokens that were not drawn from a law: every row is a point mass."""
-        lens = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-        width = max((len(row) for row in rows), default=0)
-        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
-        ids = ids.reshape(len(rows), width)
-        return Proposal(ids, lens, torch.full_like(ids, CERTAIN))
+        lens = [len(row) for row in rows]
+        width = max(lens, default=0)
+        if width == 0:
+            ids = torch.empty(len(rows), 0, dtype=torch.int64)
+        else:
+            ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
+        return Proposal(ids, torch.tensor(lens, dtype=torch.int64), torch.full_like(ids, CERTAIN))
 
 
 @dataclass(frozen=True, slots=True)

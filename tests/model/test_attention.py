@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.kernels import Kernels, load_kernels, why_none
 from foredraft.model.attention import Pass, Span, attend
 
 
-def read(states: list[Tensor], cuts: list[int], **options: Any) -> Tensor:
-    """states: query, key, value [1, H, N, D] -> [N, Hq, Dv], in pieces of these sizes and the rest."""
+def read(states: list[Tensor], cuts: list[int], kernels: Kernels | None = None, **options: Any) -> Tensor:
+    """states: query, key, value [1, H, N, D] -> [N, Hq, Dv], in pieces of these sizes and the rest. kernels: compiled ones;
+    None: PyTorch's."""
     length = states[0].shape[2]
     region = Region()
     region.resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
@@ -24,7 +26,7 @@ def read(states: list[Tensor], cuts: list[int], **options: Any) -> Tensor:
     parts = []
     for start, end in pairwise(ends):
         query, key, value = (state[:, :, start:end] for state in states)
-        reading = Pass([Span(region, 0, end - start, start)])
+        reading = Pass([Span(region, 0, end - start, start)], kernels)
         parts.append(attend(layer, query, key, value, None, reading=reading, **options)[0][0])
     return torch.cat(parts)
 
@@ -89,3 +91,20 @@ def test_in_bfloat16_a_row_has_the_same_bits_in_every_company(
     near = max(0, (shape[0] - 1) // 1024 * 1024 - 20)
     for sizes in ([5] * 14, [1] * 50, [2, 3, 17, 1, 1, 8]):
         assert torch.equal(read(states, [near, *sizes], **options), whole)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("shape", [(37, 2, 3, 16, 16), (21, 1, 1, 8, 24), (1100, 2, 1, 16, 8)])
+def test_the_formula_by_the_compiled_kernels(
+    shape: tuple[int, int, int, int, int], window: int | None, softcap: float | None, sinks: bool
+) -> None:
+    states = [state.bfloat16() for state in random_states(*shape)]
+    s_aux = torch.randn(shape[1] * shape[2]).bfloat16() if sinks else None
+    options = {"kernels": load_kernels(), "sliding_window": window, "softcap": softcap, "s_aux": s_aux}
+    whole = read(states, [], **options)
+    expected = plain(states, window, softcap, s_aux)
+    assert ((whole.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-5).all()
+    assert torch.equal(read(states, [5, 1, 9, 2], **options), whole)

@@ -8,8 +8,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from foredraft.kernels import linear_int8
 from foredraft.model import EMBEDDED, LoadOptions, load_model
-from foredraft.model.packed import PackedLinear, pack_linears, packs
+from foredraft.model.packed import Int8Linear, PackedLinear, int8_is_exact, pack_linears, packs
 
 
 def packs_here() -> bool:
@@ -53,3 +54,24 @@ def test_only_what_is_loaded_here_is_packed() -> None:
     assert [m for m in theirs.modules() if type(m) is nn.Linear]
     assert packs(torch.bfloat16, torch.device("cpu"))
     assert not packs(torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.skipif(not int8_is_exact(), reason="PyTorch's int8 products are not exact on this processor")
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_int8_without_kernels_is_exact_for_any_number_of_rows(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for n, k in ((80, 320), (33, 100), (1, 7), (130, 2)):
+        weight, shift = torch.randn(n, k, generator=generator), torch.randn(n, generator=generator)
+        x = torch.randn(1, 70, k, generator=generator).to(torch.bfloat16)
+        x[0, 0], x[0, 1], x[0, 2] = 0.0, 3e38, torch.nan
+        layer = Int8Linear(weight, shift if bias else None)
+        whole = layer(x)
+        assert whole.shape == (1, 70, n)
+        assert not whole[0, 2].isfinite().any()
+        if not bias:
+            finite = torch.arange(70) != 2
+            assert torch.equal(whole[0, finite], linear_int8(weight, x[0, finite]))
+        for num_rows in (1, 2, 5, 16, 17, 65):
+            rows = layer(x[:, 3 : 3 + num_rows])
+            assert torch.equal(rows, whole[:, 3 : 3 + num_rows])

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -35,10 +36,7 @@ def library(cache: Path | None = None) -> Path:
     """
     compiler = _compiler()
     name = f"kernels-{_digest(compiler)}.so"
-    folders = (
-        [cache] if cache is not None else [_user_cache(), Path(tempfile.gettempdir()) / f"foredraft-{os.getuid()}"]
-    )
-    for folder in folders:
+    for folder in [cache] if cache is not None else _folders():
         built = folder / name
         if _is_ours(built):
             return built
@@ -60,9 +58,13 @@ def _digest(compiler: str) -> str:
     return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, " ".join(_FLAGS).encode()])).hexdigest()[:16]
 
 
-def _user_cache() -> Path:
+def _folders() -> list[Path]:
+    """The user's cache, and one in the system's folder for temporary files where that cannot be had."""
+    folders = [Path(tempfile.gettempdir()) / f"foredraft-{os.getuid()}"]
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "foredraft"
+    with suppress(RuntimeError):  # a user without a home
+        folders.insert(0, (Path(root) if root else Path.home() / ".cache") / "foredraft")
+    return folders
 
 
 def _is_ours(built: Path) -> bool:
@@ -84,7 +86,9 @@ def _compiled(compiler: str, built: Path) -> Path:
         fresh = Path(folder) / built.name
         command = [compiler, *_FLAGS, str(SOURCE), "-o", str(fresh)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_BUILD_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=_LONGEST_BUILD_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(f"{compiler} did not compile the kernels: {error}") from error
         if done.returncode != 0:

@@ -449,7 +449,7 @@ float weigh(const AttentionCall& call, const Query& query, const uint16_t* keys,
     }
     float most = _mm512_reduce_max_ps(largest);
     if (query.sink != nullptr && *query.sink > most) most = *query.sink;
-    if (most == -INFINITY) most = 0;  // nothing is seen: weights of zero
+    if (most == -INFINITY) most = 0;  // nothing is seen
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = first_key; j < num_keys; j += 16) {
         const __m512 w = exp_nonpositive(_mm512_sub_ps(_mm512_loadu_ps(query.scores + j), _mm512_set1_ps(most)));
@@ -472,10 +472,14 @@ void gather(const AttentionCall& call, const Query* queries, const float* invers
         masks[p] = left > 0 ? lanes(left) : 0;
         for (int q = 0; q < Q; q++) sums[q][p] = _mm512_setzero_ps();
     }
+    int64_t seen_by_all = num_keys;
+    for (int q = 0; q < Q; q++) seen_by_all = std::min(seen_by_all, queries[q].position + 1);
     for (int64_t j = first_key; j < num_keys; j++) {
         __m512 v[4];
         for (int p = 0; p < 4; p++) v[p] = load_bf16(values + j * call.value_dim + column + 16 * p, masks[p]);
         for (int q = 0; q < Q; q++) {
+            // a weight of zero is not enough: a later row's value may be NaN
+            if (j >= seen_by_all && j > queries[q].position) continue;
             const __m512 w = _mm512_set1_ps(queries[q].scores[j]);
             for (int p = 0; p < 4; p++) sums[q][p] = _mm512_fmadd_ps(w, v[p], sums[q][p]);
         }

@@ -153,6 +153,7 @@ class Stack:
         self.keeps = (layers, embedding, final_norm, head)
         self.num_layers, self.vocab_size = len(layers), head.out_features
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.num_embeddings = embedding.shape[0]
         structs = (_Layer * len(layers))(*(_layer_struct(layer) for layer in layers))
         self.struct = _Stack(
             structs,
@@ -239,6 +240,9 @@ class Kernels:
         strides of keys and values are those of a capacity, and N is a multiple of 16. query: [Hq, T, Dk] bfloat16.
         -> [num_rows, Hq, Dv] bfloat16; rows of no span are zero
         """
+        tensors = [query, *(tensor for _, _, keys, values, _ in spans for tensor in (keys, values))]
+        if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
+            raise ValueError("queries, keys and values must be bfloat16")
         values = spans[0][3]
         out = query.new_zeros(num_rows, query.shape[0], values.shape[2])
         if query.stride(2) != 1:
@@ -261,7 +265,7 @@ class Kernels:
     ) -> Tensor:
         """One pass of a decoder. rotation: cos and sin, [positions, D / 2] float32. -> logits [len(wanted), V] bfloat16"""
         logits = torch.empty(len(wanted), stack.vocab_size, dtype=torch.bfloat16)
-        batch, _held = _batch(ids, positions, wanted, spans, rotation, logits)
+        batch, _held = _batch(stack, ids, positions, wanted, spans, rotation, logits)
         threads = _num_threads()
         addresses = ctypes.byref(stack.struct), ctypes.byref(batch)
         self._library.stack(*addresses, self._room(self._library.stack_workspace(*addresses, threads)), threads)
@@ -281,7 +285,7 @@ class Kernels:
         """As read, wanting every span's last row, and then on greedily: lens[i] >= 1 tokens behind span i, of the first
         vocab_size ids, in one call. The last one is not read; NaN logits end a span's tokens before it."""
         logits = torch.empty(len(wanted), stack.vocab_size, dtype=torch.bfloat16)
-        batch, _held = _batch(ids, positions, wanted, spans, rotation, logits)
+        batch, _held = _batch(stack, ids, positions, wanted, spans, rotation, logits)
         counts, width = np.array(lens, dtype=np.int64), max(lens)
         written = np.full((len(spans), width), -1, dtype=np.int64)
         threads = _num_threads()
@@ -305,7 +309,7 @@ class Kernels:
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
-        logits = logits.contiguous()
+        logits = _checked_logits(logits)
         num_rows, width = logits.shape
         ids = torch.empty(num_rows, dtype=torch.int64)
         self._library.argmax(
@@ -323,7 +327,7 @@ class Kernels:
         """The `count` most likely ids under softmax(logits / T), most likely first, of equals the first; the same numbers
         from bfloat16 as from those numbers in float32. logits: [R, V], temperatures: [R] -> float32 [R, count], [R, count]
         """
-        logits, temperatures = logits.contiguous(), temperatures.to(torch.float32).contiguous()
+        logits, temperatures = _checked_logits(logits), temperatures.to(torch.float32).contiguous()
         num_rows, width = logits.shape
         probs = torch.empty(num_rows, count)
         ids = torch.empty(num_rows, count, dtype=torch.int64)
@@ -355,6 +359,7 @@ class _Workspaces(threading.local):
 
 
 def _batch(
+    stack: Stack,
     ids: Sequence[int],
     positions: Sequence[int],
     wanted: Sequence[int],
@@ -364,6 +369,8 @@ def _batch(
 ) -> tuple[_Batch, tuple[object, ...]]:
     """The struct, and what must live as long as it is used."""
     rows, places, kept = (np.array(values, dtype=np.int32) for values in (ids, positions, wanted))
+    if not 0 <= rows.min() <= rows.max() < stack.num_embeddings:
+        raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {rows.min()} to {rows.max()} are there")
     bounds = np.array([(s.first_row, s.num_rows, s.start, s.capacity) for s in spans], dtype=np.int64)
     stores = spans[0].stores if len(spans) == 1 else np.concatenate([span.stores for span in spans])
     cos, sin = rotation
@@ -430,6 +437,12 @@ def _call(
         shape.scale,
         shape.softcap,
     )
+
+
+def _checked_logits(logits: Tensor) -> Tensor:
+    if logits.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"logits must be bfloat16 or float32, not {logits.dtype}")
+    return logits.contiguous()
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.cache import KVCache, MemoryPool
+from foredraft.kernels import Kernels
 from foredraft.model.attention import Span
 from foredraft.model.library import LibraryBody
 from foredraft.model.rows import RowRule
@@ -42,9 +43,10 @@ class Traits:
 
 
 class Body(Protocol):
-    """What computes a pass. row_rule: how many rows to hand it."""
+    """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs."""
 
     row_rule: RowRule
+    kernels: Kernels | None
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """One flattened ragged batch. wanted: the rows whose logits to give. -> [len(wanted), V]"""
@@ -69,12 +71,12 @@ class LanguageModel:
     def __init__(self, hf: PreTrainedModel, traits: Traits, body: Body | None = None) -> None:
         self.hf = hf
         self.traits = traits
-        self._body = body or LibraryBody(hf)
-        self._writing = self._body if isinstance(self._body, WritingBody) else None
+        self.body = body or LibraryBody(hf)
+        self._writing = self.body if isinstance(self.body, WritingBody) else None
 
     def take_over(self) -> None:
         """From now on the model reads for us alone."""
-        self._body.take_over()
+        self.body.take_over()
 
     @property
     def device(self) -> torch.device:
@@ -94,12 +96,12 @@ class LanguageModel:
             for read, span in zip(reads, spans, strict=True)
             for row in range(span.first_row + span.num_rows - read.num_logits, span.first_row + span.num_rows)
         ]
-        padding = self._body.row_rule.pad(len(ids)) - len(ids)
+        padding = self.body.row_rule.pad(len(ids)) - len(ids)
         if padding:
             spans[-1] = replace(spans[-1], padding=padding)
             ids, positions = ids + [0] * padding, positions + positions[-1:] * padding
         with torch.inference_mode():
-            logits = self._body(ids, positions, wanted, spans)
+            logits = self.body(ids, positions, wanted, spans)
         for read, span in zip(reads, spans, strict=True):
             span.region.tokens.extend(read.tokens)
         return logits
@@ -107,6 +109,8 @@ class LanguageModel:
     def write(self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache) -> list[list[int]]:
         """Read, and go on greedily: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids. The last one is not
         read, the others are in the cache afterwards. NaN logits end a read's tokens before them."""
+        if not reads:
+            return []
         if self._writing is None:
             return self._write_step_by_step(reads, lens, vocab_size, cache)
         ids, positions, spans = _flattened(reads, cache, lens)

@@ -22,7 +22,7 @@ class LibraryBody:
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf
-        self._kernels = kernels
+        self.kernels = kernels
         self.row_rule = rule_of(hf)
         self._is_taken_over = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
@@ -38,7 +38,7 @@ class LibraryBody:
             # without it the library would take the ragged batch for packed training sequences
             "attention_mask": torch.ones(1, len(ids), dtype=torch.bool, device=device),
             "use_cache": False,
-            "reading": Pass(list(spans), self._kernels),
+            "reading": Pass(list(spans), self.kernels),
         }
         if self._keeps_rows:
             inputs["logits_to_keep"] = index

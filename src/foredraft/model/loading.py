@@ -120,14 +120,14 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
         _move(hf, options.torch_device())
     hf.eval()
-    return _examined(hf, name, prepare=lambda ours: _prepare(ours, options))
+    return _examined(hf, name, prepare=lambda ours: _prepare(ours, name, options))
 
 
 def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """The owner's model stays as it is: what is quantised is a copy."""
     name = source.config.name_or_path or type(source).__name__
     if options.quantization == "int8":
-        return _examined(copy.deepcopy(source).eval(), name, prepare=lambda ours: _prepare(ours, options))
+        return _examined(copy.deepcopy(source).eval(), name, prepare=lambda ours: _prepare(ours, name, options))
     source.eval()
     return _examined(source, name)
 
@@ -244,14 +244,14 @@ def _move(hf: PreTrainedModel, device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def _prepare(hf: PreTrainedModel, options: LoadOptions) -> Body:
+def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     """Swap in what runs fastest on this processor. Only for models that are ours to change."""
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
     kernels = _kernels_for(hf, options, wants_int8)
     if wants_int8:
         _narrow_the_rest(hf)
     if kernels is not None and has_stack_form(hf):
-        return StackBody(hf, kernels, int8=wants_int8)
+        return StackBody(hf, kernels, context_len_of(hf.config, name), int8=wants_int8)
     if kernels is not None:
         pack_linears(hf, lambda weight, bias: NativeLinear(kernels.pack(weight, bias, int8=wants_int8), kernels))
     elif wants_int8:

@@ -18,6 +18,7 @@ from foredraft.kernels import Kernels, PackedMatrix, linear_int8, quantised
 from foredraft.model.pages import give_back
 
 _TYPICAL_ROWS = 8
+_INT_MM_UNIT = 16
 
 Pack = Callable[[Tensor, Tensor | None], nn.Module]
 """(weight [out, in], bias [out] or None) -> the layer in its place"""
@@ -52,7 +53,8 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         whole, scales = quantised(weight)
-        self.register_buffer("_weight", whole.T)
+        self._missing = -self.in_features % _INT_MM_UNIT  # PyTorch's product is wrong for a single input
+        self.register_buffer("_weight", nn.functional.pad(whole, (0, self._missing)).T)
         self.register_buffer("_scales", scales)
         self.register_buffer("_bias", None if bias is None else bias.float())
 
@@ -61,7 +63,8 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1]).float()
         largest = rows.abs().amax(1, keepdim=True)
         steps = torch.where(largest > 0, largest.new_tensor(127.0) / largest, 0.0)
-        product = torch._int_mm((rows * steps).round().to(torch.int8), self._weight)
+        whole = nn.functional.pad((rows * steps).round().to(torch.int8), (0, self._missing))
+        product = torch._int_mm(whole, self._weight)
         out = product.float() * (self._scales * (largest / 127))
         if self._bias is not None:
             out = out + self._bias

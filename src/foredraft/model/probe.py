@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
 from foredraft.errors import ModelError, one_line
+from foredraft.kernels import Kernels
 from foredraft.model.attention import Pass, Span, attend
 from foredraft.model.language_model import Body, LanguageModel, Read, Traits
 from foredraft.model.library import LibraryBody
@@ -137,12 +138,15 @@ def _is_attention_exact(model: LanguageModel, region: Region) -> bool:
     shapes = ((num_heads, keys.shape[2]), (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2]))
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(1, heads, length, width, generator=generator).to(keys) for heads, width in shapes]
-    whole = _attend_in_pieces(states, [0, length])
-    pieces = _attend_in_pieces(states, sorted({0, *range(max(length - _SHORT, 0), length, 5), length - 1, length}))
+    kernels = model.body.kernels
+    whole = _attend_in_pieces(states, [0, length], kernels)
+    pieces = _attend_in_pieces(
+        states, sorted({0, *range(max(length - _SHORT, 0), length, 5), length - 1, length}), kernels
+    )
     return torch.equal(whole[-_SHORT:], pieces[-_SHORT:])
 
 
-def _attend_in_pieces(states: list[Tensor], ends: Sequence[int]) -> Tensor:
+def _attend_in_pieces(states: list[Tensor], ends: Sequence[int], kernels: Kernels | None) -> Tensor:
     """states: query, key and value, [1, H, N, D] each -> [N, Hq, Dv], read piece by piece."""
     region = Region()
     region.resize(-(-ends[-1] // KEY_MULTIPLE) * KEY_MULTIPLE)
@@ -151,7 +155,7 @@ def _attend_in_pieces(states: list[Tensor], ends: Sequence[int]) -> Tensor:
     parts = []
     for start, end in pairwise(ends):
         query, key, value = (state[:, :, start:end] for state in states)
-        reading = Pass([Span(region, 0, end - start, start)])
+        reading = Pass([Span(region, 0, end - start, start)], kernels)
         parts.append(attend(layer, query, key, value, None, reading=reading)[0][0])
     return torch.cat(parts)
 

@@ -21,24 +21,29 @@ from foredraft.model.pages import give_back
 from foredraft.model.rows import RowRule
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_WINDOW_IN_CONFIG = ("MistralForCausalLM",)
+"""Where the layers do not say how many keys they see, and the others' configurations may say what nobody reads."""
+
 _FIRST_POSITIONS = 512
 
 
 class StackBody:
-    """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: the last position."""
+    """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: no position beyond."""
 
     row_rule = RowRule(least=1)
 
-    def __init__(self, hf: PreTrainedModel, kernels: Kernels, *, int8: bool) -> None:
+    def __init__(self, hf: PreTrainedModel, kernels: Kernels, context_len: int, *, int8: bool) -> None:
+        self.kernels: Kernels | None = kernels
+        self._run = kernels
         self._hf = hf
-        self._kernels = kernels
+        self._context_len = context_len
         self._stack = _take(hf, kernels, int8=int8)
-        self._rotation = self._tabulated(_FIRST_POSITIONS)
+        self._rotation = self._tabulated(min(_FIRST_POSITIONS, context_len))
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
         rotation = self._rotation_to(max(span.start + span.num_rows for span in spans))
-        return self._kernels.read(self._stack, ids, positions, wanted, self._located(spans), rotation)
+        return self._run.read(self._stack, ids, positions, wanted, self._located(spans), rotation)
 
     def write(
         self, ids: list[int], positions: list[int], spans: Sequence[Span], lens: Sequence[int], vocab_size: int
@@ -46,9 +51,7 @@ class StackBody:
         """Read, and go on greedily: lens[i] tokens of the first vocab_size ids behind span i, in one call."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
         rotation = self._rotation_to(max(span.start + span.num_rows for span in spans) + max(lens))
-        return self._kernels.write(
-            self._stack, ids, positions, wanted, self._located(spans), rotation, lens, vocab_size
-        )
+        return self._run.write(self._stack, ids, positions, wanted, self._located(spans), rotation, lens, vocab_size)
 
     def _located(self, spans: Sequence[Span]) -> list[StackSpan]:
         shape = (self._stack.num_layers, self._stack.num_kv_heads, self._stack.head_dim, torch.bfloat16)
@@ -59,7 +62,8 @@ class StackBody:
 
     def _rotation_to(self, end: int) -> tuple[Tensor, Tensor]:
         if end > self._rotation[0].shape[0]:
-            self._rotation = self._tabulated(2 * end)
+            # no further than the context: some embeddings change every angle with the longest position they see
+            self._rotation = self._tabulated(max(end, min(2 * end, self._context_len)))
         return self._rotation
 
     def take_over(self) -> None:
@@ -101,7 +105,7 @@ def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
     taken: list[StackLayer] = []
     for index in range(len(layers)):
         weights = list(layers[index].parameters())
-        taken.append(_take_layer(layers, index, kernels, int8=int8))
+        taken.append(_take_layer(hf, index, kernels, int8=int8))
         give_back(weights)
     head = hf.lm_head
     hf.lm_head = NativeLinear(kernels.pack(head.weight, head.bias, int8=int8), kernels)
@@ -111,7 +115,7 @@ def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
     embedding.weight = nn.Parameter(embedding.weight.to(torch.bfloat16).contiguous(), requires_grad=False)
     return Stack(
         taken,
-        embedding.weight,
+        embedding.weight.detach(),  # stays where it is, whatever becomes of the parameter
         hf.model.norm.weight.float(),
         hf.lm_head.matrix,
         num_heads=num_heads,
@@ -122,11 +126,13 @@ def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
     )
 
 
-def _take_layer(layers: nn.ModuleList, index: int, kernels: Kernels, *, int8: bool) -> StackLayer:
+def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLayer:
     """One layer's matrices packed; the layer itself is replaced by what holds them, so that it is never there twice."""
+    layers = hf.model.layers
     layer: Any = layers[index]
     attention, mlp = layer.self_attn, layer.mlp
-    window = getattr(attention, "sliding_window", None) or 0
+    window_owner = hf.config if type(hf).__name__ in _WINDOW_IN_CONFIG else attention
+    window = getattr(window_owner, "sliding_window", None) or 0
     holder = nn.Module()
 
     def packed(name: str, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:

@@ -48,12 +48,15 @@ def verify(
     """
     rows, starts = _rows(proposal, samplers, histories)
     by_ratio = [b for b in range(len(samplers)) if _needs_ratio(proposal, samplers[b], b)]
+    if not by_ratio:
+        num_accepted, next_ids, ties = _walk(logits, rows, None, proposal, near_tie)
+        return Verdict(num_accepted, next_ids), ties
     by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
     num_accepted, next_ids = (torch.zeros(len(samplers), dtype=torch.int64) for _ in range(2))
     ties = torch.zeros(len(samplers), proposal.ids.shape[1] + 1, dtype=torch.bool)
     if by_walk:
         part = [r for b in by_walk for r in range(starts[b], starts[b + 1])]
-        accepted, ids, part_ties = _walk(logits, rows, part, proposal, by_walk, near_tie)
+        accepted, ids, part_ties = _walk(logits, rows, (part, by_walk), proposal, near_tie)
         num_accepted[by_walk], next_ids[by_walk] = accepted, ids
         ties[by_walk, : part_ties.shape[1]] = part_ties
     for group in _ratio_groups(samplers, by_ratio):
@@ -83,21 +86,30 @@ def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
 
 
 def _walk(
-    logits: Tensor, rows: list[Row], part: list[int], proposal: Proposal, batch: list[int], near_tie: float
+    logits: Tensor, rows: list[Row], part: tuple[list[int], list[int]] | None, proposal: Proposal, near_tie: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    selected = logits if len(part) == len(rows) else logits[part]
-    choice = choose(selected, [rows[r] for r in part], margins=near_tie > 0)
-    lens = proposal.lens[batch]
-    width = int(lens.max())
-    place = torch.arange(width + 1)[None] <= lens[:, None]
-    ties = torch.zeros_like(place)
-    if choice.margins is not None:
-        ties[place] = choice.margins.cpu() < near_tie
-    if width == 0:
-        return torch.zeros_like(lens), choice.ids.cpu(), ties
-    own_ids = torch.zeros(len(batch), width + 1, dtype=torch.int64)
-    own_ids[place] = choice.ids.cpu()
-    return *walk(own_ids, proposal.ids[batch][:, :width], lens), ties
+    """part: the rows of logits and the sequences that walk; None where all do."""
+    lens, draft_ids = proposal.lens, proposal.ids
+    if part is not None:
+        selected, batch = part
+        logits, rows = logits[selected], [rows[r] for r in selected]
+        lens, draft_ids = lens[batch], draft_ids[batch]
+    choice = choose(logits, rows, margins=near_tie > 0)
+    own_ids, margins = choice.ids.cpu(), choice.margins
+    width = len(rows) if len(lens) == 1 else int(lens.max()) + 1
+    ties = torch.zeros(len(lens), width, dtype=torch.bool)
+    if len(rows) == ties.numel():  # every draft is as long as the longest
+        own_ids = own_ids.view(ties.shape)
+        if margins is not None:
+            ties = margins.cpu().view(ties.shape) < near_tie
+    else:
+        place = torch.arange(width)[None] <= lens[:, None]
+        own_ids = torch.zeros(place.shape, dtype=torch.int64).masked_scatter_(place, own_ids)
+        if margins is not None:
+            ties[place] = margins.cpu() < near_tie
+    if width == 1:
+        return torch.zeros_like(lens), own_ids[:, 0], ties
+    return *walk(own_ids, draft_ids[:, : width - 1], lens), ties
 
 
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:

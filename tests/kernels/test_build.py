@@ -1,0 +1,174 @@
+"""One library for each source, compiler and flags; and one line where there can be none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.kernels import build, start
+from foredraft.kernels.build import BuildError, library
+from foredraft.kernels.native import Kernels
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that counts its calls in a file beside it, and compiles nothing."""
+    script = tmp_path / "fake-c++"
+    script.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo one; exit 0; fi\n'
+        f"echo x >> {tmp_path}/calls\n"
+        'while [ "$1" != -o ]; do shift; done; echo library > "$2"\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(script))
+    return script
+
+
+@pytest.fixture
+def _fresh_outcome() -> Iterator[None]:
+    """load_kernels asks once per process: what a test made it find must not stay."""
+    known = start._outcome
+    start._outcome.cache_clear()
+    yield
+    start._outcome = known
+    start._outcome.cache_clear()
+
+
+def num_calls(compiler: Path) -> int:
+    log = compiler.parent / "calls"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_it_is_compiled_once_and_nothing_else_is_left(compiler: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "deep" / "cache"
+    built = library(cache)
+    before = built.stat().st_mtime_ns
+    assert library(cache) == built
+    assert built.stat().st_mtime_ns == before
+    assert list(cache.iterdir()) == [built]
+    assert num_calls(compiler) == 1
+    assert stat.S_IMODE(cache.stat().st_mode) & 0o022 == 0
+
+
+def test_the_name_follows_source_flags_and_compiler(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [library(tmp_path / "cache").name]
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_FLAGS", (*build._FLAGS, "-DOTHER"))
+        names.append(library(tmp_path / "cache").name)
+    with monkeypatch.context() as patch:
+        other = tmp_path / "kernels.cpp"
+        other.write_text(build.SOURCE.read_text() + "\n")
+        patch.setattr(build, "SOURCE", other)
+        names.append(library(tmp_path / "cache").name)
+    compiler.write_text(compiler.read_text().replace("echo one", "echo two"))
+    names.append(library(tmp_path / "cache").name)
+    assert len(set(names)) == 4
+    assert num_calls(compiler) == 4
+
+
+def test_the_users_cache_is_where_xdg_says(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert library().parent == tmp_path / "xdg" / "foredraft"
+
+
+def test_a_cache_that_cannot_be_written_falls_through(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    assert library().parent == tmp_path / "tmp" / f"foredraft-{os.getuid()}"
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
+        library()
+
+
+def test_what_somebody_else_left_is_not_run(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = library(tmp_path / "cache")
+    monkeypatch.setattr(build.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(BuildError):
+        library(built.parent)
+
+
+@pytest.mark.usefixtures("_fresh_outcome")
+def test_without_a_compiler_there_is_one_line_and_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda _: None)
+    with pytest.raises(BuildError, match="install g") as caught:
+        library()
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    with caplog.at_level(logging.WARNING, "foredraft"):
+        assert start.load_kernels() is None
+        assert start.load_kernels() is None
+    assert start.why_none() == str(caught.value)
+    assert len(caplog.records) == 1
+    assert str(caught.value) in caplog.text
+
+
+@pytest.mark.parametrize("complaint", ["kernels.cpp:1: error: no\nmore", "", "Segmentation fault"])
+def test_a_compiler_that_fails_gives_one_line(compiler: Path, tmp_path: Path, complaint: str) -> None:
+    compiler.write_text(f"#!/bin/sh\nprintf '%s' '{complaint}' >&2\nexit 1\n")
+    cache = tmp_path / "cache"
+    with pytest.raises(BuildError) as caught:
+        library(cache)
+    assert "\n" not in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_fresh_outcome")
+def test_a_library_that_is_none_gives_no_kernels(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    assert start.load_kernels() is None
+    assert "\n" not in (start.why_none() or "\n")
+
+
+@pytest.mark.usefixtures("_fresh_outcome")
+def test_a_user_without_a_home_gets_kernels_or_a_reason(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number of its own."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", homeless)
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(compiler.parent / "tmp"))
+    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    assert start.load_kernels() is None
+    assert start.why_none()
+
+
+class Wrong:
+    """Kernels with one fault."""
+
+    def __init__(self, kernels: Kernels, *, is_exact: bool) -> None:
+        self.pack = kernels.pack
+        self._kernels, self._is_exact = kernels, is_exact
+
+    def linear(self, matrix: object, x: torch.Tensor) -> torch.Tensor:
+        out = self._kernels.linear(matrix, x)  # type: ignore[arg-type]
+        return out + (0.5 if not self._is_exact or x.shape[0] == 5 else 0.0)
+
+
+def test_the_self_test_passes_here_and_notices_faults(kernels: Kernels) -> None:
+    assert start.self_test(kernels) is None
+    assert "exact" in (start.self_test(Wrong(kernels, is_exact=False)) or "")  # type: ignore[arg-type]
+    assert "rows" in (start.self_test(Wrong(kernels, is_exact=True)) or "")  # type: ignore[arg-type]
+
+
+def test_the_real_compiler_makes_a_library_that_works(kernels: Kernels, tmp_path: Path) -> None:
+    """What is loaded here was built by the same function from the same source."""
+    assert Path(kernels._library._name).name == f"kernels-{build._digest(build._compiler())}.so"

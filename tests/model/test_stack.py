@@ -1,0 +1,389 @@
+"""A decoder as one call: the library's logits, the same bits in every company, and tokens written in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from foredraft.cache import KVCache, MemoryPool, Region
+from foredraft.kernels import load_kernels, why_none
+from foredraft.llm import LLM
+from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading
+from foredraft.model.library import LibraryBody
+from foredraft.model.packed import NativeLinear
+from foredraft.model.stack import StackBody, has_stack_form
+from foredraft.sampling import SamplingParams, search
+from tests.model.zoo import SPECIES, VOCAB_SIZE, WINDOW, Maker, Species, random_model, saved
+
+pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
+
+BF16 = LoadOptions(dtype="bfloat16", device="cpu")
+INT8 = LoadOptions(device="cpu", quantization="int8")
+PAST_WINDOW = 3 * WINDOW + 5
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **more}}
+
+
+TAKEN: dict[str, Species] = {
+    "llama": SPECIES["llama"],
+    "mistral": SPECIES["mistral"],
+    "qwen2": SPECIES["qwen2"],
+    "qwen3": SPECIES["qwen3"],
+    "one key head": Species("llama", {"num_key_value_heads": 1}),
+    "odd widths": Species("llama", {"hidden_size": 72, "intermediate_size": 83, "head_dim": 18, "vocab_size": 101}),
+    "narrow heads": Species("qwen3", {"head_dim": 8}),
+    "wide heads": Species("mistral", {"head_dim": 48, "sliding_window": WINDOW}),
+    "a window that the library ignores": Species("llama", {"sliding_window": WINDOW}),
+    "biases": Species("llama", {"attention_bias": True}),
+    "a window in some layers": Species(
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "llama3 rope": Species(
+        "llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
+    "linear rope": Species("llama", rope("linear", factor=4.0)),
+    "yarn rope": Species("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "dynamic rope": Species("llama", rope("dynamic", factor=4.0)),
+}
+
+NOT_TAKEN: dict[str, Species] = {
+    "another activation": Species("llama", {"hidden_act": "gelu"}),
+    "biases in the mlp": Species("llama", {"mlp_bias": True}),
+    "part of a head turned": SPECIES["glm4"],
+    "another class": SPECIES["granite"],
+}
+
+
+@pytest.fixture(scope="module")
+def species(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """species(name): a directory with a random model of that kind."""
+
+    @cache
+    def make(name: str) -> Path:
+        return saved({**TAKEN, **NOT_TAKEN}[name].config(), tmp_path_factory.mktemp("species"))
+
+    return make
+
+
+@cache
+def loaded(directory: Path, options: LoadOptions = BF16) -> LanguageModel:
+    return load_model(directory, options)
+
+
+@cache
+def in_float32(directory: Path) -> Any:
+    """The library's model with weights that bfloat16 holds."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+@torch.inference_mode()
+def reference(directory: Path, tokens: Sequence[int]) -> Tensor:
+    logits: Tensor = in_float32(directory)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits
+
+
+def random_tokens(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    return torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def room_for(model: LanguageModel, *lengths: int) -> KVCache:
+    cache = model.new_cache(MemoryPool(1 << 30))
+    for seq_id, length in enumerate(lengths):
+        assert cache.reserve(seq_id, length)
+    return cache
+
+
+def read_in_pieces(model: LanguageModel, tokens: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, Region]:
+    cache, parts, done = room_for(model, len(tokens)), [], 0
+    for size in cycle(sizes):
+        piece = tokens[done : done + size]
+        if not piece:
+            return torch.cat(parts), cache.region(0)
+        parts.append(model.read([Read(0, piece, len(piece))], cache))
+        done += size
+    raise AssertionError
+
+
+def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = 0.03) -> None:
+    """Half of the rows within the tolerance, relative to the row, and all of them near: what leaks moves a row by 1."""
+    error = (ours.double() - theirs.double()).norm(dim=-1) / theirs.double().norm(dim=-1)
+    assert error.median() < tolerance
+    assert error.max() < 4 * tolerance
+
+
+def assert_same_caches(a: Region, b: Region) -> None:
+    assert a.tokens == b.tokens
+    assert a.layers == b.layers
+    for layer in a.layers:
+        for ours, theirs in zip(a.layer(layer), b.layer(layer), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -> None:
+    model = loaded(species(name))
+    assert isinstance(model.body, StackBody)
+    tokens = random_tokens(PAST_WINDOW)
+    logits, region = read_in_pieces(model, tokens, [7, 1, 20, 2])
+    assert_near(logits, reference(species(name), tokens))
+    assert region.tokens == tokens
+
+
+@pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOptions, species: Maker) -> None:
+    model = loaded(species(name), options)
+    assert isinstance(model.body, StackBody)
+    assert model.traits.row_exact
+    tokens, company = random_tokens(PAST_WINDOW), random_tokens(9, 1)
+    both = room_for(model, len(company), len(tokens))
+    whole = model.read([Read(0, company, 9), Read(1, tokens, len(tokens))], both)[9:]
+    for num_threads, sizes in ((1, [1]), (1, [3, 8, 9, 2]), (2, [16, 1]), (3, [5])):
+        torch.set_num_threads(num_threads)
+        pieces, region = read_in_pieces(model, tokens, sizes)
+        assert torch.equal(pieces, whole)
+        assert_same_caches(region, both.region(1))
+
+
+def test_int8_is_near_what_was_rounded(species: Maker) -> None:
+    tokens = random_tokens(20)
+    logits, _ = read_in_pieces(loaded(species("llama"), INT8), tokens, [20])
+    exact, _ = read_in_pieces(loaded(species("llama")), tokens, [20])
+    assert_near(logits, exact, 0.1)
+    assert not torch.equal(logits, exact)
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_other_forms_are_run_by_the_librarys_code(name: str, species: Maker) -> None:
+    model = loaded(species(name))
+    assert isinstance(model.body, LibraryBody)
+    assert not has_stack_form(in_float32(species(name)))
+    tokens = random_tokens(PAST_WINDOW)
+    logits, _ = read_in_pieces(model, tokens, [7, 1, 20, 2])
+    assert_near(logits, reference(species(name), tokens))
+
+
+def test_what_decides_about_the_form() -> None:
+    config = SPECIES["llama"].config()
+    assert has_stack_form(random_model(config))
+    turned_in_part = random_model(config)
+    turned_in_part.model.rotary_emb.inv_freq = turned_in_part.model.rotary_emb.inv_freq[:4]
+    assert not has_stack_form(turned_in_part)
+
+    class Other(torch.nn.Linear):
+        """As a quantised layer, or one with an adapter."""
+
+    changed = random_model(config)
+    changed.model.layers[1].mlp.down_proj.__class__ = Other
+    assert not has_stack_form(changed)
+
+
+@pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
+@torch.inference_mode()
+def test_a_tied_head_is_the_embedding(options: LoadOptions, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Species("qwen2", {"tie_word_embeddings": True}).config()
+    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in hf.parameters():
+        parameter.data = (
+            1.0 + 0.1 * torch.randn_like(parameter) if parameter.dim() == 1 else torch.randn_like(parameter) / 8
+        )
+    hf.save_pretrained(tmp_path)
+    tokens = random_tokens(20)
+    model = load_model(tmp_path, options)
+    assert isinstance(model.body, StackBody)
+    logits, _ = read_in_pieces(model, tokens, [6, 14])
+    assert_near(logits, reference(tmp_path, tokens), 0.03 if options is BF16 else 0.1)
+
+
+# Positions
+
+
+def long_model(directory: Path, context_len: int, **settings: Any) -> Path:
+    return saved(Species("llama", {"max_position_embeddings": context_len, **settings}).config(), directory)
+
+
+@pytest.mark.parametrize("name", ["llama3 rope", "yarn rope", "llama"])
+def test_angles_do_not_change_as_the_table_grows(name: str, species: Maker) -> None:
+    body = loaded(species(name)).body
+    assert isinstance(body, StackBody)
+    first = body._tabulated(512)
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        for size in (513, 1021, 5000):
+            for known, grown in zip(first, body._tabulated(size), strict=True):
+                assert torch.equal(known, grown[:512])
+
+
+@pytest.mark.parametrize("rope_type", ["default", "dynamic"])
+def test_positions_beyond_the_first_table(rope_type: str, tmp_path: Path) -> None:
+    """A rotary embedding that changes behind the model's context must not be asked about what lies there."""
+    directory = long_model(tmp_path, 620, **rope(rope_type, factor=4.0))
+    model = load_model(directory, BF16)
+    assert isinstance(model.body, StackBody)
+    tokens = random_tokens(600)
+    logits, _ = read_in_pieces(model, tokens, [250, 255, 20])
+    assert_near(logits, reference(directory, tokens))
+    assert torch.equal(read_in_pieces(load_model(directory, BF16), tokens, [600])[0], logits)
+
+
+# Writing
+
+
+def write_both_ways(
+    model: LanguageModel, prompts: Sequence[list[int]], lens: Sequence[int], vocab_size: int, held: int = 0
+) -> list[list[int]]:
+    """In one call and step by step, with `held` tokens of each prompt read before; the same in text and cache."""
+    caches = [room_for(model, *(len(prompt) + n - 1 for prompt, n in zip(prompts, lens, strict=True))) for _ in "ab"]
+    reads = [Read(i, prompt[min(held, len(prompt) - 1) :], 1) for i, prompt in enumerate(prompts)]
+    before = [Read(i, prompt[: min(held, len(prompt) - 1)], 0) for i, prompt in enumerate(prompts)]
+    before = [read for read in before if read.tokens]
+    if before:
+        for cache in caches:
+            model.read(before, cache)
+    written = model.write(reads, lens, vocab_size, caches[0])
+    assert written == model._write_step_by_step(reads, lens, vocab_size, caches[1])
+    for i, prompt in enumerate(prompts):
+        region = caches[0].region(i)
+        assert region.tokens == [*prompt, *written[i][:-1]]
+        assert_same_caches(region, caches[1].region(i))
+    return written
+
+
+@pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "odd widths"])
+def test_written_tokens_are_those_of_reading_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
+    model = loaded(species(name), options)
+    width = model.traits.vocab_size
+    prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
+    for lens, held in (([1] * 5, 0), ([5, 1, 18, 2, 40], 0), ([33, 1, 1, 1, 1], 5), ([3, 9, 2, 7, 1], 100)):
+        written = write_both_ways(model, prompts, lens, width, held)
+        assert [len(tokens) for tokens in written] == lens
+        narrow = write_both_ways(model, prompts, lens, 17, held)
+        assert max(max(tokens) for tokens in narrow) < 17
+        assert write_both_ways(model, prompts, lens, 10 * width, held) == written
+        for i, prompt in enumerate(prompts):
+            assert write_both_ways(model, [prompt], lens[i : i + 1], width, held) == written[i : i + 1]
+
+
+def test_writing_on_two_threads(species: Maker) -> None:
+    model = loaded(species("odd widths"))
+    prompts, lens = [random_tokens(n, n) for n in (1, 12, 7)], [3, 1, 5]
+    alone = write_both_ways(model, prompts, lens, 101)
+    torch.set_num_threads(2)
+    assert write_both_ways(model, prompts, lens, 101) == alone
+
+
+def test_writing_past_the_first_table_of_positions(tmp_path: Path) -> None:
+    directory = long_model(tmp_path, 2048)
+    prompts = [random_tokens(n, n) for n in (505, 3, 511, 512)]
+    model = load_model(directory, BF16)
+    written = write_both_ways(model, prompts, [30, 4, 2, 1], VOCAB_SIZE)
+    for prompt, tokens in zip(prompts, written, strict=True):
+        again, _ = read_in_pieces(load_model(directory, BF16), [*prompt, *tokens[:-1]], [1000])
+        assert again[len(prompt) - 1 :].argmax(-1).tolist() == tokens
+
+
+def test_writing_to_the_end_of_the_context(species: Maker) -> None:
+    model = loaded(species("llama"))
+    length = model.traits.context_len
+    (written,) = write_both_ways(model, [random_tokens(length - 6)], [7], VOCAB_SIZE)
+    assert len(written) == 7
+
+
+def test_no_more_is_written_than_room_was_made_for(species: Maker) -> None:
+    model = loaded(species("llama"))
+    cache = room_for(model, 64)
+    with pytest.raises(RuntimeError, match="no room"):
+        model.write([Read(0, [1] * 60, 1)], [6], VOCAB_SIZE, cache)
+    assert cache.region(0).tokens == []
+
+
+def test_nan_ends_the_tokens_of_its_sequence_alone(species: Maker) -> None:
+    """A token whose embedding is NaN is written, and nothing behind it."""
+    model = load_model(species("llama"), BF16)
+    prompts = [random_tokens(n, n) for n in (11, 5)]
+    lens = [12, 12]
+    first, second = write_both_ways(model, prompts, lens, VOCAB_SIZE)
+    place = next(
+        i for i, token in enumerate(first) if i > 1 and token not in {*prompts[0], *prompts[1], *second, *first[:i]}
+    )
+    model.hf.get_input_embeddings().weight.data[first[place]] = torch.nan
+    cache = room_for(model, 32, 32)
+    reads = [Read(i, prompt, 1) for i, prompt in enumerate(prompts)]
+    assert model.write(reads, lens, VOCAB_SIZE, cache) == [first[: place + 1], second]
+    assert cache.region(1).tokens == [*prompts[1], *second[:-1]]
+    held = cache.region(0).tokens
+    assert held == [*prompts[0], *first[: place + 1]][: len(held)]
+    assert len(held) >= len(prompts[0]) + place
+    poisoned = [first[place]]
+    assert model.write([Read(2, poisoned, 1)], [3], VOCAB_SIZE, _with_room(cache, 2)) == [[]]
+
+
+def _with_room(cache: KVCache, seq_id: int) -> KVCache:
+    assert cache.reserve(seq_id, 16)
+    return cache
+
+
+# Without the kernels
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_where_there_are_no_kernels_drafts_stay_invisible(
+    name: str, quantization: str | None, checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (loading, search):
+        monkeypatch.setattr(module, "load_kernels", lambda: None)
+    settings = {"dtype": "bfloat16", "device": "cpu", "quantization": quantization}
+    llm = LLM(checkpoint(name), draft_model=checkpoint(name, 1), **settings)
+    for model in (llm.target, llm.draft):
+        assert model is not None
+        assert isinstance(model.body, LibraryBody)
+        assert not [m for m in model.hf.modules() if isinstance(m, NativeLinear)]
+    assert llm.target.traits.row_exact
+    prompts = [random_tokens(n, n) for n in (4, 25)]
+    texts = []
+    for gamma in (0, 3):
+        params = SamplingParams(temperature=0.0, max_tokens=24, speculative_tokens=gamma, ignore_eos=True)
+        texts.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+    assert texts[0] == texts[1]
+
+
+def test_kernels_can_be_declined(checkpoint: Maker) -> None:
+    declined = LoadOptions(dtype="bfloat16", device="cpu", kernels="torch")
+    for name in ("llama", "gpt2"):
+        model = load_model(checkpoint(name), declined)
+        assert isinstance(model.body, LibraryBody)
+        assert not [m for m in model.hf.modules() if isinstance(m, NativeLinear)]
+
+
+def test_torch_kernels_give_the_logits_of_ours(checkpoint: Maker) -> None:
+    for options in (BF16, INT8):
+        plain = LoadOptions(dtype=options.dtype, device="cpu", quantization=options.quantization, kernels="torch")
+        tokens = random_tokens(40)
+        ours, _ = read_in_pieces(loaded(checkpoint("llama"), options), tokens, [9])
+        theirs, _ = read_in_pieces(load_model(checkpoint("llama"), plain), tokens, [9])
+        assert_near(ours, theirs, 0.06)
