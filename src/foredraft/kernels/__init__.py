@@ -3,16 +3,17 @@
 Where there is no compiler, or the processor lacks what they need, `load_kernels` gives None and PyTorch's own kernels run.
 """
 
-from foredraft.kernels.native import (
+from foredraft.kernels.layout import (
     AttentionShape,
-    Kernels,
     PackedMatrix,
     Stack,
     StackLayer,
+    StackPass,
     StackSpan,
     interleaved,
     quantised,
 )
+from foredraft.kernels.native import Kernels
 from foredraft.kernels.start import linear_int8, load_kernels, why_none
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PackedMatrix",
     "Stack",
     "StackLayer",
+    "StackPass",
     "StackSpan",
     "interleaved",
     "linear_int8",

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from foredraft.kernels.build import BuildError, library
-from foredraft.kernels.native import Kernels, quantised
+from foredraft.kernels.layout import quantised
+from foredraft.kernels.native import Kernels
 
 logger = logging.getLogger("foredraft")
 

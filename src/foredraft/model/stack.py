@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from foredraft.kernels import Kernels, PackedMatrix, Stack, StackLayer, StackSpan, interleaved
+from foredraft.kernels import Kernels, PackedMatrix, Stack, StackLayer, StackPass, StackSpan, interleaved
 from foredraft.model.attention import Span
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
@@ -42,16 +42,21 @@ class StackBody:
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
-        rotation = self._rotation_to(max(span.start + span.num_rows for span in spans))
-        return self._run.read(self._stack, ids, positions, wanted, self._located(spans), rotation)
+        return self._run.read(self._stack, self._pass(ids, positions, wanted, spans))
 
     def write(
         self, ids: list[int], positions: list[int], spans: Sequence[Span], lens: Sequence[int], vocab_size: int
     ) -> list[list[int]]:
         """Read, and go on greedily: lens[i] tokens of the first vocab_size ids behind span i, in one call."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
-        rotation = self._rotation_to(max(span.start + span.num_rows for span in spans) + max(lens))
-        return self._run.write(self._stack, ids, positions, wanted, self._located(spans), rotation, lens, vocab_size)
+        reading = self._pass(ids, positions, wanted, spans, num_more=max(lens))
+        return self._run.write(self._stack, reading, lens, vocab_size)
+
+    def _pass(
+        self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span], num_more: int = 0
+    ) -> StackPass:
+        rotation = self._rotation_to(max(span.start + span.num_rows for span in spans) + num_more)
+        return StackPass(ids, positions, wanted, self._located(spans), rotation)
 
     def _located(self, spans: Sequence[Span]) -> list[StackSpan]:
         shape = (self._stack.num_layers, self._stack.num_kv_heads, self._stack.head_dim, torch.bfloat16)

@@ -124,7 +124,8 @@ def _draw_by_ratio(
 ) -> tuple[Tensor, Tensor]:
     part = [r for b in batch for r in range(starts[b], starts[b + 1])]
     part_rows = [rows[r] for r in part]
-    target = laws_of(adjusted(logits[part], part_rows), part_rows)
+    selected = logits if len(part) == len(rows) else logits[part]
+    target = laws_of(adjusted(selected, part_rows), part_rows)
     if report_nan(target.probs[:, 0], part_rows):
         # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
         target = replace(target, probs=target.probs.nan_to_num())

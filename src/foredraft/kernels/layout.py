@@ -1,0 +1,210 @@
+"""How matrices, decoders and passes lie in memory for the compiled library: its structs, and what keeps them alive."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BF16, INT8 = 0, 1
+_LARGEST_INT8 = 127
+_ROWS_AT_A_TIME = 1024
+_GATED = 32
+
+
+class MatrixStruct(ctypes.Structure):
+    _fields_ = [
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("corrections", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("kind", c_int64),
+    ]
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        ("window", c_int64),
+    ]
+
+
+class StackStruct(ctypes.Structure):
+    _fields_ = [
+        ("layers", POINTER(LayerStruct)),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", MatrixStruct),
+        *(
+            (name, c_int64)
+            for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate")
+        ),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "positions", "wanted", "cos", "sin", "spans", "stores", "logits")),
+        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans")),
+    ]
+
+
+class AttentionCallStruct(ctypes.Structure):
+    _fields_ = [
+        ("query", c_void_p),
+        ("query_head", c_int64),
+        ("query_row", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("capacity", c_int64),
+        ("mask", c_void_p),
+        ("mask_keys", c_int64),
+        ("sinks", c_void_p),
+        ("output", c_void_p),
+        *(
+            (name, c_int64)
+            for name in ("num_rows", "start", "num_heads", "num_kv_heads", "key_dim", "value_dim", "window")
+        ),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class PackedMatrix:
+    """One matrix laid out for the kernels. tensors: what has to stay alive; in num_bytes of memory."""
+
+    def __init__(self, out_features: int, in_features: int, kind: int, tensors: dict[str, Tensor]) -> None:
+        self.out_features, self.in_features = out_features, in_features
+        self.is_int8 = kind == INT8
+        self.tensors = tensors
+        self.num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        addresses = (address(tensors.get(name)) for name in ("weights", "scales", "corrections", "bias"))
+        self.struct = MatrixStruct(*addresses, out_features, in_features, kind)
+
+
+class AttentionShape(NamedTuple):
+    """What a layer's attention does with its scores. window: how many keys a query sees, its own included; 0: all.
+    softcap: 0 for none. sinks: [Hq] float32, or None."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StackSpan:
+    """Rows first_row .. of a pass are positions start .. of one sequence. stores: [layers, 2] int64, where its keys
+    [H, capacity, D] and values of each layer lie."""
+
+    first_row: int
+    num_rows: int
+    start: int
+    capacity: int
+    stores: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StackPass:
+    """A flattened ragged batch. wanted: the rows whose logits to give. rotation: cos and sin, [positions, D / 2] float32."""
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+    wanted: Sequence[int]
+    spans: Sequence[StackSpan]
+    rotation: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """norms: input and post [hidden], query and key [D] or None, all float32."""
+
+    input_norm: Tensor
+    post_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    qkv: PackedMatrix
+    out: PackedMatrix
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    window: int
+
+
+class Stack:
+    """A whole decoder. embedding: [V, hidden] bfloat16. final_norm: [hidden] float32."""
+
+    def __init__(
+        self,
+        layers: Sequence[StackLayer],
+        embedding: Tensor,
+        final_norm: Tensor,
+        head: PackedMatrix,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        epsilon: float,
+        scale: float,
+    ) -> None:
+        self.keeps = (layers, embedding, final_norm, head)
+        self.num_layers, self.vocab_size = len(layers), head.out_features
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.num_embeddings = embedding.shape[0]
+        structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
+        self.struct = StackStruct(
+            structs,
+            embedding.data_ptr(),
+            final_norm.data_ptr(),
+            head.struct,
+            len(layers),
+            embedding.shape[1],
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            layers[0].down.in_features,
+            epsilon,
+            scale,
+        )
+
+
+def _layer_struct(layer: StackLayer) -> LayerStruct:
+    norms = (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm)
+    matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return LayerStruct(*map(address, norms), *(matrix.struct for matrix in matrices), layer.window)
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to nearest on a grid of 127 steps up to each output channel's largest weight.
+
+    weight: [n, k] float -> ([n, k] int8, scales [n] float32)
+    """
+    whole = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    for first in range(0, weight.shape[0], _ROWS_AT_A_TIME):
+        rows = weight[first : first + _ROWS_AT_A_TIME].detach().float()
+        scale = rows.abs().amax(1) / _LARGEST_INT8
+        scales[first : first + _ROWS_AT_A_TIME] = scale
+        whole[first : first + _ROWS_AT_A_TIME] = (rows / scale.clamp(min=1e-30)[:, None]).round().to(torch.int8)
+    return whole, scales
+
+
+def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows of gate and up, 32 by 32, zero rows where the last are fewer. [n, k] each -> [2 * ceil(n / 32) * 32, k]"""
+    missing = -gate.shape[0] % _GATED
+    padded = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up)]
+    return torch.stack([part.view(-1, _GATED, part.shape[1]) for part in padded], dim=1).flatten(0, 2)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
