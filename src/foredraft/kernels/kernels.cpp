@@ -27,6 +27,7 @@ constexpr int QUERIES = 8;        // query rows that share one reading of the ke
 constexpr int PRIVATE_ROWS = 8;   // up to here every thread prepares all rows itself, which spares a barrier
 constexpr int ALIGN = 64;
 constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
+constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
 constexpr int SPINS = 1000;       // looks at a barrier before the processor is offered to others: some 20 microseconds
 
 enum Kind : int64_t { BF16 = 0, INT8 = 1 };
@@ -243,8 +244,20 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
     }
 }
 
+// Which weights to fetch while a tile is computed: four lines in every so many steps.
+struct Ahead {
+    const char* at;
+    int64_t every, left;
+    void step() {
+        if (--left > 0) return;
+        for (int line = 0; line < 4; line++) _mm_prefetch(at + line * 64, _MM_HINT_T1);
+        at += 4 * 64;
+        left = every;
+    }
+};
+
 template <int R>
-void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t row, int64_t first, float (*out)[GROUP]) {
+void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t row, int64_t first, Ahead ahead, float (*out)[GROUP]) {
     __m512i sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -254,10 +267,8 @@ void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t ro
     for (int64_t i = 0; i < m.k; i += 4, weights += 4 * GROUP) {
         __m512i w[4];
 #pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) {
-            w[p] = _mm512_load_si512(weights + p * 64);
-            _mm_prefetch(weights + p * 64 + PREFETCH, _MM_HINT_T0);
-        }
+        for (int p = 0; p < 4; p++) w[p] = _mm512_load_si512(weights + p * 64);
+        ahead.step();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t four;
@@ -275,7 +286,7 @@ void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t ro
 }
 
 template <int R>
-void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t row, float (*out)[GROUP]) {
+void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t row, Ahead ahead, float (*out)[GROUP]) {
     __m512 sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -285,10 +296,8 @@ void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t 
     for (int64_t i = 0; i < m.k; i += 2, weights += 2 * GROUP) {
         __m512bh w[4];
 #pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) {
-            w[p] = (__m512bh)_mm512_load_si512(weights + p * 32);
-            _mm_prefetch((const char*)(weights + p * 32) + PREFETCH, _MM_HINT_T0);
-        }
+        for (int p = 0; p < 4; p++) w[p] = (__m512bh)_mm512_load_si512(weights + p * 32);
+        ahead.step();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t two;
@@ -304,13 +313,26 @@ void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t 
         for (int p = 0; p < 4; p++) _mm512_store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
+int64_t group_bytes(const Matrix& m) { return GROUP * (m.kind == INT8 ? round_up(m.k, 4) : 2 * round_up(m.k, 2)); }
+
+// The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
+// meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
+Ahead ahead_of(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
+    const int64_t bytes = group_bytes(m), steps = bytes / (4 * 64);
+    if (num_blocks > 1 && bytes <= IN_CACHE)
+        return {weights + bytes + steps * block / num_blocks * (4 * 64), num_blocks, 1};
+    return {weights + PREFETCH, 1, block == 0 ? 1 : steps + 1};
+}
+
 template <int R>
-void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, float (*out)[GROUP]) {
+void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
     const int64_t first = group * GROUP;
+    const char* weights = (const char*)m.weights + group * group_bytes(m);
+    const Ahead ahead = ahead_of(m, weights, block, num_blocks);
     if (m.kind == INT8)
-        tile_int8<R>(m, (const int8_t*)m.weights + group * GROUP * round_up(m.k, 4), x, row, first, out);
+        tile_int8<R>(m, (const int8_t*)weights, x, row, first, ahead, out);
     else
-        tile_bf16<R>(m, (const uint16_t*)m.weights + group * GROUP * round_up(m.k, 2), x, row, out);
+        tile_bf16<R>(m, (const uint16_t*)weights, x, row, ahead, out);
     if (m.bias == nullptr) return;
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
@@ -319,14 +341,15 @@ void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, float (*ou
     }
 }
 
-void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, float (*out)[GROUP]) {
+void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks,
+              float (*out)[GROUP]) {
     switch (num_rows) {
-        case 1: return tile<1>(m, group, x, row, out);
-        case 2: return tile<2>(m, group, x, row, out);
-        case 3: return tile<3>(m, group, x, row, out);
-        case 4: return tile<4>(m, group, x, row, out);
-        case 5: return tile<5>(m, group, x, row, out);
-        default: return tile<6>(m, group, x, row, out);
+        case 1: return tile<1>(m, group, x, row, block, num_blocks, out);
+        case 2: return tile<2>(m, group, x, row, block, num_blocks, out);
+        case 3: return tile<3>(m, group, x, row, block, num_blocks, out);
+        case 4: return tile<4>(m, group, x, row, block, num_blocks, out);
+        case 5: return tile<5>(m, group, x, row, block, num_blocks, out);
+        default: return tile<6>(m, group, x, row, block, num_blocks, out);
     }
 }
 
@@ -341,7 +364,7 @@ void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team,
         const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
         for (int64_t block = 0; block < num_blocks; block++) {
             const int64_t begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
-            any_tile(m, group, x, begin, (int)(end - begin), out);
+            any_tile(m, group, x, begin, (int)(end - begin), block, num_blocks, out);
             for (int64_t r = begin; r < end; r++) finish(r, o, count, out[r - begin]);
         }
     }
