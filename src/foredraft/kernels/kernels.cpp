@@ -794,10 +794,10 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
         most[b] = _mm512_reduce_max_ps(best);
         largest = std::max(largest, most[b]);
     }
-    const __m512 shift = _mm512_set1_ps(largest), divisor = _mm512_set1_ps(temperature);
+    const __m512 shift = _mm512_set1_ps(largest), factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
     __m512 sum = poison;
     for (int64_t i = 0; i < width; i += 16)
-        sum = _mm512_add_ps(sum, exp_nonpositive(_mm512_div_ps(_mm512_sub_ps(row.load(i, lanes(width - i)), shift), divisor)));
+        sum = _mm512_add_ps(sum, exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(row.load(i, lanes(width - i)), shift), factor)));
     const float total = _mm512_reduce_add_ps(sum);
     // the count-th largest of the blocks' maxima bounds the count-th largest number from below
     float bound = -INFINITY;
@@ -819,7 +819,7 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     alignas(ALIGN) float few[16];
     for (int64_t i = 0; i < count; i += 16) {
         for (int64_t j = 0; j < 16; j++) few[j] = i + j < kept ? -found[i + j].first : -INFINITY;
-        __m512 p = exp_nonpositive(_mm512_div_ps(_mm512_sub_ps(_mm512_load_ps(few), shift), divisor));
+        __m512 p = exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(few), shift), factor));
         p = _mm512_div_ps(p, _mm512_set1_ps(total));
         _mm512_mask_storeu_ps(probs + i, lanes(count - i), p);
     }
