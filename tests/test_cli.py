@@ -323,7 +323,7 @@ def test_inspect_predicts_what_int8_saves() -> None:
     assert narrow["memory"]["weight_bytes"] < plain["memory"]["weight_bytes"]
     shown = run("inspect", "--no-load", "--quantization", "int8", *QUICK)
     assert "linear layers in int8" in shown.stdout
-    assert re.search(r"peak: [0-9.]+ MiB, with one text of the full context", shown.stdout)
+    assert re.search(r"peak: [0-9.]+ [MG]iB, with one text of the full context", shown.stdout)
 
 
 # chat

@@ -131,13 +131,10 @@ void store_bf16(uint16_t* to, __mmask16 mask, __m512 x) {
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
-// exp for x <= 0; exactly 0 below -87. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
-__m512 exp_nonpositive(__m512 x) {
-    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512 safe = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(safe, _mm512_set1_ps(1.44269504f)), 8);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), safe);
+// exp for -87 <= x <= 0. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
+__m512 exp_above(__m512 x) {
+    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
     rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), rest);
     __m512 sum = _mm512_set1_ps(1.0f / 720);
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 120));
@@ -146,7 +143,15 @@ __m512 exp_nonpositive(__m512 x) {
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(seen, _mm512_scalef_ps(sum, whole)), is_nan, x);
+    return _mm512_scalef_ps(sum, whole);
+}
+
+// exp for x <= 0; exactly 0 below -87; NaN stays NaN.
+__m512 exp_nonpositive(__m512 x) {
+    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512 found = exp_above(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)));
+    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(seen, found), is_nan, x);
 }
 
 // x * sigmoid(x), through exp(-|x|) so that nothing overflows
@@ -782,23 +787,33 @@ int64_t argmax_of(const Logits& row, int64_t width) {
 void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, int64_t* ids) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     std::vector<float> most(blocks), sorted;
-    __m512 poison = _mm512_setzero_ps();
+    __mmask16 nan = 0;
     float largest = -INFINITY;
     for (int64_t b = 0; b < blocks; b++) {
         __m512 best = _mm512_set1_ps(-INFINITY);
         for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < width; i += 16) {
             const __m512 x = row.load(i, lanes(width - i));
-            poison = _mm512_mask_mov_ps(poison, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+            nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
             best = _mm512_max_ps(x, best);
         }
         most[b] = _mm512_reduce_max_ps(best);
         largest = std::max(largest, most[b]);
     }
-    const __m512 shift = _mm512_set1_ps(largest), factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
-    __m512 sum = poison;
-    for (int64_t i = 0; i < width; i += 16)
-        sum = _mm512_add_ps(sum, exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(row.load(i, lanes(width - i)), shift), factor)));
-    const float total = _mm512_reduce_add_ps(sum);
+    const __m512 shift = _mm512_set1_ps(largest);
+    const __m512 factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
+    const __m512 least = _mm512_set1_ps(-87.0f);
+    const auto term = [&](int64_t i, __mmask16 mask) {
+        const __m512 x = _mm512_mul_ps(_mm512_sub_ps(row.load(i, mask), shift), factor);
+        return exp_above(_mm512_max_ps(x, least));  // what is below adds 1e-38 to a sum of at least 1
+    };
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    int64_t at = 0;
+    for (; at + 32 <= width; at += 32) {
+        even = _mm512_add_ps(even, term(at, 0xffff));
+        odd = _mm512_add_ps(odd, term(at + 16, 0xffff));
+    }
+    for (; at < width; at += 16) even = _mm512_mask_add_ps(even, lanes(width - at), even, term(at, lanes(width - at)));
+    const float total = nan ? NAN : _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
     // the count-th largest of the blocks' maxima bounds the count-th largest number from below
     float bound = -INFINITY;
     if (blocks > count) {
