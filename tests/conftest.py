@@ -16,28 +16,32 @@ from foredraft.proposal import Drafter
 MakeEngine = Callable[..., Engine]
 
 
+def embedded(name: str, **options: Any) -> LanguageModel:
+    return load_model(EMBEDDED / name, LoadOptions(device="cpu", **options))
+
+
 @pytest.fixture(scope="session")
 def target() -> LanguageModel:
     """The embedded target, in bfloat16."""
-    return load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
+    return embedded("target", dtype="bfloat16")
 
 
 @pytest.fixture(scope="session")
 def draft() -> LanguageModel:
     """The embedded draft, in bfloat16."""
-    return load_model(EMBEDDED / "draft", LoadOptions(dtype="bfloat16", device="cpu"))
+    return embedded("draft", dtype="bfloat16")
 
 
 @pytest.fixture(scope="session")
 def int8_target() -> LanguageModel:
     """The embedded target, its linear layers in int8."""
-    return load_model(EMBEDDED / "target", LoadOptions(device="cpu", quantization="int8"))
+    return embedded("target", quantization="int8")
 
 
 @pytest.fixture(scope="session")
 def int8_draft() -> LanguageModel:
     """The embedded draft, its linear layers in int8."""
-    return load_model(EMBEDDED / "draft", LoadOptions(device="cpu", quantization="int8"))
+    return embedded("draft", quantization="int8")
 
 
 @pytest.fixture(scope="session")

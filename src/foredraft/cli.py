@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -101,12 +101,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard outpu
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """What --model and the options around it ask for."""
+    """What --model and the options around it ask for. Each field is a command's option of that name, where it has one."""
 
-    model: str | None
-    draft_model: str | None
-    method: str | None
-    speculative_tokens: int
+    model: str | None = None
+    draft_model: str | None = None
+    method: str | None = None
+    speculative_tokens: int = 4
     dtype: str = "auto"
     device: str = "auto"
     revision: str | None = None
@@ -114,6 +114,10 @@ class _Models:
     num_threads: int | None = None
     quantization: str | None = None
     draft_quantization: str | None = None
+
+    @classmethod
+    def of(cls, context: typer.Context) -> _Models:
+        return cls(**{one.name: context.params[one.name] for one in fields(cls) if one.name in context.params})
 
     def load(self) -> LLM:
         from foredraft.llm import LLM
@@ -160,6 +164,7 @@ def foredraft(
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help='The prompt; "-", or nothing in a pipe, reads it from standard input.')
     ] = None,
@@ -220,19 +225,7 @@ def generate(
     batch = _prompts(prompt, prompts)
     if compare and len(batch) > 1:
         raise ForedraftError(f"--compare takes one prompt, and there are {len(batch)}")
-    models = _Models(
-        model,
-        draft_model,
-        method,
-        speculative_tokens,
-        dtype,
-        device,
-        revision,
-        trust_remote_code,
-        num_threads,
-        quantization,
-        draft_quantization,
-    )
+    models = _Models.of(context)
     llm = models.load()
     if as_json:
         _generate_json(llm, batch, params, speculative_tokens if compare else None)
@@ -247,6 +240,7 @@ def generate(
 
 @app.command()
 def chat(
+    context: typer.Context,
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
@@ -287,19 +281,7 @@ def chat(
         ignore_eos=ignore_eos,
     )
     template = None if chat_template is None else _read(chat_template)
-    models = _Models(
-        model,
-        draft_model,
-        method,
-        speculative_tokens,
-        dtype,
-        device,
-        revision,
-        trust_remote_code,
-        num_threads,
-        quantization,
-        draft_quantization,
-    )
+    models = _Models.of(context)
     if template is None:
         _require_template(models)
     _Chat(models.load(), params, template, system).run()
@@ -307,6 +289,7 @@ def chat(
 
 @app.command()
 def demo(
+    context: typer.Context,
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
@@ -323,17 +306,7 @@ def demo(
     from foredraft.demo import DEMO_PROMPT
 
     params = _sampling_params(max_tokens=max_tokens, temperature=0.0)
-    llm = _Models(
-        model,
-        draft_model,
-        method,
-        speculative_tokens,
-        dtype,
-        device,
-        num_threads=num_threads,
-        quantization=quantization,
-        draft_quantization=draft_quantization,
-    ).load()
+    llm = _Models.of(context).load()
     if as_json:
         typer.echo(json.dumps(_compare(llm, DEMO_PROMPT, params, speculative_tokens).as_dict()))
         return
@@ -349,6 +322,7 @@ def demo(
 
 @app.command()
 def inspect(
+    context: typer.Context,
     model: ModelOption = None,
     draft_model: DraftOption = None,
     load: Annotated[
@@ -389,9 +363,7 @@ def inspect(
     text = None if quality is None else _read(quality)
     target: str = model or str(EMBEDDED / "target")
     draft = draft_model or (None if model else str(EMBEDDED / "draft"))
-    options = _Models(
-        model, draft_model, None, 0, dtype, device, revision, trust_remote_code, quantization=quantization
-    ).options()
+    options = _Models.of(context).options()
     with render.spinner("inspecting"):
         found = inspect_models(target, draft, options, load=load)
     measured = None

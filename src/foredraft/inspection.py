@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from foredraft.cache import MemoryPool
 from foredraft.engine import NEAR_TIE
 from foredraft.errors import ModelError, VocabularyError
 from foredraft.model import (
@@ -280,15 +279,13 @@ def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, 
     """(cache bytes per token, logit width), by reading two tokens that have shapes only. Nones where the model looks at
     values on the way, as routers of experts do."""
     model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
-    cache = model.new_cache(MemoryPool(0))
-    region = cache.region(0)
-    region.resize(64)
+    cache = model.scratch_cache([2])
     try:
         logits = model.read([Read(0, [0, 0], 2)], cache)
     except Exception as error:  # any model's own code
         logger.debug("no dry read: %s", error)
         return None, None
-    return region.bytes_per_token, int(logits.shape[-1])
+    return cache.region(0).bytes_per_token, int(logits.shape[-1])
 
 
 def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None:

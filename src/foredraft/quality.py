@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.cache import MemoryPool
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, load_tokenizer
 from foredraft.model.loading import context_len_of, load_config
@@ -172,12 +171,7 @@ def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
 
 def _read(model: LanguageModel, batch: Sequence[Window]) -> Predictions:
     """One pass, in a cache of its own."""
-    pool = MemoryPool(0)
-    cache = model.new_cache(pool)
-    pool.total = sum(cache.bytes_for(len(window.read)) for window in batch)
-    for index, window in enumerate(batch):
-        if not cache.reserve(index, len(window.read)):
-            raise RuntimeError("a cache of its own has no room for what it was made for")
+    cache = model.scratch_cache([len(window.read) for window in batch])
     logits = model.read([Read(i, window.read, len(window.read)) for i, window in enumerate(batch)], cache)
     return _scored(logits, [token for window in batch for token in window.predicted])
 

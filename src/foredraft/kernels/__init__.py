@@ -14,7 +14,7 @@ from foredraft.kernels.layout import (
     quantised,
 )
 from foredraft.kernels.native import Kernels
-from foredraft.kernels.start import linear_int8, load_kernels, why_none
+from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
 
 __all__ = [
     "AttentionShape",
@@ -25,6 +25,7 @@ __all__ = [
     "StackPass",
     "StackSpan",
     "interleaved",
+    "is_int8_exact",
     "linear_int8",
     "load_kernels",
     "quantised",

@@ -34,6 +34,8 @@ enum Kind : int64_t { BF16 = 0, INT8 = 1 };
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+int64_t group_bytes(int64_t k, int64_t kind) { return GROUP * (kind == INT8 ? round_up(k, 4) : 2 * round_up(k, 2)); }
+
 }  // namespace
 
 extern "C" {
@@ -118,6 +120,13 @@ struct Team {
         last = count * (rank + 1) / size;
     }
 };
+
+template <class Work>
+void with_team(int64_t num_threads, const Work& work) {
+    Barrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    work(Team{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+}
 
 // ---------------------------------------------------------------------------------------------- small vector helpers
 
@@ -318,12 +327,10 @@ void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t 
         for (int p = 0; p < 4; p++) _mm512_store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
-int64_t group_bytes(const Matrix& m) { return GROUP * (m.kind == INT8 ? round_up(m.k, 4) : 2 * round_up(m.k, 2)); }
-
 // The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
 // meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
 Ahead ahead_of(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
-    const int64_t bytes = group_bytes(m), steps = bytes / (4 * 64);
+    const int64_t bytes = group_bytes(m.k, m.kind), steps = bytes / (4 * 64);
     if (num_blocks > 1 && bytes <= IN_CACHE)
         return {weights + bytes + steps * block / num_blocks * (4 * 64), num_blocks, 1};
     return {weights + PREFETCH, 1, block == 0 ? 1 : steps + 1};
@@ -332,7 +339,7 @@ Ahead ahead_of(const Matrix& m, const char* weights, int64_t block, int64_t num_
 template <int R>
 void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
     const int64_t first = group * GROUP;
-    const char* weights = (const char*)m.weights + group * group_bytes(m);
+    const char* weights = (const char*)m.weights + group * group_bytes(m.k, m.kind);
     const Ahead ahead = ahead_of(m, weights, block, num_blocks);
     if (m.kind == INT8)
         tile_int8<R>(m, (const int8_t*)weights, x, row, first, ahead, out);
@@ -566,6 +573,13 @@ void attend_block(const AttentionCall& call, int64_t block, float* scores) {
         }
 }
 
+// The thread's share of a call's blocks; turns go on from call to call.
+void attend_shared(const AttentionCall& call, const Team& team, int64_t& turn_of, float* scores) {
+    const int64_t blocks = num_blocks(call);
+    for (int64_t block = 0; block < blocks; block++)
+        if (turn_of++ % team.size == team.rank) attend_block(call, block, scores);
+}
+
 int64_t score_room(int64_t num_keys) { return QUERIES * round_up(num_keys, 16) * (int64_t)sizeof(float); }
 
 // -------------------------------------------------------------------------------------------------------------- stack
@@ -687,9 +701,7 @@ void attend_spans(const Stack& s, const Batch& b, const Work& w, int64_t index, 
             w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity, nullptr, 0, nullptr,
             w.attended + span.first_row * width, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
             s.layers[index].window, s.scale, 0.0f};
-        const int64_t blocks = num_blocks(call);
-        for (int64_t block = 0; block < blocks; block++)
-            if (turn_of++ % team.size == team.rank) attend_block(call, block, w.scores);
+        attend_shared(call, team, turn_of, w.scores);
     }
 }
 
@@ -734,8 +746,6 @@ void run_stack(const Stack& s, const Batch& b, const Work& w, const Team& team) 
     });
     product(s.head, x, b.num_wanted, team, StoreBf16{b.logits, s.head.n});
 }
-
-}  // namespace
 
 // ------------------------------------------------------------------------------------------------------------- logits
 
@@ -841,14 +851,16 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     for (int64_t i = 0; i < count; i++) ids[i] = i < kept ? found[i].second : 0;
 }
 
+}  // namespace
+
 // -------------------------------------------------------------------------------------------------------------- calls
 
 extern "C" {
 
-// logits: [num_rows, stride], of which the first `width` numbers count. ids: [num_rows]
-void argmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t stride, int64_t width, int64_t* ids, int64_t num_threads) {
+// logits: [num_rows, width]; ids: [num_rows]
+void argmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
-    for (int64_t r = 0; r < num_rows; r++) ids[r] = argmax_of(row_of(logits, is_float, stride, r), width);
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = argmax_of(row_of(logits, is_float, width, r), width);
 }
 
 // temperatures: [num_rows]; probs, ids: [num_rows, count]
@@ -861,21 +873,21 @@ void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, 
 
 // Bytes of a packed matrix.
 int64_t packed_bytes(int64_t n, int64_t k, int64_t kind) {
-    return round_up(n, GROUP) * (kind == INT8 ? round_up(k, 4) : 2 * round_up(k, 2));
+    return round_up(n, GROUP) / GROUP * group_bytes(k, kind);
 }
 
 // weights: [n, k] bfloat16 or int8 -> groups of 64 outputs: [groups, k / u, 64, u] with u inputs in four bytes.
 // corrections: [n], for int8.
 void pack(const void* weights, int64_t n, int64_t k, int64_t kind, void* to, int32_t* corrections) {
-    const int64_t size = kind == INT8 ? 1 : 2, unit = 4 / size, padded = round_up(k, unit), groups = (n + GROUP - 1) / GROUP;
+    const int64_t size = kind == INT8 ? 1 : 2, unit = 4 / size, bytes = group_bytes(k, kind), groups = round_up(n, GROUP) / GROUP;
 #ifdef MADV_HUGEPAGE
     const uintptr_t begin = round_up((uintptr_t)to, 1 << 21), end = ((uintptr_t)to + packed_bytes(n, k, kind)) >> 21 << 21;
     if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #endif
 #pragma omp parallel for
     for (int64_t group = 0; group < groups; group++) {
-        char* into = (char*)to + group * GROUP * padded * size;
-        memset(into, 0, GROUP * padded * size);
+        char* into = (char*)to + group * bytes;
+        memset(into, 0, bytes);
         for (int64_t j = 0; j < GROUP && group * GROUP + j < n; j++) {
             const int64_t o = group * GROUP + j;
             const char* row = (const char*)weights + o * k * size;
@@ -901,34 +913,25 @@ void linear(const Matrix* m, const uint16_t* x, uint16_t* y, int64_t num_rows, c
     const int64_t bytes = row_bytes(m->k);
     char* data = arena.take<char>(num_rows * bytes);
     const Rows rows = {data, arena.take<float>(num_rows), bytes};
-    Barrier barrier;
-#pragma omp parallel num_threads(num_threads)
-    {
-        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+    with_team(num_threads, [&](const Team& team) {
         int64_t first, last;
         team.share(num_rows, first, last);
         for (int64_t r = first; r < last; r++) prepare_row(*m, rows, r, ReadBf16{x + r * m->k});
         team.wait();
         product(*m, rows, num_rows, team, StoreBf16{y, m->n});
-    }
+    });
 }
 
-int64_t attention_workspace(int64_t num_keys, int64_t num_threads) { return num_threads * round_up(score_room(num_keys), ALIGN); }
+// Of each thread.
+int64_t attention_workspace(int64_t num_keys) { return round_up(score_room(num_keys), ALIGN); }
 
-// Several spans of one layer. workspace: attention_workspace(longest) bytes
+// Several spans of one layer. workspace: `room`, attention_workspace(longest) bytes, for each thread
 void attention(const AttentionCall* calls, int64_t num_calls, char* workspace, int64_t room, int64_t num_threads) {
-    Barrier barrier;
-#pragma omp parallel num_threads(num_threads)
-    {
-        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+    with_team(num_threads, [&](const Team& team) {
         float* scores = (float*)(workspace + team.rank * room);
         int64_t turn_of = 0;
-        for (int64_t i = 0; i < num_calls; i++) {
-            const int64_t blocks = num_blocks(calls[i]);
-            for (int64_t block = 0; block < blocks; block++)
-                if (turn_of++ % team.size == team.rank) attend_block(calls[i], block, scores);
-        }
-    }
+        for (int64_t i = 0; i < num_calls; i++) attend_shared(calls[i], team, turn_of, scores);
+    });
 }
 
 int64_t stack_workspace(const Stack* s, const Batch* b, int64_t num_threads) {
@@ -937,7 +940,13 @@ int64_t stack_workspace(const Stack* s, const Batch* b, int64_t num_threads) {
     return (int64_t)end;
 }
 
-void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads);
+// One pass of a whole decoder. workspace: stack_workspace bytes, aligned to 64
+void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads) {
+    with_team(num_threads, [&](const Team& team) {
+        char* end;
+        run_stack(*s, *b, lay_out(*s, *b, team.rank, team.size, workspace, &end), team);
+    });
+}
 
 // Reads a batch, whose last rows of each span are wanted, and goes on greedily: span i writes lens[i] >= 1 tokens, each
 // the first largest of the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a NaN
@@ -968,17 +977,6 @@ void write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t widt
             open[left++] = place;
         }
         b = {ids.data(), positions.data(), wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
-    }
-}
-
-// One pass of a whole decoder. workspace: stack_workspace bytes, aligned to 64
-void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads) {
-    Barrier barrier;
-#pragma omp parallel num_threads(num_threads)
-    {
-        const Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier};
-        char* end;
-        run_stack(*s, *b, lay_out(*s, *b, team.rank, team.size, workspace, &end), team);
     }
 }
 

@@ -82,13 +82,11 @@ class AttentionCallStruct(ctypes.Structure):
 
 
 class PackedMatrix:
-    """One matrix laid out for the kernels. tensors: what has to stay alive; in num_bytes of memory."""
+    """One matrix laid out for the kernels. tensors: what has to stay alive."""
 
     def __init__(self, out_features: int, in_features: int, kind: int, tensors: dict[str, Tensor]) -> None:
         self.out_features, self.in_features = out_features, in_features
-        self.is_int8 = kind == INT8
         self.tensors = tensors
-        self.num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         addresses = (address(tensors.get(name)) for name in ("weights", "scales", "corrections", "bias"))
         self.struct = MatrixStruct(*addresses, out_features, in_features, kind)
 

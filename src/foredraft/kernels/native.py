@@ -38,12 +38,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "linear_workspace": (c_int64, [_MATRIX, c_int64]),
     "linear": (None, [_MATRIX, c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
-    "attention_workspace": (c_int64, [c_int64, c_int64]),
+    "attention_workspace": (c_int64, [c_int64]),
     "attention": (None, [_CALLS, c_int64, c_void_p, c_int64, c_int64]),
     "stack_workspace": (c_int64, [_STACK, _BATCH, c_int64]),
     "stack": (None, [_STACK, _BATCH, c_void_p, c_int64]),
     "write": (None, [_STACK, _BATCH, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
-    "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64]),
+    "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]),
     "top": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
 }
 
@@ -114,7 +114,7 @@ class Kernels:
             query = query.contiguous()
         calls = (AttentionCallStruct * len(spans))(*(_call(span, query, shape, out) for span in spans))
         longest = max(start + rows.stop - rows.start for rows, start, *_ in spans)
-        room = self._library.attention_workspace(longest, 1)
+        room = self._library.attention_workspace(longest)
         threads = torch.get_num_threads()
         self._library.attention(calls, len(spans), self._room(room * threads), room, threads)
         return out
@@ -156,7 +156,6 @@ class Kernels:
             logits.data_ptr(),
             logits.dtype == torch.float32,
             num_rows,
-            width,
             width,
             ids.data_ptr(),
             torch.get_num_threads(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from foredraft.kernels.build import BuildError, library
 from foredraft.kernels.layout import quantised
@@ -54,26 +56,36 @@ def _missing_features() -> str | None:
     return f"the processor lacks {', '.join(missing)}" if missing else None
 
 
-@torch.inference_mode()
 def self_test(kernels: Kernels) -> str | None:
-    """What is wrong with them on this machine, if anything: int8 products must be exact, with the largest numbers too,
-    and rows must not depend on how many share a call."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(_ROW_COUNTS), 320, generator=generator).to(torch.bfloat16)
-    x[0], x[1, ::2] = 127.0, -3e38
-    weight = torch.randn(80, 320, generator=generator)
-    weight[0], weight[1] = 1.0, -1.0
-    exact = kernels.pack(weight, int8=True)
-    if not torch.equal(kernels.linear(exact, x), linear_int8(weight, x)):
+    """What is wrong with them on this machine, if anything: int8 products must be exact, and rows must not depend on how
+    many share a call."""
+    if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(weight, int8=True), x)):
         return "their int8 products are not exact here"
-    for matrix in (exact, kernels.pack(weight)):
+    weight, x = _hard_case()
+    for matrix in (kernels.pack(weight, int8=True), kernels.pack(weight)):
         whole = kernels.linear(matrix, x)
         if any(not torch.equal(kernels.linear(matrix, x[:count]), whole[:count]) for count in _ROW_COUNTS):
             return "a row's bits depend on how many rows share its product here"
     return None
 
 
-def linear_int8(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def is_int8_exact(linear: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    """Whether an int8 linear layer, (weight, x) -> y, gives what plain integers give, with the largest numbers too."""
+    weight, x = _hard_case()
+    return torch.equal(linear(weight, x), linear_int8(weight, x))
+
+
+def _hard_case() -> tuple[Tensor, Tensor]:
+    """weight: [80, 320], x: [17, 320] bfloat16, with rows at the ends of the range."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(max(_ROW_COUNTS), 320, generator=generator).to(torch.bfloat16)
+    x[0], x[1, ::2] = 127.0, -3e38
+    weight = torch.randn(80, 320, generator=generator)
+    weight[0], weight[1] = 1.0, -1.0
+    return weight, x
+
+
+def linear_int8(weight: Tensor, x: Tensor) -> Tensor:
     """What an int8 product has to give, in plain integers. weight: [n, k] float, x: [T, k] bfloat16 -> [T, n] bfloat16"""
     whole, scales = quantised(weight)
     largest = x.float().abs().amax(1, keepdim=True)

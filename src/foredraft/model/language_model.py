@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.cache import KVCache, MemoryPool
+from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool
 from foredraft.kernels import Kernels
 from foredraft.model.attention import Span
 from foredraft.model.library import LibraryBody
@@ -46,7 +46,9 @@ class Body(Protocol):
     """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs."""
 
     row_rule: RowRule
-    kernels: Kernels | None
+
+    @property
+    def kernels(self) -> Kernels | None: ...
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """One flattened ragged batch. wanted: the rows whose logits to give. -> [len(wanted), V]"""
@@ -84,6 +86,13 @@ class LanguageModel:
 
     def new_cache(self, pool: MemoryPool) -> KVCache:
         return KVCache(pool, self.traits.bytes_per_token, self.traits.context_len)
+
+    def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
+        """Sequences 0.. with room for so many tokens each, in nobody's budget: for a trial, or a measurement."""
+        cache = self.new_cache(MemoryPool(0))
+        for seq_id, length in enumerate(lengths):
+            cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
+        return cache
 
     def read(self, reads: Sequence[Read], cache: KVCache) -> Tensor:
         """One pass over all reads; afterwards the cache holds their tokens too. Room must have been reserved.

@@ -117,7 +117,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     except Exception as error:
         raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
     _refuse_half_loaded(name, report)
-    if getattr(hf, "hf_device_map", None) is None and not getattr(hf, "is_quantized", False):
+    if getattr(hf, "hf_device_map", None) is None and not _is_quantised(hf):
         _move(hf, options.torch_device())
     hf.eval()
     return _examined(hf, name, prepare=lambda ours: _prepare(ours, name, options))
@@ -263,17 +263,17 @@ def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
 
 def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:
     """Ours compute in bfloat16 and int8 on the CPU."""
-    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not hf_is_quantised(hf)
+    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not _is_quantised(hf)
     return load_kernels() if fits and options.kernels == "auto" else None
 
 
-def hf_is_quantised(hf: PreTrainedModel) -> bool:
+def _is_quantised(hf: PreTrainedModel) -> bool:
     return bool(getattr(hf, "is_quantized", False))
 
 
 def _can_be_int8(hf: PreTrainedModel) -> bool:
     """Exact products of eight-bit integers need a processor that has them; elsewhere the model runs as it was loaded."""
-    if hf_is_quantised(hf):
+    if _is_quantised(hf):
         reason = "the checkpoint is quantised already"
     elif hf.device.type != "cpu":
         reason = f"there are no exact int8 products on {hf.device.type}"

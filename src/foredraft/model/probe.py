@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
+from foredraft.cache import KEY_MULTIPLE, Region
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
 from foredraft.model.attention import Pass, Span, attend
@@ -86,7 +86,7 @@ def _refuse_if_it_looks_ahead(hf: PreTrainedModel, name: str, tokens: list[int],
 
 def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tuple[list[Tensor], Region]:
     """Each sequence's logits, all sequences flattened together, each cut in two at a different place."""
-    cache = _scratch_cache(model, [len(tokens) for tokens in sequences])
+    cache = model.scratch_cache([len(tokens) for tokens in sequences])
     parts = []
     try:
         for half in (0, 1):
@@ -114,12 +114,12 @@ def _is_row_exact(model: LanguageModel) -> bool:
     length = min(sum(_CUTS), model.traits.context_len)
     company, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
     num_compared = min(length, _CUTS[2])
-    whole = _scratch_cache(model, [len(company), length])
+    whole = model.scratch_cache([len(company), length])
     with _Float32Products() as products:
         expected = model.read([Read(0, company, 1), Read(1, tokens, num_compared)], whole)[1:]
     if products.seen:
         return False
-    pieces = _scratch_cache(model, [length])
+    pieces = model.scratch_cache([length])
     ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
     alone = torch.cat([model.read([Read(0, tokens[a:b], min(b - a, num_compared))], pieces) for a, b in pairwise(ends)])
     return (
@@ -189,13 +189,6 @@ class _Float32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if place is not None and args[place].dtype == torch.float32 and args[place].shape[-1] > 1:
             self.seen = True
         return func(*args, **(kwargs or {}))
-
-
-def _scratch_cache(model: LanguageModel, lengths: Sequence[int]) -> KVCache:
-    cache = model.new_cache(MemoryPool(0))
-    for seq_id, length in enumerate(lengths):
-        cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
-    return cache
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:

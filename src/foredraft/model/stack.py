@@ -33,8 +33,7 @@ class StackBody:
     row_rule = RowRule(least=1)
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels, context_len: int, *, int8: bool) -> None:
-        self.kernels: Kernels | None = kernels
-        self._run = kernels
+        self.kernels = kernels
         self._hf = hf
         self._context_len = context_len
         self._stack = _take(hf, kernels, int8=int8)
@@ -42,7 +41,7 @@ class StackBody:
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
-        return self._run.read(self._stack, self._pass(ids, positions, wanted, spans))
+        return self.kernels.read(self._stack, self._pass(ids, positions, wanted, spans))
 
     def write(
         self, ids: list[int], positions: list[int], spans: Sequence[Span], lens: Sequence[int], vocab_size: int
@@ -50,7 +49,7 @@ class StackBody:
         """Read, and go on greedily: lens[i] tokens of the first vocab_size ids behind span i, in one call."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
         reading = self._pass(ids, positions, wanted, spans, num_more=max(lens))
-        return self._run.write(self._stack, reading, lens, vocab_size)
+        return self.kernels.write(self._stack, reading, lens, vocab_size)
 
     def _pass(
         self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span], num_more: int = 0

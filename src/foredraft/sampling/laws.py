@@ -64,7 +64,8 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first
     """
     num_rows, vocab_size = logits.shape
-    find = _top_by_kernels if kernels_for(logits) is not None else _top
+    kernels = kernels_for(logits)
+    find = _top if kernels is None else kernels.top
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     pending = torch.arange(num_rows, device=logits.device)
     width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
@@ -77,12 +78,6 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
         pending = pending[~done]
         width = min(vocab_size, width * _WIDEN)
     return _gather_rows(found, num_rows)
-
-
-def _top_by_kernels(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    kernels = kernels_for(logits)
-    assert kernels is not None
-    return kernels.top(logits, temperatures, width)
 
 
 def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:

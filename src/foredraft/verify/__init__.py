@@ -96,7 +96,7 @@ def _walk(
         lens, draft_ids = lens[batch], draft_ids[batch]
     choice = choose(logits, rows, margins=near_tie > 0)
     own_ids, margins = choice.ids.cpu(), choice.margins
-    width = len(rows) if len(lens) == 1 else int(lens.max()) + 1
+    width = max(lens.tolist()) + 1
     ties = torch.zeros(len(lens), width, dtype=torch.bool)
     if len(rows) == ties.numel():  # every draft is as long as the longest
         own_ids = own_ids.view(ties.shape)
