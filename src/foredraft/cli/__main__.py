@@ -1,0 +1,3 @@
+from foredraft.cli import main
+
+main()

@@ -1,0 +1,98 @@
+"""The application: what every command shares from the first argument to the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from foredraft.errors import ForedraftError
+
+_MISTAKE, _INTERRUPTED, _PIPE_CLOSED = 2, 130, 141
+
+
+class _Commands(TyperGroup):
+    """Every command ends in one line and an exit code, never in a traceback for what the user can mend."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except ForedraftError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(_MISTAKE) from None
+        except typer.BadParameter as error:
+            typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+            raise typer.Exit(_MISTAKE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            _abandon_output()
+            raise typer.Exit(_PIPE_CLOSED) from None
+        return result
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from foredraft import __version__
+
+        typer.echo(f"foredraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def foredraft(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding: a drafter guesses, the target vouches, nothing else is trusted."""
+    _quieten()
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that has no τ shows a question mark
+    try:
+        try:
+            app(prog_name="foredraft")
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        _abandon_output()
+        sys.exit(_PIPE_CLOSED)
+
+
+def _quieten() -> None:
+    """Our own warnings in one line each on standard error; the libraries' bars and warnings nowhere."""
+    from transformers.utils import logging as library
+
+    logger = logging.getLogger("foredraft")
+    if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
+        logger.addHandler(_Warnings())
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+class _Warnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", err=True)
+
+
+def _abandon_output() -> None:
+    """Nobody reads it any more: what is still buffered goes nowhere, and closing it at exit is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

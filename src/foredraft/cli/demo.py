@@ -1,0 +1,60 @@
+"""foredraft demo"""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from foredraft.cli.app import app
+from foredraft.cli.comparing import run_comparison
+from foredraft.cli.options import (
+    DEFAULT_TOKENS,
+    DeviceOption,
+    DraftOption,
+    DraftQuantizationOption,
+    DtypeOption,
+    GammaOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    Models,
+    QuantizationOption,
+    ThreadsOption,
+    TokensOption,
+    sampling_params,
+)
+from foredraft.cli.streaming import stream_text
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    model: ModelOption = None,
+    draft_model: DraftOption = None,
+    method: MethodOption = None,
+    speculative_tokens: GammaOption = 4,
+    max_tokens: TokensOption = DEFAULT_TOKENS,
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
+    device: DeviceOption = "auto",
+    num_threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation."""
+    from foredraft.demo import DEMO_PROMPT
+
+    params = sampling_params(max_tokens=max_tokens, temperature=0.0)
+    llm = Models.of(context).load()
+    if as_json:
+        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, speculative_tokens).as_dict()))
+        return
+    from foredraft import render
+
+    console = render.output_console()
+    console.out(DEMO_PROMPT, style="dim", end="", highlight=False)
+    output = stream_text(llm, DEMO_PROMPT, params)
+    console.print()
+    console.print(render.legend(output.outputs[0].origins))
+    console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, speculative_tokens)))

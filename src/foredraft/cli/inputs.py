@@ -1,0 +1,58 @@
+"""Prompts and other text from arguments, files and pipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foredraft.errors import ForedraftError
+
+if TYPE_CHECKING:
+    from foredraft.request import Prompt
+
+
+def prompts_from(prompt: str | None, file: Path | None) -> list[Prompt]:
+    if file is not None:
+        if prompt is not None:
+            raise ForedraftError("give a prompt or --prompts, not both")
+        return prompts_of(file)
+    if prompt is not None and prompt != "-":
+        return [prompt]
+    if prompt is None and sys.stdin.isatty():
+        raise ForedraftError('no prompt: give one as an argument, "-" to type it, --prompts FILE, or a pipe')
+    return [decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
+
+
+def prompts_of(file: Path) -> list[Prompt]:
+    lines = [(number, line) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise ForedraftError(f"{file} holds no prompt: give one per line")
+    if file.suffix != ".jsonl":
+        return [line for _, line in lines]
+    return [_prompt_of(line, f"{file}, line {number}") for number, line in lines]
+
+
+def _prompt_of(line: str, where: str) -> Prompt:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ForedraftError(f"{where}: no JSON ({error})") from None
+    if not isinstance(found, dict) or not ("prompt" in found or "prompt_token_ids" in found):
+        raise ForedraftError(f'{where}: needs an object with "prompt" or "prompt_token_ids"')
+    return found
+
+
+def read_text(file: Path) -> str:
+    try:
+        return decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        raise ForedraftError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ForedraftError(f"{where} is no UTF-8 text: byte {error.start} cannot be decoded") from None

@@ -1,0 +1,117 @@
+"""The options that several commands take, and what they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.errors import ForedraftError
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+    from foredraft.model import LoadOptions
+    from foredraft.sampling import SamplingParams
+
+DEFAULT_TOKENS = 128
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="The target: hub id or directory. Default: the embedded pair.")
+]
+DraftOption = Annotated[
+    str | None, typer.Option("--draft-model", help="The draft model; it must share the target's vocabulary.")
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        help="none, ngram, suffix, draft_model or self-int8. Default: draft_model where there is one, else suffix."
+    ),
+]
+GammaOption = Annotated[int, typer.Option("--speculative-tokens", help="Draft tokens per step; 0 is plain decoding.")]
+TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="0 is greedy. Default, here and below: the checkpoint's own, else neutral.")
+]
+TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this probability.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]
+MinPOption = Annotated[float | None, typer.Option("--min-p", help="Keep tokens at least this likely, beside the top.")]
+PenaltyOption = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 discourages repetition.")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="Then the text depends on model, prompt, parameters and seed alone.")
+]
+StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Write on past an end-of-sequence token.")]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+QuantizationOption = Annotated[
+    str | None, typer.Option(help="int8 rounds the linear layers as they are loaded, the draft's too. Default: none.")
+]
+DraftQuantizationOption = Annotated[
+    str | None, typer.Option("--draft-quantization", help="The draft's own: int8 or none. Default: the target's.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
+TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
+ThreadsOption = Annotated[int | None, typer.Option("--num-threads", help="Of PyTorch's CPU kernels.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else there.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What --model and the options around it ask for. Each field is a command's option of that name, where it has one."""
+
+    model: str | None = None
+    draft_model: str | None = None
+    method: str | None = None
+    speculative_tokens: int = 4
+    dtype: str = "auto"
+    device: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    num_threads: int | None = None
+    quantization: str | None = None
+    draft_quantization: str | None = None
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Models:
+        return cls(**{one.name: context.params[one.name] for one in fields(cls) if one.name in context.params})
+
+    def load(self) -> LLM:
+        from foredraft.llm import LLM
+        from foredraft.render import spinner
+
+        with spinner(f"loading {self.model or 'the embedded pair'}"):
+            return LLM(
+                self.model,
+                self.draft_model,
+                method=self.method,
+                speculative_tokens=self.speculative_tokens,
+                dtype=self.dtype,
+                device=self.device,
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
+                quantization=self.quantization,
+                draft_quantization=self.draft_quantization,
+                num_threads=self.num_threads,
+            )
+
+    def options(self) -> LoadOptions:
+        from foredraft.model import LoadOptions
+
+        return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
+
+
+def sampling_params(**settings: Any) -> SamplingParams:
+    from foredraft.sampling import SamplingParams
+
+    return SamplingParams(**settings)
+
+
+def set_threads(num_threads: int | None) -> None:
+    if num_threads is None:
+        return
+    if num_threads < 1:
+        raise ForedraftError(f"num_threads must be an integer of at least 1, not {num_threads}")
+    import torch
+
+    torch.set_num_threads(num_threads)

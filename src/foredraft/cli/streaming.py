@@ -1,0 +1,36 @@
+"""One text shown as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+    from foredraft.outputs import Delta, RequestOutput
+    from foredraft.request import Prompt
+    from foredraft.sampling import SamplingParams
+
+
+def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    """Show one text as it is written; its output."""
+    from foredraft import render
+
+    console = render.output_console()
+    stream = closing_stream(llm, prompt, params)
+    pieces = None
+    with stream as deltas:
+        for delta in deltas:
+            if pieces is None and llm.tokenizer is not None:
+                pieces = render.OriginPieces(llm.tokenizer, llm.frontend.prepare(prompt, params).prompt_ids)
+            if pieces is not None:
+                render.write_pieces(console, pieces.split(delta.text, delta.token_ids, delta.origins))
+            if delta.output is not None:
+                return delta.output
+    raise AssertionError("a stream ends with its output")
+
+
+def closing_stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> closing[Generator[Delta, None, None]]:
+    """A stream whose request ends with the block, Ctrl-C included."""
+    return closing(llm.stream(prompt, params))
