@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.cache import KVCache, MemoryPool
-from foredraft.policy import FixedPolicy
+from foredraft.policy import Ask, FixedPolicy
 from foredraft.proposal import DraftRequest, Proposal
 from foredraft.scheduler import Limits, Scheduler, Work
 from foredraft.sequence import TokenSequence
@@ -37,6 +37,11 @@ class HoldingDrafter:
             self.held.add(seq_id)
         return not self.size or seq_id in self.held
 
+    def give_up(self, seq_ids: list[int]) -> list[str]:
+        held = ["holding"] if self.held else []
+        self.forget(seq_ids)
+        return held
+
     def forget(self, seq_ids: list[int]) -> None:
         self.forgotten += seq_ids
         for seq_id in seq_ids:
@@ -53,7 +58,7 @@ class World:
         self.cache = KVCache(self.pool, 1, max_len=100_000)
         self.drafter = HoldingDrafter(self.pool, draft_bytes)
         self.limits = Limits(seqs, rows)
-        self.scheduler = Scheduler(self.cache, self.drafter, FixedPolicy(), self.limits)
+        self.scheduler = Scheduler(self.cache, self.drafter, FixedPolicy("holding"), self.limits)
         self.finished: list[int] = []
         self.next_id = 0
 
@@ -243,17 +248,26 @@ def test_a_draft_gives_way_before_a_sequence_fails() -> None:
 def test_a_draft_that_is_no_longer_wanted_gives_way_too() -> None:
     """The policy may turn a draft off at any step; what the drafter holds for the sequence stays until it is told."""
 
-    class Off:
+    class Off(FixedPolicy):
         calls = 0
 
-        def draft_len(self, sequence: TokenSequence) -> int:
+        def ask(self, sequence: TokenSequence) -> Ask:
             self.calls += 1
-            return 2 if self.calls == 1 else 0
+            return Ask("holding", 2 if self.calls == 1 else 0)
 
     world = World(units=2, draft_bytes=UNIT)
-    world.scheduler = Scheduler(world.cache, world.drafter, Off(), world.limits)
+    world.scheduler = Scheduler(world.cache, world.drafter, Off("holding"), world.limits)
     world.add(60, 20, gamma=4)
     world.run()
+
+
+def test_drafts_give_way_before_any_sequence_does() -> None:
+    """Two sequences and a draft for each fill the pool; what one needs then is taken from the drafts, and both go on."""
+    world = World(units=4, draft_bytes=UNIT)
+    sequences = [world.add(50, 40, gamma=2) for _ in range(2)]
+    world.run()
+    assert set(world.drafter.forgotten) >= {s.seq_id for s in sequences}
+    assert [s.num_preemptions for s in sequences] == [0, 0]
 
 
 def test_a_sequence_that_can_never_fit_is_an_error_and_no_loop() -> None:

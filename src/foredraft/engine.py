@@ -5,9 +5,9 @@ Plain decoding is the step with zero draft tokens, prefill the step with a long 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,45 +15,39 @@ from torch import Tensor
 from foredraft.cache import MemoryPool
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
+from foredraft.panel import Panel
 from foredraft.policy import FixedPolicy, Policy
-from foredraft.proposal import Drafter, DraftRequest, Proposal
+from foredraft.proposal import Drafter, Proposal
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.scheduler import Limits, Scheduler, Work
+from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
 from foredraft.stats import SpeculationStats
+from foredraft.step import Observer, Outcome, Step, Work
 from foredraft.verify import verify
 
 NEAR_TIE = 1e-4
 
 
-class _Outcome(NamedTuple):
-    """What verification said of one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
-    logits: [num_drafted + 1, V]. near_ties: of each possible token; empty where none are counted."""
-
-    num_drafted: int
-    new_ids: list[int]
-    logits: Tensor
-    near_ties: list[bool]
-
-
 class Engine:
-    """Continuous batching with ragged acceptance over one target and one drafter.
+    """Continuous batching with ragged acceptance over one target and its drafters.
 
-    model: the target. drafter: anything that proposes. pool: the memory for keys and values, drafts' included.
-    speculative_tokens: the default number of draft tokens. end_ids: the ids that end a text unless ignored.
-    seed: of the noise of unseeded requests. retain: keep finished sequences' keys and values for prompts that begin
-    like them, until the room is needed.
+    model: the target. drafter: anything that proposes, or several by name. pool: the memory for keys and values, drafts'
+    included. speculative_tokens: the default number of draft tokens; None leaves it to the policy. end_ids: the ids that
+    end a text unless ignored. policy: whom to ask and for how much; by default the first drafter for what a request wants.
+    observers: are shown every step. seed: of the noise of unseeded requests. retain: keep finished sequences' keys and
+    values for prompts that begin like them, until the room is needed.
     """
 
     def __init__(
         self,
         model: LanguageModel,
-        drafter: Drafter,
+        drafter: Drafter | Mapping[str, Drafter],
         pool: MemoryPool,
         *,
         end_ids: Sequence[int] = (),
-        speculative_tokens: int = 4,
+        speculative_tokens: int | None = 4,
         policy: Policy | None = None,
+        observers: Sequence[Observer] = (),
         limits: Limits | None = None,
         seed: int | None = None,
         retain: bool = True,
@@ -62,11 +56,13 @@ class Engine:
         self.pool = pool
         self.cache = model.new_cache(pool)
         self.stats = SpeculationStats()
-        self._drafter = drafter
+        self.observers = list(observers)
+        self._panel = Panel(drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter})
+        self._policy = policy or FixedPolicy(self._panel.names[0])
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens
-        self._scheduler = Scheduler(self.cache, drafter, policy or FixedPolicy(), limits or Limits())
+        self._scheduler = Scheduler(self.cache, self._panel, self._policy, limits or Limits())
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
         self._retain = retain
@@ -111,16 +107,25 @@ class Engine:
 
     def step(self) -> list[TokenSequence]:
         """Advance every scheduled sequence; give those that got tokens or ended."""
+        began = time.perf_counter()
         works = self._scheduler.schedule()
         if not works and self.has_work:
             raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
         scoring = [work for work in works if work.scores]
-        proposal = self._propose(scoring)
+        proposal, draft_times = self._panel.propose(scoring, self.model.traits.vocab_size)
+        drafted = time.perf_counter()
         logits = self._score(works, proposal)
-        if not scoring:
-            return []
-        for work, outcome in zip(scoring, self._verify(scoring, proposal, logits), strict=True):
-            self._commit(work, outcome)
+        scored = time.perf_counter()
+        outcomes = self._verify(scoring, proposal, logits) if scoring else []
+        verified = time.perf_counter()
+        num_kept = [self._commit(work, outcome) for work, outcome in zip(scoring, outcomes, strict=True)]
+        total = time.perf_counter() - began
+        step = Step(
+            works, scoring, proposal, outcomes, num_kept, draft_times, scored - drafted, verified - scored, total
+        )
+        self._policy.observe(step)
+        for observer in self.observers:
+            observer.observe(step)
         return [work.sequence for work in scoring]
 
     def abort(self, sequence: TokenSequence) -> None:
@@ -167,19 +172,6 @@ class Engine:
             if bad is not None:
                 raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")
 
-    def _propose(self, scoring: list[Work]) -> Proposal:
-        requests = [
-            DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in scoring
-        ]
-        proposal = self._drafter.propose(requests)
-        lens, allowed = proposal.lens.tolist(), [w.max_draft for w in scoring]
-        if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
-            raise RuntimeError(f"{type(self._drafter).__name__} proposed {lens}, allowed {allowed}")
-        ids = proposal.ids[proposal.drafted] if any(lens) else None
-        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.traits.vocab_size:
-            raise RuntimeError(f"{type(self._drafter).__name__} proposed an id outside the vocabulary")
-        return proposal
-
     def _score(self, works: list[Work], proposal: Proposal) -> list[Tensor]:
         """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
@@ -209,7 +201,7 @@ class Engine:
     def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
         return sequence.sampler.params.prompt_logprobs is not None and sequence.num_output == 0
 
-    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> list[_Outcome]:
+    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> list[Outcome]:
         samplers = [work.sequence.sampler for work in scoring]
         for sampler in samplers:
             sampler.errors.clear()
@@ -218,13 +210,14 @@ class Engine:
         rows = (t.tolist() for t in (proposal.ids, proposal.lens, verdict.num_accepted, verdict.next_ids))
         near_ties = ties.tolist() if self._near_tie else [[]] * len(scoring)
         return [
-            _Outcome(num_drafted, [*ids[:num_accepted], next_id], own_logits, row_ties)
+            Outcome(num_drafted, [*ids[:num_accepted], next_id], own_logits, row_ties)
             for ids, num_drafted, num_accepted, next_id, own_logits, row_ties in zip(
                 *rows, logits, near_ties, strict=True
             )
         ]
 
-    def _commit(self, work: Work, outcome: _Outcome) -> None:
+    def _commit(self, work: Work, outcome: Outcome) -> int:
+        """-> how many of the outcome's tokens the text kept"""
         sequence, new_ids = work.sequence, outcome.new_ids
         num_accepted = len(new_ids) - 1
         failed = _first_failed(sequence, num_accepted)
@@ -243,10 +236,11 @@ class Engine:
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
             self._release(sequence, retain=self._retain and sequence.error is None)
+        return num_kept
 
     def _release(self, sequence: TokenSequence, *, retain: bool) -> None:
         self._scheduler.remove(sequence)
-        self._drafter.forget([sequence.seq_id])
+        self._panel.forget([sequence.seq_id])
         if retain:
             self.cache.retain(sequence.seq_id)
         else:

@@ -70,6 +70,26 @@ class Proposal:
             ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
         return Proposal(ids, torch.tensor(lens, dtype=torch.int64), torch.full_like(ids, CERTAIN))
 
+    @staticmethod
+    def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
+        """One proposal of several: each part with the rows it answers. Rows that nobody answers have no draft."""
+        if len(parts) == 1 and len(parts[0][0]) == num_rows:
+            return parts[0][1]
+        if not parts:
+            return Proposal.certain([()] * num_rows)
+        width = max(part.ids.shape[1] for _, part in parts)
+        ids = torch.zeros(num_rows, width, dtype=torch.int64)
+        prob_rows = torch.full_like(ids, CERTAIN)
+        lens = torch.zeros(num_rows, dtype=torch.int64)
+        probs: list[Tensor] = []
+        for rows, part in parts:
+            at, places = torch.tensor(rows), part.ids.shape[1]
+            ids[at, :places], lens[at] = part.ids, part.lens
+            first = sum(law.shape[0] for law in probs)
+            prob_rows[at, :places] = torch.where(part.prob_rows == CERTAIN, CERTAIN, part.prob_rows + first)
+            probs += [] if part.probs is None else [part.probs]
+        return Proposal(ids, lens, prob_rows, torch.cat(probs) if probs else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -83,7 +103,8 @@ class Verdict:
 
 
 class Drafter(Protocol):
-    """Anything that proposes. Never sees the engine, and is never trusted."""
+    """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
+    pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the law it names."""

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from foredraft.cache import KVCache
 from foredraft.policy import Policy
-from foredraft.proposal import Drafter
 from foredraft.sequence import TokenSequence
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
-    (`scores`), at most max_draft draft tokens behind it."""
-
-    sequence: TokenSequence
-    num_unread: int
-    scores: bool
-    max_draft: int
+from foredraft.step import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +20,23 @@ class Limits:
     max_batch_tokens: int = 512
 
 
-class Scheduler:
-    """First come, first served; who came last gives way when memory is short, and starts again later."""
+class Holder(Protocol):
+    """Whoever holds memory for sequences, beside the cache: the drafters."""
 
-    def __init__(self, cache: KVCache, drafter: Drafter, policy: Policy, limits: Limits) -> None:
+    def forget(self, seq_ids: list[int]) -> None: ...
+
+    def give_up(self, seq_ids: list[int]) -> list[str]:
+        """Forget, to make room -> the names of those who held any."""
+        ...
+
+
+class Scheduler:
+    """First come, first served. When memory is short the drafts' memory goes first; then who came last gives way, and
+    starts again later."""
+
+    def __init__(self, cache: KVCache, drafters: Holder, policy: Policy, limits: Limits) -> None:
         self._cache = cache
-        self._drafter = drafter
+        self._drafters = drafters
         self._policy = policy
         self._limits = limits
         self.waiting: deque[TokenSequence] = deque()
@@ -59,13 +60,14 @@ class Scheduler:
         """Give up all that is held for a running sequence; it waits at the front and will read its history again."""
         self.running.remove(sequence)
         self._cache.drop([sequence.seq_id])
-        self._drafter.forget([sequence.seq_id])
+        self._drafters.forget([sequence.seq_id])
         sequence.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
     def schedule(self) -> list[Work]:
         works: list[Work] = []
         budget = self._limits.max_batch_tokens
+        self._policy.begin(self.running)
         for sequence in list(self.running):
             if sequence not in self.running:
                 continue  # gave way to one before it
@@ -86,22 +88,24 @@ class Scheduler:
     def _plan(self, sequence: TokenSequence, budget: int) -> Work | None:
         """The work of a running sequence, its memory reserved; others give way for it. None: it gave way itself."""
         work = self._cut_to(sequence, budget)
+        if self._reserve(work):
+            return work
+        work = self._give_up_drafts(work)
         while not self._reserve(work):
             last = self.running[-1]
             if last is self.running[0]:
-                return self._plan_alone(work)
+                raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory alone")
             self.preempt(last)
             if last is sequence:
                 return None
         return work
 
-    def _plan_alone(self, work: Work) -> Work:
-        """The last one left, and still no room: first what drafts for it gives way, then its draft tokens."""
-        self._drafter.forget([work.sequence.seq_id])
-        for fewer in (work, replace(work, max_draft=0)):
-            if self._reserve(fewer):
-                return fewer
-        raise RuntimeError(f"sequence {work.sequence.seq_id} does not fit into the cache memory alone")
+    def _give_up_drafts(self, work: Work) -> Work:
+        """A draft is worth less than a sequence that would have to start again: its memory goes first."""
+        held = self._drafters.give_up([sequence.seq_id for sequence in self.running])
+        if held:
+            self._policy.memory_short(held)
+        return work if self._reserve(work) else replace(work, max_draft=0)
 
     def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:
         """Start a waiting sequence if its whole history fits; nobody gives way for it."""
@@ -133,7 +137,8 @@ class Scheduler:
         num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
         if num_unread > budget:
             return Work(sequence, budget, False, 0)
-        return Work(sequence, num_unread, True, min(self._policy.draft_len(sequence), budget - num_unread))
+        ask = self._policy.ask(sequence)
+        return Work(sequence, num_unread, True, min(ask.max_draft, budget - num_unread), ask.drafter)
 
     def _reserve(self, work: Work) -> bool:
         held = self._cache.num_held(work.sequence.seq_id)

@@ -40,7 +40,7 @@ class TokenSequence:
 
     tokens: the history, prompt first; it only grows. The last one is the pending token.
     max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: the text's own say.
-    speculative_tokens: at most that many draft tokens per step.
+    speculative_tokens: at most that many draft tokens per step; None: as many as pay.
     wait_for: a sequence of the same prompt, whose keys and values this one will share.
     """
 
@@ -48,7 +48,7 @@ class TokenSequence:
     tokens: list[int]
     sampler: Sampler
     max_len: int
-    speculative_tokens: int
+    speculative_tokens: int | None
     end_ids: frozenset[int] = frozenset()
     stop_rule: StopRule | None = None
     wait_for: TokenSequence | None = None

@@ -57,6 +57,11 @@ class DraftModelDrafter:
             raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
         return cls(context.draft_model, context.vocab_size, context.pool, context.max_rows)
 
+    @property
+    def bytes_held(self) -> int:
+        """Of the engine's cache memory."""
+        return self._cache.bytes_held
+
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [_Draft(request, self._room(request)) for request in requests]
         laws: list[Tensor] = []

@@ -1,0 +1,61 @@
+"""The drafters of an engine, asked by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from foredraft.proposal import Drafter, DraftRequest, Proposal
+from foredraft.step import Work
+
+
+class Panel:
+    """drafters: by the names that a policy knows them by."""
+
+    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+        self._drafters = dict(drafters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._drafters)
+
+    def propose(self, works: Sequence[Work], vocab_size: int) -> tuple[Proposal, dict[str, float]]:
+        """Every work's draft from the drafter it names; who names none gets none.
+
+        -> the proposal, row b for works[b], and the seconds each drafter took.
+
+        Raises RuntimeError for a drafter that breaks the contract.
+        """
+        places: dict[str, list[int]] = {}
+        for b, work in enumerate(works):
+            if work.drafter and work.max_draft:
+                places.setdefault(work.drafter, []).append(b)
+        parts, times = [], {}
+        for name, rows in places.items():
+            started = time.perf_counter()
+            parts.append((rows, self._ask(name, [works[b] for b in rows], vocab_size)))
+            times[name] = time.perf_counter() - started
+        return Proposal.merged(parts, len(works)), times
+
+    def forget(self, seq_ids: list[int]) -> None:
+        for drafter in self._drafters.values():
+            drafter.forget(seq_ids)
+
+    def give_up(self, seq_ids: list[int]) -> list[str]:
+        """Forget, to make room -> the names of the drafters that held any of the cache memory."""
+        held = [name for name, drafter in self._drafters.items() if getattr(drafter, "bytes_held", 0)]
+        self.forget(seq_ids)
+        return held
+
+    def _ask(self, name: str, works: list[Work], vocab_size: int) -> Proposal:
+        drafter = self._drafters[name]
+        proposal = drafter.propose(
+            [DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in works]
+        )
+        lens, allowed = proposal.lens.tolist(), [w.max_draft for w in works]
+        if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
+            raise RuntimeError(f"{type(drafter).__name__} proposed {lens}, allowed {allowed}")
+        ids = proposal.ids[proposal.drafted] if any(lens) else None
+        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise RuntimeError(f"{type(drafter).__name__} proposed an id outside the vocabulary")
+        return proposal
