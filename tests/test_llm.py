@@ -59,6 +59,41 @@ def test_only_a_model_means_suffix() -> None:
     assert LLM(EMBEDDED / "target").method == "suffix"
 
 
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "self-int8"])
+def test_another_drafter_writes_the_same_over_the_same_models(llm: LLM, method: str) -> None:
+    other = llm.with_drafter(method, 3)
+    assert (other.method, other.speculative_tokens) == (method, 3)
+    assert other.target is llm.target
+    assert other.tokenizer is llm.tokenizer
+    assert other.engine.pool is llm.engine.pool
+    assert other.engine is not llm.engine
+    assert text(other, CODE) == text(llm, CODE)
+    assert (other.engine.stats.num_draft_tokens > 0) == (method != "none")
+    other.engine.drop_retained()
+
+
+def test_another_drafter_loads_nothing_twice(llm: LLM) -> None:
+    assert llm.with_drafter("draft_model").draft is llm.draft
+    copied = llm.with_drafter("self-int8").draft
+    assert copied is not llm.draft
+    assert llm.with_drafter("self-int8").draft is copied
+
+
+def test_with_no_drafter_named_it_is_the_same_one(llm: LLM) -> None:
+    other = llm.with_drafter()
+    assert (other.method, other.speculative_tokens) == (llm.method, llm.speculative_tokens)
+    assert llm.with_drafter("suffix", 0).with_drafter().method == "suffix"
+
+
+def test_another_drafter_that_cannot_work_is_refused(llm: LLM) -> None:
+    with pytest.raises(ForedraftError, match="unknown method 'oracle'"):
+        llm.with_drafter("oracle")
+    with pytest.raises(ForedraftError, match="at least 0"):
+        llm.with_drafter("suffix", -1)
+    with pytest.raises(ForedraftError, match="needs a draft model"):
+        LLM(EMBEDDED / "target", method="self-int8").with_drafter("draft_model")
+
+
 def test_prompts_may_be_text_ids_or_dicts_alone_or_in_a_list(llm: LLM) -> None:
     assert llm.tokenizer is not None
     ids = llm.tokenizer(STORY)["input_ids"]

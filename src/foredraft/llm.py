@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -110,18 +111,56 @@ class LLM:
         for source, ours in ((model, self.target), (draft_model, self.draft)):
             if ours is not None and not isinstance(source, PreTrainedModel):
                 ours.take_over()
+        self.options, self.draft_options = options, draft_options
+        self._source = model
+        self._drafts = {} if self.draft is None else {_kind_of_draft(method): self.draft}
+        self._limits = Limits(max_num_seqs, max_num_batched_tokens)
+        self._seed, self._retain = seed, enable_prefix_caching
+        self._start_engine(
+            method, speculative_tokens, *equip(self.target, self.draft, method, self._limits, cache_memory)
+        )
+
+    def with_drafter(self, method: str | Drafter | None = None, speculative_tokens: int | None = None) -> LLM:
+        """A second LLM with another drafter and an engine of its own, over the same models, tokenizer and cache memory.
+
+        None takes this one's own. Nothing is loaded twice; only a copy of the target as a draft ("self-int8") is loaded
+        the first time it is asked for. Run one of them at a time: they share the models.
+
+        Raises ForedraftError for a method that does not exist, or that needs a draft model where there is none.
+        """
+        method = self._method if method is None else method
+        kind = _kind_of_draft(method)
+        method = choose_method(method, None if kind in SELF_DRAFTS else self._drafts.get(kind))
+        if kind in SELF_DRAFTS and kind not in self._drafts:
+            self._drafts[kind] = self._self_draft(kind)
+        other = copy(self)
+        other.draft = self._drafts.get(kind)
+        wanted = self.speculative_tokens if speculative_tokens is None else speculative_tokens
+        _check_numbers(speculative_tokens=(wanted, 0))
+        drafter, pool = equip(self.target, other.draft, method, self._limits, pool=self.engine.pool)
+        other._start_engine(method, wanted, drafter, pool)
+        return other
+
+    def _self_draft(self, method: str) -> LanguageModel:
+        options = replace(self.options, **SELF_DRAFTS[method])
+        draft = _load_draft(self.target, self.tokenizer, self._source, options)
+        if not isinstance(self._source, PreTrainedModel):
+            draft.take_over()
+        return draft
+
+    def _start_engine(self, method: str | Drafter, speculative_tokens: int, drafter: Drafter, pool: MemoryPool) -> None:
+        self._method = method
         self.method = method if isinstance(method, str) else type(method).__name__
-        limits = Limits(max_num_seqs, max_num_batched_tokens)
-        drafter, pool = equip(self.target, self.draft, method, limits, cache_memory)
+        self.speculative_tokens = speculative_tokens
         self.engine = Engine(
             self.target,
             drafter,
             pool,
             end_ids=_end_ids(self.target, self.tokenizer),
             speculative_tokens=speculative_tokens,
-            limits=limits,
-            seed=seed,
-            retain=enable_prefix_caching,
+            limits=self._limits,
+            seed=self._seed,
+            retain=self._retain,
         )
         self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
 
@@ -227,7 +266,12 @@ def _check_numbers(**settings: tuple[int | None, int]) -> None:
             raise ForedraftError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
-def choose_method(method: str | Drafter | None, draft_model: ModelSource | None) -> str | Drafter:
+def _kind_of_draft(method: str | Drafter) -> str:
+    """Which of an LLM's draft models a method drafts with: a copy of the target, or the one it was given."""
+    return method if isinstance(method, str) and method in SELF_DRAFTS else "draft_model"
+
+
+def choose_method(method: str | Drafter | None, draft_model: ModelSource | LanguageModel | None) -> str | Drafter:
     """The drafter's name, or the drafter itself. Raises ForedraftError for a name that is none."""
     if method is None:
         return "suffix" if draft_model is None else "draft_model"
@@ -300,14 +344,16 @@ def equip(
     method: str | Drafter,
     limits: Limits,
     cache_memory: int | None = None,
+    pool: MemoryPool | None = None,
 ) -> tuple[Drafter, MemoryPool]:
-    """What an engine needs beside its target: the drafter, and the memory that both share.
+    """What an engine needs beside its target: the drafter, and the memory that both share, `pool` if there is one.
 
     cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half of the free memory.
     """
-    per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
-    wanted = per_token * target.traits.context_len * limits.max_num_seqs
-    pool = MemoryPool(cache_memory or _default_cache(wanted, target.device))
+    if pool is None:
+        per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
+        wanted = per_token * target.traits.context_len * limits.max_num_seqs
+        pool = MemoryPool(cache_memory or _default_cache(wanted, target.device))
     context = DrafterContext(target.traits.vocab_size, pool, draft, limits.max_batch_tokens)
     return build(method, context) if isinstance(method, str) else method, pool
 
