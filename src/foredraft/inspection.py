@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.engine import NEAR_TIE
 from foredraft.errors import ModelError, VocabularyError
+from foredraft.machine import MachineReport, this_machine
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -39,7 +39,6 @@ CACHE_SHARE = 0.5
 """Of the memory that is free once the weights are there, what an engine takes at most for keys and values by default."""
 
 _BYTES_PER_OUTPUT = 8
-_CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "sve2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +99,6 @@ class MemoryReport:
     num_full_contexts: int | None
     process_bytes: int | None
     peak_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MachineReport:
-    """What a result from here should name. cpu_features: those that make low precision fast."""
-
-    cpu_capability: str
-    cpu_features: list[str]
-    num_threads: int
-    torch: str
-    transformers: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +166,7 @@ def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *
         target=reports[0],
         draft=reports[1] if len(reports) > 1 else None,
         memory=memory,
-        machine=_machine(),
+        machine=this_machine(),
         exactness=exactness_of(reports[0]),
     )
 
@@ -442,15 +430,3 @@ def resident_bytes() -> int | None:
 def _sum(values: Iterable[int | None]) -> int | None:
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
-
-
-def _machine() -> MachineReport:
-    # asked for carefully: older releases of torch cannot say
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
-    return MachineReport(
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        cpu_features=[feature for feature in _CPU_FEATURES if found.get(feature)],
-        num_threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-        transformers=str(transformers.__version__),
-    )

@@ -17,7 +17,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.demo import Comparison, Side
-from foredraft.inspection import Inspection, MachineReport, MemoryReport, ModelReport
+from foredraft.inspection import Inspection, MemoryReport, ModelReport
+from foredraft.machine import MachineReport
 from foredraft.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from foredraft.quality import QualityReport
 from foredraft.sequence import Origin

@@ -1,0 +1,50 @@
+"""What a measurement must name to mean anything: the machine, and the libraries that computed."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "sve2")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What a result from here should name. cpu_features: those that make low precision fast. gpus: by name."""
+
+    processor: str
+    cpu_capability: str
+    cpu_features: list[str]
+    num_threads: int
+    gpus: list[str]
+    python: str
+    torch: str
+    transformers: str
+
+
+def this_machine() -> MachineReport:
+    # asked for carefully: older releases of torch cannot say
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
+    return MachineReport(
+        processor=_processor(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cpu_features=[feature for feature in _CPU_FEATURES if found.get(feature)],
+        num_threads=torch.get_num_threads(),
+        gpus=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        transformers=str(transformers.__version__),
+    )
+
+
+def _processor() -> str:
+    """Its name as Linux tells it, else what Python knows."""
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
