@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foredraft.sampling import Sampler
+from foredraft.sampling import Laws, Sampler
 
 CERTAIN = -1
 
@@ -36,6 +36,7 @@ class Proposal:
     ids: [B, K] int64. lens: [B] int64.
     prob_rows: [B, K] int64, the row of `probs` each id was drawn from, or CERTAIN (-1): a point mass.
     probs: [R, V], one law for every id that was sampled; None where every id was certain.
+    kept_ids: [R, W] int64 where the laws keep few ids: probs is [R, W] then, of these ids. None: of every id.
     Certain and sampled ids may be mixed, also within a row.
     """
 
@@ -43,6 +44,7 @@ class Proposal:
     lens: Tensor
     prob_rows: Tensor
     probs: Tensor | None = None
+    kept_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.shape != self.prob_rows.shape:
@@ -53,6 +55,11 @@ class Proposal:
             raise ValueError(f"lens {tuple(self.lens.shape)} must be [B] for ids {tuple(self.ids.shape)}")
         if any(not 0 <= length <= self.ids.shape[1] for length in self.lens.tolist()):
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
+
+    @property
+    def laws(self) -> Laws | None:
+        """What was sampled was drawn from these."""
+        return None if self.probs is None else Laws(self.probs, self.kept_ids)
 
     @property
     def drafted(self) -> Tensor:

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foredraft.kernels import Kernels
+from foredraft.kernels import Kernels, Way
+from foredraft.sampling.noise import exponentials, stream_keys
+from tests.laws import dense_law
 
 WIDTHS = [*range(1, 36), 63, 64, 65, 100, 127, 128, 129, 199, 200, 4095, 4096, 4097, 70_001]
 
@@ -120,3 +122,62 @@ def test_rows_that_are_not_contiguous(kernels: Kernels) -> None:
     assert torch.equal(
         kernels.top(x[::2, :99], torch.ones(2), 5)[1], kernels.top(x[::2, :99].clone(), torch.ones(2), 5)[1]
     )
+
+
+CUTS = [None, (0, 0.9, 0.0), (3, 1.0, 0.0), (20, 0.7, 0.02)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    width=st.sampled_from(WIDTHS[:-1]),
+    cut=st.sampled_from(CUTS),
+    temperature=st.sampled_from([0.4, 1.0, 2.5]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_what_is_chosen_is_what_float64_would_choose(
+    kernels: Kernels,
+    width: int,
+    cut: tuple[int, float, float] | None,
+    temperature: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """One uniform number, one key, and none: up to 1e-5, by which a border or a tie may lie elsewhere."""
+    x = random_logits(3, width, seed=seed).to(dtype)
+    uniform = torch.rand(1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).item()
+    (key,) = stream_keys(seed, 1, 2, 1)
+    ways = [Way(temperature, cut, uniforms=[uniform]), Way(temperature, cut, keys=[key]), Way()]
+    drawn, heard, greedy = kernels.choose(x, ways).tolist()
+    assert greedy == first_largest(x)[2]
+    if cut is not None and dtype == torch.bfloat16:
+        return  # which of equals at the border stay is not for the oracle to say
+    top_k, top_p, min_p = cut or (0, 1.0, 0.0)
+    laws = [dense_law(row.double(), temperature, top_k, top_p, min_p) for row in x]
+    order = x[0].double().argsort(descending=True, stable=True) if cut else torch.arange(width)
+    reached = laws[0][order].cumsum(0)
+    place = int((order == drawn).nonzero()[0, 0])
+    assert reached[place] - laws[0][drawn] - 1e-5 <= uniform <= reached[place] + 1e-5
+    noise = exponentials([key], torch.arange(width))[0]
+    kept = (laws[1] >= laws[1][heard].clamp(max=laws[1][laws[1] > 0].min())) if cut else torch.ones(width).bool()
+    assert laws[1][heard] / noise[heard] >= (laws[1] / noise)[kept].max() * (1 - 1e-5) or laws[1][heard] <= 1e-5
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_row_that_is_no_law_chooses_nothing(kernels: Kernels, cut: tuple[int, float, float] | None) -> None:
+    x = random_logits(4, 90)
+    x[0], x[1, 88], x[2, 0] = -torch.inf, torch.nan, torch.inf
+    assert kernels.choose(x, [Way(1.0, cut, uniforms=[0.5])] * 4).tolist()[:3] == [-1, -1, -1]
+    assert kernels.choose(x, [Way(1.0, cut, keys=[7])] * 4).tolist()[:3] == [-1, -1, -1]
+    assert kernels.choose(x, [Way()] * 4).tolist() == [0, -1, 0, first_largest(x[3:])[0]]
+
+
+def test_ids_of_probability_zero_are_never_chosen(kernels: Kernels) -> None:
+    x = random_logits(1, 600).expand(2000, -1).clone()
+    x[:, [0, 255, 256, 511, 599]] = -torch.inf
+    x[:, 1::2] = -torch.inf
+    uniforms = [0.0, 1 - 2**-53, *torch.rand(1998, dtype=torch.float64).tolist()]
+    ids = kernels.choose(x, [Way(9.0, uniforms=[uniform]) for uniform in uniforms])
+    assert not x[0, ids].isneginf().any()
+    ids = kernels.choose(x, [Way(9.0, keys=[key]) for key in stream_keys(1, 0, 0, 2000)])
+    assert not x[0, ids].isneginf().any()

@@ -343,7 +343,7 @@ def test_an_id_of_probability_zero_is_never_picked(params: dict[str, Any]) -> No
     rows = [Row(sampler_for({**params, **({"seed": i} if "seed" in params else {})}), (0,)) for i in range(num)]
     laws = laws_of(logits, rows)
     ids, _ = pick(laws, rows)
-    assert bool((laws.of(ids) > 0).all())
+    assert bool((laws.at(torch.arange(num), ids[:, None]) > 0).all())
     assert not set(ids.tolist()) & {0, 5, 11}
 
 
@@ -361,9 +361,9 @@ def test_kept_laws_read_and_spread_alike() -> None:
     torch.testing.assert_close(dense, torch.tensor([[0.3, 0, 0, 0, 0.7], [0, 0, 1.0, 0, 0]]))
     for ids in ([4, 2], [0, 0], [1, 3]):
         token_ids = torch.tensor(ids)
-        assert torch.equal(laws.of(token_ids), dense[torch.arange(2), token_ids])
-    other = torch.arange(10.0).reshape(2, 5)
-    assert torch.equal(laws.read(other), torch.stack([row[ids] for row, ids in zip(other, kept, strict=True)]))
+        assert torch.equal(laws.at(torch.arange(2), token_ids[:, None])[:, 0], dense[torch.arange(2), token_ids])
+    rows, columns = torch.tensor([[1, 0, 1]]), torch.tensor([[[0, 1], [4, 0], [3, 2]]])
+    assert torch.equal(laws.at(rows, columns), Laws(dense).at(rows, columns))
     assert laws.id_at(torch.tensor([1, 0])).tolist() == [0, 2]
 
 

@@ -13,7 +13,7 @@ from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
-from foredraft.sampling import Row, adjusted, choose, laws_of, pick, sampled_groups
+from foredraft.sampling import Laws, Row, adjusted, choose, laws_of, pick, sampled_groups, ways_of
 
 
 @dataclass(slots=True)
@@ -28,8 +28,8 @@ class _Draft:
 
     @property
     def is_written(self) -> bool:
-        """Whether its tokens are the draft model's own choice, one after the other."""
-        return self.request.sampler.is_greedy and not self.request.sampler.adjusts
+        """Whether nothing but the draft model has a say, one token after the other."""
+        return not self.request.sampler.adjusts
 
     @property
     def row(self) -> Row:
@@ -64,11 +64,11 @@ class DraftModelDrafter:
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [_Draft(request, self._room(request)) for request in requests]
-        laws: list[Tensor] = []
+        laws: list[Laws] = []
         ready = self._catch_up([draft for draft in drafts if draft.max_len > 0])
-        self._write([draft for draft in ready if draft.is_written])
+        self._write([draft for draft in ready if draft.is_written], laws)
         self._sample_all([draft for draft in ready if not draft.is_written], laws)
-        return _as_proposal(drafts, laws)
+        return _as_proposal(drafts, laws, self._vocab_size)
 
     def forget(self, seq_ids: list[int]) -> None:
         self._cache.drop(seq_ids)
@@ -98,15 +98,22 @@ class DraftModelDrafter:
         tokens = draft.request.tokens[held : held + count]
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
-    def _write(self, drafts: list[_Draft]) -> None:
+    def _write(self, drafts: list[_Draft], laws: list[Laws]) -> None:
         """Where nothing but the model has a say, it goes on by itself."""
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
-            written = self._model.write([self._rest(draft) for draft in group], lens, self._vocab_size, self._cache)
-            for draft, ids in zip(group, written, strict=True):
-                draft.ids, draft.law_rows = ids, [CERTAIN] * len(ids)
+            ways = ways_of([draft.row for draft in group], lens)
+            reads = [self._rest(draft) for draft in group]
+            written = self._model.write(reads, lens, self._vocab_size, self._cache, ways)
+            first = _num_rows(laws)
+            for draft, ids, way in zip(group, written.ids, ways, strict=True):
+                draft.ids = ids
+                draft.law_rows = [first + i if way.is_drawn else CERTAIN for i in range(len(ids))]
+                first += len(way.uniforms)
+            if written.laws is not None:
+                laws.append(written.laws)
 
-    def _sample_all(self, open_drafts: list[_Draft], laws: list[Tensor]) -> None:
+    def _sample_all(self, open_drafts: list[_Draft], laws: list[Laws]) -> None:
         parts = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(open_drafts)]
         logits = torch.cat(parts) if parts else None
         while open_drafts:
@@ -134,7 +141,7 @@ class DraftModelDrafter:
         if group:
             yield group
 
-    def _extend(self, drafts: list[_Draft], logits: Tensor, laws: list[Tensor]) -> None:
+    def _extend(self, drafts: list[_Draft], logits: Tensor, laws: list[Laws]) -> None:
         """One more token for each draft. logits: [len(drafts), V of the draft model]"""
         logits = _fit(logits, self._vocab_size)
         rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
@@ -148,13 +155,13 @@ class DraftModelDrafter:
                 self._sample(drafts, rows, group, logits, laws)
 
     def _sample(
-        self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, laws: list[Tensor]
+        self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, laws: list[Laws]
     ) -> None:
         group_rows = [rows[i] for i in group]
         law = laws_of(adjusted(logits[group], group_rows), group_rows)
         ids, _ = pick(law, group_rows)
-        first = sum(part.shape[0] for part in laws)
-        laws.append(law.dense(self._vocab_size))
+        first = _num_rows(laws)
+        laws.append(law)
         for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
             _append(drafts[i], rows[i], token, first + offset)
 
@@ -176,11 +183,16 @@ def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
 
 
-def _as_proposal(drafts: list[_Draft], laws: list[Tensor]) -> Proposal:
+def _num_rows(laws: list[Laws]) -> int:
+    return sum(part.probs.shape[0] for part in laws)
+
+
+def _as_proposal(drafts: list[_Draft], laws: list[Laws], vocab_size: int) -> Proposal:
     certain = Proposal.certain([draft.ids for draft in drafts])
     if not laws:
         return certain
     width = certain.ids.shape[1]
     rows = [[*draft.law_rows, *[CERTAIN] * (width - len(draft.law_rows))] for draft in drafts]
     prob_rows = torch.tensor(rows, dtype=torch.int64).reshape(len(drafts), width)
-    return Proposal(certain.ids, certain.lens, prob_rows, torch.cat(laws))
+    law = laws[0] if len(laws) == 1 else Laws(torch.cat([part.dense(vocab_size) for part in laws]))
+    return Proposal(certain.ids, certain.lens, prob_rows, law.probs, law.ids)

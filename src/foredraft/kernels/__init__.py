@@ -10,6 +10,7 @@ from foredraft.kernels.layout import (
     StackLayer,
     StackPass,
     StackSpan,
+    Way,
     interleaved,
     quantised,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "StackLayer",
     "StackPass",
     "StackSpan",
+    "Way",
     "interleaved",
     "is_int8_exact",
     "linear_int8",

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
+#include <numeric>
 #include <omp.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -31,6 +32,7 @@ constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the nex
 constexpr int SPINS = 1000;       // looks at a barrier before the processor is offered to others: some 20 microseconds
 
 enum Kind : int64_t { BF16 = 0, INT8 = 1 };
+enum Choosing : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -76,6 +78,23 @@ struct Batch {
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
     uint16_t* logits;                      // [W, V] bfloat16
     int64_t num_rows, num_wanted, num_spans;
+};
+
+// How the tokens behind a row are chosen: the likeliest, one drawn from the law with a uniform number, or the one that
+// noise shared with others favours (see sampling/noise.py). The law is softmax(logits / temperature), truncated.
+struct Way {
+    int64_t kind, first_noise;             // where its uniform numbers or its keys begin, one for each token
+    int64_t first_law;                     // where the laws of its drawn tokens go, one row each
+    int64_t top_k;                         // 0: all
+    float temperature, top_p, min_p, unused;
+};
+
+// Laws of drawn tokens. A row holds `kept[r]` ids, likeliest first, or, where nothing is truncated, all of them in order.
+struct Laws {
+    float* probs;                          // [R, width]
+    int64_t* ids;                          // [R, width]; null where no way truncates
+    int64_t* kept;                         // [R]
+    int64_t width;
 };
 
 struct AttentionCall {
@@ -851,6 +870,170 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     for (int64_t i = 0; i < count; i++) ids[i] = i < kept ? found[i].second : 0;
 }
 
+// -------------------------------------------------------------------------------------------------------------- choice
+
+struct Noise {
+    const double* uniforms;                // in [0, 1)
+    const int64_t* keys;
+};
+
+// softmax(row / temperature); NaN somewhere if it is no law.
+void dense_law(const Logits& row, int64_t width, float temperature, float* probs) {
+    __m512 best = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < width; i += 16) best = _mm512_max_ps(row.load(i, lanes(width - i)), best);
+    const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(best));
+    const __m512 factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) {
+        const __mmask16 mask = lanes(width - i);
+        const __m512 e = exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(row.load(i, mask), shift), factor));
+        sum = _mm512_mask_add_ps(sum, mask, sum, e);
+        _mm512_mask_storeu_ps(probs + i, mask, e);
+    }
+    const __m512 total = _mm512_set1_ps(_mm512_reduce_add_ps(sum));
+    for (int64_t i = 0; i < width; i += 16) {
+        const __mmask16 mask = lanes(width - i);
+        _mm512_mask_storeu_ps(probs + i, mask, _mm512_div_ps(_mm512_maskz_loadu_ps(mask, probs + i), total));
+    }
+}
+
+bool truncates(const Way& way) { return way.top_k > 0 || way.top_p < 1 || way.min_p > 0; }
+
+// The truncated law on the ids that it keeps, likeliest first: of what has at least min_p of the top probability the
+// top_k (ties at the border stay), of those the fewest that hold top_p of the rest's mass. probs, ids: room for all.
+// -> how many are kept; 0: the row is no law
+int64_t kept_law(const Logits& row, int64_t width, const Way& way, std::vector<float>& probs, std::vector<int64_t>& ids) {
+    for (int64_t count = std::min<int64_t>(width, std::max<int64_t>(way.top_k + 16, 64));; count = std::min(width, 8 * count)) {
+        if ((int64_t)probs.size() < count) { probs.resize(count); ids.resize(count); }
+        top_of(row, width, way.temperature, count, probs.data(), ids.data());
+        if (std::isnan(probs[0])) return 0;
+        int64_t kept = count;
+        bool bounded = false, complete = count == width;
+        const auto cut_below = [&](float bound) {
+            kept = std::lower_bound(probs.begin(), probs.begin() + kept, bound, std::greater_equal<float>()) - probs.begin();
+            complete |= probs[count - 1] < bound;
+            bounded = true;
+        };
+        if (way.min_p > 0) cut_below(way.min_p * probs[0]);
+        if (0 < way.top_k && way.top_k <= count) cut_below(probs[way.top_k - 1]);
+        if (way.top_p < 1) {
+            double mass = 0;
+            for (int64_t i = 0; i < kept; i++) mass += probs[i];
+            // before min-p and top-k took anything the mass is 1; after them it is what they left
+            const float wanted = way.top_p * (bounded ? (float)mass : 1.0f);
+            if (!bounded) complete |= (float)mass >= way.top_p;
+            double reached = 0;
+            for (int64_t i = 0; i < kept; i++) {
+                if (i > 0 && (float)reached >= wanted) kept = i;
+                reached += probs[i];
+            }
+        }
+        if (!complete) continue;
+        double total = 0;
+        for (int64_t i = 0; i < kept; i++) total += probs[i];
+        for (int64_t i = 0; i < kept; i++) probs[i] /= (float)total;
+        return kept;
+    }
+}
+
+constexpr int64_t STRETCH = 256;  // numbers that are summed before they are looked into
+
+// A place with probability proportional to its weight; one of weight 0 is never drawn.
+int64_t drawn_place(const float* weights, int64_t count, double uniform) {
+    std::vector<double> reached;
+    double total = 0;
+    for (int64_t first = 0; first < count; first += STRETCH) {
+        __m512d sum = _mm512_setzero_pd();
+        for (int64_t i = first; i < std::min(count, first + STRETCH); i += 8)
+            sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm256_maskz_loadu_ps((__mmask8)lanes(count - i), weights + i)));
+        total += _mm512_reduce_add_pd(sum);
+        reached.push_back(total);
+    }
+    const double at = std::min(uniform * total, std::nextafter(total, 0.0));
+    const int64_t stretch = std::upper_bound(reached.begin(), reached.end(), at) - reached.begin();
+    double sum = stretch > 0 ? reached[stretch - 1] : 0;
+    int64_t place = stretch * STRETCH;
+    for (int64_t i = place; i < std::min(count, (stretch + 1) * STRETCH) && sum <= at; i++) {
+        if (weights[i] > 0) place = i;  // the last, where sums in another order fall short of their total
+        sum += weights[i];
+    }
+    return place;
+}
+
+__m512i mixed(__m512i z) {
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBull));
+    return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+}
+
+// The first place of the largest probs / Exp(1), whose noise is a hash of key and id. ids: null: each place is its id
+int64_t favoured_place(const float* probs, const int64_t* ids, int64_t count, int64_t key) {
+    const __m512i counting = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    double best = 0, bound = INFINITY;
+    int64_t place = -1;
+    for (int64_t i = 0; i < count; i += 8) {
+        const __mmask8 mask = (__mmask8)lanes(count - i);
+        const __m512i each = ids ? _mm512_maskz_loadu_epi64(mask, ids + i) : _mm512_add_epi64(counting, _mm512_set1_epi64(i));
+        const __m512i step = _mm512_mullo_epi64(each, _mm512_set1_epi64((int64_t)0x9E3779B97F4A7C15ull));
+        const __m512i z = _mm512_srli_epi64(mixed(_mm512_add_epi64(_mm512_set1_epi64(key), step)), 12);
+        const __m512d u = _mm512_mul_pd(_mm512_add_pd(_mm512_cvtepu64_pd(z), _mm512_set1_pd(0.5)), _mm512_set1_pd(0x1p-52));
+        const __m512d p = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(mask, probs + i));
+        // p / -log(u) > best only where u > exp(-p / best) >= 1 - p / best: so few logarithms are needed
+        const __m512d least = _mm512_fnmadd_pd(p, _mm512_set1_pd(bound), _mm512_set1_pd(1 - 1e-12));
+        __mmask8 left = _mm512_mask_cmp_pd_mask(mask, u, place < 0 ? _mm512_setzero_pd() : least, _CMP_GE_OQ);
+        if (!left) continue;
+        alignas(ALIGN) double us[8], ps[8];
+        _mm512_store_pd(us, u);
+        _mm512_store_pd(ps, p);
+        for (; left; left &= left - 1) {
+            const int lane = __builtin_ctz(left);
+            const double score = ps[lane] / -std::log(us[lane]);
+            if (place >= 0 && score <= best) continue;
+            place = i + lane;
+            best = score;
+            bound = best > 0 ? 1 / best : INFINITY;
+        }
+    }
+    return place;
+}
+
+// The `step`-th token of a way, or -1 where the row is no law. Its law goes out where it is drawn and laws are wanted.
+int64_t chosen(const Logits& row, int64_t width, const Way& way, const Noise& noise, int64_t step, const Laws* laws) {
+    if (way.kind == GREEDY) {
+        const int64_t token = argmax_of(row, width);
+        return std::isnan(row.at(token)) ? -1 : token;
+    }
+    thread_local std::vector<float> probs;
+    thread_local std::vector<int64_t> ids;
+    const bool is_cut = truncates(way), is_drawn = way.kind == DRAWN;
+    const int64_t at = way.first_law + step;
+    float* law = nullptr;
+    int64_t count = width;
+    if (is_cut) {
+        count = kept_law(row, width, way, probs, ids);
+        if (count == 0) return -1;
+        law = probs.data();
+    } else {
+        if ((int64_t)probs.size() < width) { probs.resize(width); ids.resize(width); }
+        law = laws && is_drawn ? laws->probs + at * laws->width : probs.data();
+        dense_law(row, width, way.temperature, law);
+        if (std::isnan(law[0])) return -1;
+    }
+    if (laws && is_drawn) {
+        laws->kept[at] = count;
+        if (is_cut) {
+            std::copy_n(law, count, laws->probs + at * laws->width);
+            std::copy_n(ids.data(), count, laws->ids + at * laws->width);
+        } else {
+            std::fill(law + width, law + laws->width, 0.0f);
+            if (laws->ids) std::iota(laws->ids + at * laws->width, laws->ids + at * laws->width + width, 0);
+        }
+    }
+    const int64_t place = is_drawn ? drawn_place(law, count, noise.uniforms[way.first_noise + step])
+                                   : favoured_place(law, is_cut ? ids.data() : nullptr, count, noise.keys[way.first_noise + step]);
+    return is_cut ? ids[place] : place;
+}
+
 }  // namespace
 
 // -------------------------------------------------------------------------------------------------------------- calls
@@ -869,6 +1052,34 @@ void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, 
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
     for (int64_t r = 0; r < num_rows; r++)
         top_of(row_of(logits, is_float, width, r), width, temperatures[r], count, probs + r * count, ids + r * count);
+}
+
+// Each row's token under its way; -1 where a row is no law. ids: [num_rows]
+void choose(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const Way* ways, const double* uniforms,
+            const int64_t* keys, int64_t* ids, int64_t num_threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = chosen(row_of(logits, is_float, width, r), width, ways[r], {uniforms, keys}, 0, nullptr);
+}
+
+// Truncated laws: probs, ids: [num_rows, room]. -> the most ids that a row keeps; where that is more than the room, what
+// was written is of no use. Rows that keep fewer are filled up with probability 0; one that is no law is NaN throughout.
+int64_t laws(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const Way* ways, int64_t room, float* probs,
+             int64_t* ids, int64_t num_threads) {
+    std::vector<int64_t> kept(num_rows);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
+    for (int64_t r = 0; r < num_rows; r++) {
+        thread_local std::vector<float> some;
+        thread_local std::vector<int64_t> places;
+        kept[r] = kept_law(row_of(logits, is_float, width, r), width, ways[r], some, places);
+        std::copy_n(some.begin(), std::min(room, kept[r]), probs + r * room);
+        std::copy_n(places.begin(), std::min(room, kept[r]), ids + r * room);
+    }
+    const int64_t most = std::max<int64_t>(1, *std::max_element(kept.begin(), kept.end()));
+    for (int64_t r = 0; r < num_rows && most <= room; r++) {
+        std::fill(probs + r * room + kept[r], probs + r * room + most, kept[r] ? 0.0f : NAN);
+        std::fill(ids + r * room + kept[r], ids + r * room + most, 0);
+    }
+    return most;
 }
 
 // Bytes of a packed matrix.
@@ -948,11 +1159,12 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
     });
 }
 
-// Reads a batch, whose last rows of each span are wanted, and goes on greedily: span i writes lens[i] >= 1 tokens, each
-// the first largest of the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a NaN
-// on. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
-void write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, int64_t* written,
-           char* workspace, int64_t num_threads) {
+// Reads a batch, whose last rows of each span are wanted, and goes on by itself: span i writes lens[i] >= 1 tokens, each
+// chosen by ways[i] from the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a row
+// on that is no law. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
+// -> the most ids that a truncated law keeps; the others are filled up with probability 0
+int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const Way* ways,
+              const double* uniforms, const int64_t* keys, const Laws* laws, int64_t num_laws, int64_t* written, char* workspace, int64_t num_threads) {
     Batch b = *batch;
     const int64_t num_spans = batch->num_spans;
     std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
@@ -962,13 +1174,13 @@ void write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t widt
     for (int64_t i = 0; i < num_spans; i++) open[i] = i;
     for (int64_t step = 0; b.num_spans > 0; step++) {
         stack(s, &b, workspace, num_threads);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
+        for (int64_t i = 0; i < b.num_spans; i++)
+            written[open[i] * width + step] = chosen(row_of(b.logits, 0, s->head.n, i), vocabulary, ways[open[i]], {uniforms, keys}, step, laws);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
-            const Logits row = row_of(b.logits, 0, s->head.n, i);
-            const int64_t place = open[i], token = argmax_of(row, vocabulary), end = spans[i].start + spans[i].num_rows;
-            const bool is_nan = std::isnan(row.at(token));
-            written[place * width + step] = is_nan ? -1 : token;
-            if (is_nan || step + 1 >= lens[place]) continue;
+            const int64_t place = open[i], token = written[place * width + step], end = spans[i].start + spans[i].num_rows;
+            if (token < 0 || step + 1 >= lens[place]) continue;
             ids[left] = (int32_t)token;
             positions[left] = (int32_t)end;
             wanted[left] = (int32_t)left;
@@ -978,6 +1190,14 @@ void write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t widt
         }
         b = {ids.data(), positions.data(), wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
     }
+    if (num_laws == 0) return 0;
+    const int64_t most = laws->ids ? *std::max_element(laws->kept, laws->kept + num_laws) : laws->width;
+    for (int64_t r = 0; r < num_laws; r++) {
+        const int64_t first = r * laws->width + laws->kept[r], end = r * laws->width + most;
+        if (laws->kept[r] == 0 || laws->ids) std::fill(laws->probs + first, laws->probs + end, 0.0f);
+        if (laws->ids) std::fill(laws->ids + first, laws->ids + end, 0);
+    }
+    return most;
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
 from dataclasses import dataclass
@@ -79,6 +80,55 @@ class AttentionCallStruct(ctypes.Structure):
         ("scale", c_float),
         ("softcap", c_float),
     ]
+
+
+class LawsStruct(ctypes.Structure):
+    _fields_ = [("probs", c_void_p), ("ids", c_void_p), ("kept", c_void_p), ("width", c_int64)]
+
+
+_WAY = struct.Struct("4q4f")
+_GREEDY, _DRAWN, _SHARED = 0, 1, 2
+
+
+class Way(NamedTuple):
+    """How tokens are chosen, one after another: the likeliest (temperature 0), or by the noise that is given for each, from
+    softmax(logits / temperature), truncated.
+
+    truncation: (top_k, top_p, min_p), or None where every id is kept. uniforms: in [0, 1), for tokens that are drawn.
+    keys: of noise that another's choice hears too (see sampling/noise.py).
+    """
+
+    temperature: float = 0.0
+    truncation: tuple[int, float, float] | None = None
+    uniforms: Sequence[float] = ()
+    keys: Sequence[int] = ()
+
+    @property
+    def is_drawn(self) -> bool:
+        return len(self.uniforms) > 0
+
+
+class Ways:
+    """Ways laid out for the kernels. rows, uniforms, keys: as they lie in memory. num_laws: of the tokens that are drawn, way after way; truncates: whether any does."""
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self.num_laws, self.truncates = 0, False
+        rows: list[bytes] = []
+        uniforms: list[float] = []
+        keys: list[int] = []
+        for way in ways:
+            top_k, top_p, min_p = way.truncation or (0, 1.0, 0.0)
+            kind = _GREEDY if way.temperature == 0 else _DRAWN if way.is_drawn else _SHARED
+            first = len(uniforms) if kind == _DRAWN else len(keys)
+            rows.append(_WAY.pack(kind, first, self.num_laws, top_k, way.temperature, top_p, min_p, 0.0))
+            uniforms += way.uniforms
+            keys += way.keys
+            if kind == _DRAWN:
+                self.num_laws += len(way.uniforms)
+                self.truncates |= way.truncation is not None
+        self.rows = b"".join(rows)
+        self.uniforms = struct.pack(f"{len(uniforms)}d", *uniforms)
+        self.keys = struct.pack(f"{len(keys)}q", *keys)
 
 
 class PackedMatrix:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from foredraft.kernels.layout import (
     AttentionCallStruct,
     AttentionShape,
     BatchStruct,
+    LawsStruct,
     MatrixStruct,
     PackedMatrix,
     Stack,
     StackPass,
     StackStruct,
+    Way,
+    Ways,
     address,
     quantised,
 )
@@ -30,8 +34,11 @@ from foredraft.kernels.layout import (
 _SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
 """Bytes of scratch that a key takes of each thread, and how many keys it is rounded up to."""
 
-_MATRIX, _STACK, _BATCH, _CALLS = (
-    POINTER(struct) for struct in (MatrixStruct, StackStruct, BatchStruct, AttentionCallStruct)
+_LAW_ROOM = 512
+"""Ids of a truncated law that there is room for at first."""
+
+_MATRIX, _STACK, _BATCH, _CALLS, _LAWS = (
+    POINTER(struct) for struct in (MatrixStruct, StackStruct, BatchStruct, AttentionCallStruct, LawsStruct)
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "packed_bytes": (c_int64, [c_int64] * 3),
@@ -42,7 +49,15 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "attention": (None, [_CALLS, c_int64, c_void_p, c_int64, c_int64]),
     "stack_workspace": (c_int64, [_STACK, _BATCH, c_int64]),
     "stack": (None, [_STACK, _BATCH, c_void_p, c_int64]),
-    "write": (None, [_STACK, _BATCH, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
+    "write": (
+        c_int64,
+        [
+            *(_STACK, _BATCH, c_void_p, c_int64, c_int64),
+            *(c_void_p, c_void_p, c_void_p, _LAWS, c_int64, c_void_p, c_void_p, c_int64),
+        ],
+    ),
+    "choose": (None, [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
+    "laws": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
     "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]),
     "top": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
 }
@@ -128,9 +143,15 @@ class Kernels:
         self._library.stack(stack.struct, batch, room, threads)
         return logits
 
-    def write(self, stack: Stack, reading: StackPass, lens: Sequence[int], vocab_size: int) -> list[list[int]]:
-        """Read, wanting every span's last row, and go on greedily: lens[i] >= 1 tokens behind span i, of the first
-        vocab_size ids, in one call. The last one is not read; NaN logits end a span's tokens before it."""
+    def write(
+        self, stack: Stack, reading: StackPass, lens: Sequence[int], vocab_size: int, ways: Sequence[Way]
+    ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
+        """Read, wanting every span's last row, and go on: lens[i] >= 1 tokens behind span i, of the first vocab_size ids,
+        chosen by ways[i], in one call. The last one is not read; a row that is no law ends a span's tokens before it.
+
+        -> (the tokens, the laws of all that was to be drawn, span after span [R, W] float32, the ids of their columns
+        [R, W]; None where W is vocab_size)
+        """
         logits = torch.empty(len(reading.wanted), stack.vocab_size, dtype=torch.bfloat16)
         batch, _held = _batch(stack, reading, logits)
         counts, width = np.array(lens, dtype=np.int64), max(lens)
@@ -139,13 +160,73 @@ class Kernels:
         # the last pass has the longest context, and a row a span
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
         room = self._room(self._library.stack_workspace(stack.struct, batch, threads) + more)
-        num_choices = min(vocab_size, stack.vocab_size)
-        self._library.write(
-            stack.struct, batch, counts.ctypes.data, width, num_choices, written.ctypes.data, room, threads
+        packed = Ways(ways)
+        laws, probs, ids, _kept = _room_for_laws(packed, vocab_size)
+        most = self._library.write(
+            stack.struct,
+            batch,
+            counts.ctypes.data,
+            width,
+            min(vocab_size, stack.vocab_size),
+            packed.rows,
+            packed.uniforms,
+            packed.keys,
+            laws,
+            packed.num_laws,
+            written.ctypes.data,
+            room,
+            threads,
         )
-        return [
+        tokens = [
             [token for token in row[:count] if token >= 0] for row, count in zip(written.tolist(), lens, strict=True)
         ]
+        if ids is None or probs is None:
+            return tokens, probs, None
+        return tokens, probs[:, :most], ids[:, :most]
+
+    def choose(self, logits: Tensor, ways: Sequence[Way]) -> Tensor:
+        """One token for each row, each with its own way; -1 for a row that is no law. logits: [R, V] -> [R]"""
+        logits, packed = _checked_logits(logits), Ways(ways)
+        num_rows, width = logits.shape
+        ids = torch.empty(num_rows, dtype=torch.int64)
+        self._library.choose(
+            logits.data_ptr(),
+            logits.dtype == torch.float32,
+            num_rows,
+            width,
+            packed.rows,
+            packed.uniforms,
+            packed.keys,
+            ids.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return ids
+
+    def laws(
+        self, logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float]
+    ) -> tuple[Tensor, Tensor]:
+        """Truncated laws, likeliest ids first; NaN throughout where a row is no law. logits: [R, V] -> float32 [R, W], ids
+        [R, W]; rows that keep fewer than W ids are filled up with probability 0"""
+        logits = _checked_logits(logits)
+        num_rows, width = logits.shape
+        packed, room = Ways([Way(temperature, truncation) for temperature in temperatures]), min(width, _LAW_ROOM)
+        while True:
+            probs = torch.empty(num_rows, room)
+            ids = torch.empty(num_rows, room, dtype=torch.int64)
+            most = self._library.laws(
+                logits.data_ptr(),
+                logits.dtype == torch.float32,
+                num_rows,
+                width,
+                packed.rows,
+                room,
+                probs.data_ptr(),
+                ids.data_ptr(),
+                torch.get_num_threads(),
+            )
+            if most <= room:
+                return probs[:, :most], ids[:, :most]
+            room = most
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
@@ -223,6 +304,18 @@ def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruc
         len(spans),
     )
     return batch, arrays
+
+
+def _room_for_laws(
+    ways: Ways, vocab_size: int
+) -> tuple[LawsStruct | None, Tensor | None, Tensor | None, np.ndarray[Any, Any] | None]:
+    """As wide as the vocabulary, where nothing says how many ids will be kept: memory that is not written to costs nothing."""
+    if ways.num_laws == 0:
+        return None, None, None, None
+    probs = torch.empty(ways.num_laws, vocab_size)
+    ids = torch.empty(ways.num_laws, vocab_size, dtype=torch.int64) if ways.truncates else None
+    kept = np.zeros(ways.num_laws, dtype=np.int64)
+    return LawsStruct(probs.data_ptr(), address(ids), kept.ctypes.data, vocab_size), probs, ids, kept
 
 
 def _call(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool
-from foredraft.kernels import Kernels
+from foredraft.kernels import Kernels, Way
 from foredraft.model.attention import Span
 from foredraft.model.library import LibraryBody
 from foredraft.model.rows import RowRule
-from foredraft.sampling.search import argmax_rows
+from foredraft.sampling import Laws, choose_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ class Traits:
     row_exact: bool
 
 
+class Written(NamedTuple):
+    """What a model wrote by itself. ids: the tokens behind each read. laws: of every token that was to be drawn, read after
+    read, lens[i] rows each; None where none was. A row that was not reached holds anything."""
+
+    ids: list[list[int]]
+    laws: Laws | None = None
+
+
 class Body(Protocol):
     """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs."""
 
@@ -62,8 +70,14 @@ class WritingBody(Body, Protocol):
     """A body that can go on by itself."""
 
     def write(
-        self, ids: list[int], positions: list[int], spans: Sequence[Span], lens: Sequence[int], vocab_size: int
-    ) -> list[list[int]]:
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: Sequence[Span],
+        lens: Sequence[int],
+        vocab_size: int,
+        ways: Sequence[Way],
+    ) -> Written:
         """See LanguageModel.write."""
 
 
@@ -115,36 +129,59 @@ class LanguageModel:
             span.region.tokens.extend(read.tokens)
         return logits
 
-    def write(self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache) -> list[list[int]]:
-        """Read, and go on greedily: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids. The last one is not
-        read, the others are in the cache afterwards. NaN logits end a read's tokens before them."""
+    def write(
+        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, ways: Sequence[Way]
+    ) -> Written:
+        """Read, and go on: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids, chosen by ways[i]. The last one
+        is not read, the others are in the cache afterwards. A row that is no law (NaN) ends a read's tokens before it.
+
+        The laws are over vocab_size ids, whatever the model's own width.
+        """
         if not reads:
-            return []
+            return Written([])
         if self._writing is None:
-            return self._write_step_by_step(reads, lens, vocab_size, cache)
+            return write_step_by_step(self, reads, lens, vocab_size, cache, ways)
         ids, positions, spans = _flattened(reads, cache, lens)
         with torch.inference_mode():
-            written = self._writing.write(ids, positions, spans, lens, vocab_size)
-        for read, span, tokens in zip(reads, spans, written, strict=True):
+            written = self._writing.write(ids, positions, spans, lens, vocab_size, ways)
+        for read, span, tokens in zip(reads, spans, written.ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
         return written
 
-    def _write_step_by_step(
-        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache
-    ) -> list[list[int]]:
-        written: list[list[int]] = [[] for _ in reads]
-        open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
-        while open_reads:
-            logits = self.read(list(open_reads.values()), cache)[:, :vocab_size]
-            best = argmax_rows(logits)
-            is_nan = logits.gather(1, best[:, None])[:, 0].isnan()
-            for i, token, failed in zip(list(open_reads), best.tolist(), is_nan.tolist(), strict=True):
-                if not failed:
-                    written[i].append(token)
-                open_reads[i] = Read(reads[i].seq_id, [token], 1)
-                if failed or len(written[i]) == lens[i]:
-                    del open_reads[i]
-        return written
+
+def write_step_by_step(
+    model: LanguageModel,
+    reads: Sequence[Read],
+    lens: Sequence[int],
+    vocab_size: int,
+    cache: KVCache,
+    ways: Sequence[Way],
+) -> Written:
+    """LanguageModel.write, a pass for each token."""
+    ids: list[list[int]] = [[] for _ in reads]
+    laws: dict[tuple[int, int], Tensor] = {}
+    open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
+    for step in range(max(lens)):
+        logits = model.read(list(open_reads.values()), cache)[:, :vocab_size]
+        tokens, found = choose_by([ways[i] for i in open_reads], step, logits)
+        for row, (i, token) in enumerate(zip(list(open_reads), tokens, strict=True)):
+            if row in found:
+                laws[i, step] = found[row]
+            if token >= 0:
+                ids[i].append(token)
+            open_reads[i] = Read(reads[i].seq_id, [token], 1)
+            if token < 0 or len(ids[i]) == lens[i]:
+                del open_reads[i]
+        if not open_reads:
+            break
+    places = [(i, step) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
+    if not laws:
+        return Written(ids)
+    probs = next(iter(laws.values())).new_zeros(len(places), vocab_size)
+    for row, place in enumerate(places):
+        if place in laws:
+            probs[row, : laws[place].shape[0]] = laws[place]
+    return Written(ids, Laws(probs))
 
 
 def _flattened(

@@ -11,11 +11,13 @@ from foredraft.sampling.sampler import (
     Sampler,
     adjusted,
     choose,
+    choose_by,
     laws_of,
     pick,
     report_nan,
     sampled_groups,
     uniforms_for,
+    ways_of,
 )
 
 __all__ = [
@@ -28,10 +30,12 @@ __all__ = [
     "SamplingParams",
     "adjusted",
     "choose",
+    "choose_by",
     "inverse_cdf",
     "laws_of",
     "pick",
     "report_nan",
     "sampled_groups",
     "uniforms_for",
+    "ways_of",
 ]

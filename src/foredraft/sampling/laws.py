@@ -6,6 +6,7 @@ reduction that may be split over threads, and a row widens its search alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,11 @@ class Laws:
     probs: Tensor
     ids: Tensor | None = None
 
+    def to(self, device: torch.device) -> Laws:
+        if self.probs.device == device:
+            return self
+        return Laws(self.probs.to(device), None if self.ids is None else self.ids.to(device))
+
     def dense(self, vocab_size: int) -> Tensor:
         """[R, V]"""
         if self.ids is None:
@@ -35,15 +41,16 @@ class Laws:
         out = self.probs.new_zeros(self.probs.shape[0], vocab_size)
         return out.scatter_add_(1, self.ids, self.probs)
 
-    def of(self, token_ids: Tensor) -> Tensor:
-        """The probability of one id per row. token_ids: [R] -> [R]"""
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The probabilities of some ids under some of these laws. rows: [...], columns: [..., C] ids -> [..., C]"""
         if self.ids is None:
-            return self.probs.gather(1, token_ids[:, None])[:, 0]
-        return torch.where(self.ids == token_ids[:, None], self.probs, 0).amax(1)
-
-    def read(self, dense: Tensor) -> Tensor:
-        """Other laws, read on these ids. dense: [R, V] -> [R, W]"""
-        return dense if self.ids is None else dense.gather(1, self.ids)
+            return self.probs[rows[..., None], columns]
+        # what fills a row up must not be taken for the id 0
+        known, order = torch.where(self.probs > 0, self.ids, -1).sort(dim=-1)
+        places = torch.searchsorted(known[rows], columns).clamp(max=known.shape[1] - 1)
+        places = order[rows].gather(-1, places)
+        probs = self.probs[rows].gather(-1, places)
+        return torch.where(self.ids[rows].gather(-1, places) == columns, probs, 0)
 
     def id_at(self, columns: Tensor) -> Tensor:
         """Column per row -> id per row. [R] -> [R]"""
@@ -57,21 +64,31 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
     return torch.softmax(logits / temperatures.to(logits.dtype)[:, None], dim=-1)
 
 
+def laws_under(logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float] | None) -> Laws:
+    """softmax(logits / T), truncated to (top_k, top_p, min_p) where they are given. logits: [R, V], temperatures: R"""
+    each = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    if truncation is None:
+        return Laws(tempered(logits, each))
+    top_k, top_p, min_p = truncation
+    return truncated(logits, each, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
 def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
     """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (ties at
     the border stay), of those the fewest that hold top_p of the rest's mass; renormalised.
 
     logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first
     """
-    num_rows, vocab_size = logits.shape
     kernels = kernels_for(logits)
-    find = _top if kernels is None else kernels.top
+    if kernels is not None:
+        return Laws(*kernels.laws(logits, temperatures.tolist(), (top_k, top_p, min_p)))
+    num_rows, vocab_size = logits.shape
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     pending = torch.arange(num_rows, device=logits.device)
     width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
     while pending.numel():
         is_whole = len(pending) == num_rows
-        top, ids = find(*((logits, temperatures) if is_whole else (logits[pending], temperatures[pending])), width)
+        top, ids = _top(*((logits, temperatures) if is_whole else (logits[pending], temperatures[pending])), width)
         keep, complete = _kept(top, top_k, top_p, min_p)
         done = complete if width < vocab_size else torch.ones_like(complete)
         found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))

@@ -31,9 +31,13 @@ def _mix(z: int) -> int:
 
 def stream_key(seed: int, child: int, position: int) -> int:
     """The 64-bit key of one draw: the noise of token `id` is hash(key + id * gamma)."""
-    key = _mix(seed + _GAMMA)
-    key = _mix(key + (child + 1) * _GAMMA)
-    return _signed(_mix(key + (position + 1) * _GAMMA))
+    return stream_keys(seed, child, position, 1)[0]
+
+
+def stream_keys(seed: int, child: int, position: int, count: int) -> list[int]:
+    """The keys of `count` draws, from this position on."""
+    key = _mix(_mix(seed + _GAMMA) + (child + 1) * _GAMMA)
+    return [_signed(_mix(key + (place + 1) * _GAMMA)) for place in range(position, position + count)]
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foredraft.kernels import Way
 from foredraft.sampling.counts import TokenCounts
-from foredraft.sampling.laws import Laws, inverse_cdf, tempered, truncated
-from foredraft.sampling.noise import exponentials, stream_key
+from foredraft.sampling.laws import Laws, inverse_cdf, laws_under
+from foredraft.sampling.noise import exponentials, stream_keys
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
-from foredraft.sampling.search import argmax_rows, top_rows
+from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
+
+GREEDY = Way()
 
 
 class Sampler:
@@ -52,6 +56,15 @@ class Sampler:
     def shares_noise(self) -> bool:
         """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
         return self.params.verifier == "coupled"
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn from its law with fresh noise."""
+        return not self.is_greedy and not self.shares_noise
+
+    @property
+    def temperature(self) -> float:
+        return 1.0 if self.params.temperature is None else self.params.temperature
 
     @property
     def adjusts(self) -> bool:
@@ -144,7 +157,11 @@ class Row(NamedTuple):
 
     @property
     def noise_key(self) -> int:
-        return stream_key(self.sampler.params.seed or 0, self.sampler.child, self.position)
+        return self.noise_keys(1)[0]
+
+    def noise_keys(self, count: int) -> list[int]:
+        """Of its own token, and of those behind it."""
+        return stream_keys(self.sampler.params.seed or 0, self.sampler.child, self.position, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +188,9 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
     """Each row's token, as the target (or a drafter) alone would write it. logits: [R, V]"""
     logits = adjusted(logits, rows)
+    kernels = kernels_for(logits)
+    if kernels is not None and not margins:
+        return Choice(_checked(kernels.choose(logits, ways_of(rows)), rows))
     ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     gaps = torch.full((len(rows),), torch.inf, device=logits.device, dtype=torch.float64) if margins else None
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
@@ -189,6 +209,48 @@ def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Cho
     return Choice(ids, gaps)
 
 
+def ways_of(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[Way]:
+    """How each row's token is chosen, and those behind it: counts[r] of them, each with noise of its own. None: one each."""
+    counts = counts or [1] * len(rows)
+    num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.sampler.draws)
+    uniforms: Iterator[float] = iter(())
+    if num_drawn:
+        generator = next(row.sampler.generator for row in rows if row.sampler.draws)
+        uniforms = iter(uniforms_for(generator, num_drawn, torch.device("cpu")).tolist())
+    ways = []
+    for row, count in zip(rows, counts, strict=True):
+        sampler = row.sampler
+        if sampler.is_greedy:
+            ways.append(GREEDY)
+        elif sampler.shares_noise:
+            ways.append(Way(sampler.temperature, sampler.truncation, keys=row.noise_keys(count)))
+        else:
+            ways.append(Way(sampler.temperature, sampler.truncation, list(islice(uniforms, count))))
+    return ways
+
+
+def choose_by(ways: Sequence[Way], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
+    """What the compiled kernels choose in one call, for other machines: the step-th token of each way, -1 where the row is no
+    law, and the laws of those that were drawn, by row. logits: [R, V] -> R ids, laws [V] each"""
+    ids = argmax_rows(logits)
+    is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
+    laws: dict[int, Tensor] = {}
+    groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
+    for r, way in enumerate(ways):
+        if way.temperature > 0:
+            groups.setdefault((way.is_drawn, way.truncation), []).append(r)
+    for (is_drawn, truncation), group in groups.items():
+        law = laws_under(_select(logits, group), [ways[r].temperature for r in group], truncation)
+        is_nan[group] |= law.probs[:, 0].isnan()
+        if not is_drawn:
+            ids[group] = law.id_at(_scores(law, [ways[r].keys[step] for r in group]).argmax(-1))
+            continue
+        uniforms = torch.tensor([ways[r].uniforms[step] for r in group], dtype=torch.float64, device=logits.device)
+        ids[group] = law.id_at(inverse_cdf(law.probs, uniforms))
+        laws |= zip(group, law.dense(logits.shape[1]), strict=True)
+    return ids.masked_fill(is_nan, -1).tolist(), laws
+
+
 def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
     """The rows that sample, as groups of one kind of noise and one kind of support (laws_of takes one group)."""
     groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
@@ -200,14 +262,7 @@ def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
 
 def laws_of(logits: Tensor, rows: Sequence[Row]) -> Laws:
     """The laws of rows that sample under one truncation, from adjusted logits. [R, V] -> Laws of R rows"""
-    temperatures = torch.tensor(
-        [row.sampler.params.temperature for row in rows], dtype=torch.float64, device=logits.device
-    )
-    truncation = rows[0].sampler.truncation
-    if truncation is None:
-        return Laws(tempered(logits, temperatures))
-    top_k, top_p, min_p = truncation
-    return truncated(logits, temperatures, top_k=top_k, top_p=top_p, min_p=min_p)
+    return laws_under(logits, [row.sampler.temperature for row in rows], rows[0].sampler.truncation)
 
 
 def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -216,8 +271,7 @@ def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Ten
     if not rows[0].sampler.shares_noise:
         uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
         return laws.id_at(inverse_cdf(laws.probs, uniforms)), None
-    ids = laws.ids if laws.ids is not None else torch.arange(laws.probs.shape[1], device=laws.probs.device)
-    scores = laws.probs.to(torch.float64) / exponentials([row.noise_key for row in rows], ids)
+    scores = _scores(laws, [row.noise_key for row in rows])
     columns = scores.argmax(-1)
     gap = None
     if margins and scores.shape[1] > 1:
@@ -226,9 +280,24 @@ def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Ten
     return laws.id_at(columns), gap
 
 
+def _scores(laws: Laws, keys: Sequence[int]) -> Tensor:
+    """The largest of a row is its draw. [R, W] float64"""
+    ids = laws.ids if laws.ids is not None else torch.arange(laws.probs.shape[1], device=laws.probs.device)
+    return laws.probs.to(torch.float64) / exponentials(keys, ids)
+
+
 def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
     """[count] float64 in [0, 1)"""
     return torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+
+
+def _checked(ids: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Note the rows that are no law, where the kernels give -1. [R] -> [R]"""
+    if min(ids.tolist()) < 0:
+        for r in (ids < 0).nonzero()[:, 0].tolist():
+            _report(rows[r])
+        ids = ids.clamp(min=0)
+    return ids
 
 
 def _argmax(logits: Tensor, rows: Sequence[Row], margins: bool) -> tuple[Tensor, Tensor | None]:
@@ -249,8 +318,12 @@ def report_nan(values: Tensor, rows: Sequence[Row]) -> bool:
     would have reached."""
     bad = values.isnan().nonzero()[:, 0].tolist()
     for r in bad:
-        rows[r].sampler.fail(rows[r].prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
+        _report(rows[r])
     return bool(bad)
+
+
+def _report(row: Row) -> None:
+    row.sampler.fail(row.prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
 
 
 def _has_penalties(p: SamplingParams) -> bool:

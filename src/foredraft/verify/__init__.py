@@ -154,7 +154,7 @@ def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Ten
     if target.ids is not None:
         kept = target.ids.new_zeros(p.shape)
         kept[place] = target.ids
-    drafts = _Drafts(ids, prob_rows, proposal.probs)
+    drafts = _Drafts(ids, prob_rows, proposal.laws)
     columns = None if kept is None else kept[:, :width]
     p_draft = _read_at(p[:, :width], ids, columns)
     return Case(p, drafts.laws(p[:, :width], columns), p_draft, drafts.own(p.dtype), lens), kept
@@ -166,23 +166,24 @@ class _Drafts:
 
     ids: Tensor
     prob_rows: Tensor
-    probs: Tensor | None
+    drawn_from: Laws | None
 
     def own(self, dtype: torch.dtype) -> Tensor:
         """q of each draft token, 1 where it was certain. [B, K]"""
-        if self.probs is None:
+        if self.drawn_from is None:
             return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
-        own = self.probs.to(self.ids.device)[self.prob_rows.clamp(min=0), self.ids].to(dtype)
+        own = self._at(self.ids[..., None])[..., 0].to(dtype)
         return torch.where(self.prob_rows == CERTAIN, 1, own)
 
     def laws(self, like: Tensor, columns: Tensor | None) -> Tensor:
         """q on the ids in columns ([B, K, W]; None: every id), a point mass where it was certain. like: [B, K, W]"""
         certain = self.prob_rows == CERTAIN
         out = torch.zeros_like(like)
-        if self.probs is not None:
-            probs = self.probs.to(like.device)
-            rows = self.prob_rows.clamp(min=0)
-            out = (probs[rows] if columns is None else probs[rows[..., None], columns]).to(like.dtype)
+        if self.drawn_from is not None:
+            if columns is None:
+                out = self.drawn_from.dense(like.shape[2]).to(like.device)[self.prob_rows.clamp(min=0)].to(like.dtype)
+            else:
+                out = self._at(columns).to(like.dtype)
         if bool(certain.any()):
             ids = self.ids[certain][:, None]
             out[certain] = (
@@ -191,6 +192,11 @@ class _Drafts:
                 else (columns[certain] == ids).to(like.dtype)
             )
         return out
+
+    def _at(self, columns: Tensor) -> Tensor:
+        """[B, K, C] ids -> their probabilities under each place's law"""
+        assert self.drawn_from is not None
+        return self.drawn_from.to(self.ids.device).at(self.prob_rows.clamp(min=0), columns)
 
 
 def _read_at(laws: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
