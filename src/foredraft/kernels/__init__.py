@@ -4,7 +4,10 @@ Where there is no compiler, or the processor lacks what they need, `load_kernels
 """
 
 from foredraft.kernels.layout import (
+    RULES,
     AttentionShape,
+    Docket,
+    Judgement,
     PackedMatrix,
     Stack,
     StackLayer,
@@ -18,7 +21,10 @@ from foredraft.kernels.native import Kernels
 from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
 
 __all__ = [
+    "RULES",
     "AttentionShape",
+    "Docket",
+    "Judgement",
     "Kernels",
     "PackedMatrix",
     "Stack",

@@ -97,6 +97,19 @@ struct Laws {
     int64_t width;
 };
 
+// Sequences whose draft tokens are weighed: sequence b's rows of logits begin at first_rows[b], its draft tokens, and the
+// laws that each was drawn from (-1: it was certain), at places[b] of [B, K].
+struct Docket {
+    const int64_t *first_rows, *lens, *places;  // [num_sequences]
+    const Way* ways;                            // the target's
+    const int64_t* rules;                       // 0: rejection, 1: block
+    const int64_t *ids, *law_rows;              // [B, K]
+    const float* probs;                         // [R, columns]: the drafts' laws
+    const int64_t* kept_ids;                    // [R, columns], or null: each column is its id
+    const double* uniforms;                     // [num_sequences, 2]
+    int64_t num_sequences, max_len, columns, probs_stride, kept_stride;
+};
+
 struct AttentionCall {
     const uint16_t* query;                 // element (head, row, i) at head * query_head + row * query_row + i
     int64_t query_head, query_row;
@@ -957,7 +970,7 @@ int64_t drawn_place(const float* weights, int64_t count, double uniform) {
         if (weights[i] > 0) place = i;  // the last, where sums in another order fall short of their total
         sum += weights[i];
     }
-    return place;
+    return std::min(place, count - 1);
 }
 
 __m512i mixed(__m512i z) {
@@ -1034,6 +1047,101 @@ int64_t chosen(const Logits& row, int64_t width, const Way& way, const Noise& no
     return is_cut ? ids[place] : place;
 }
 
+// ------------------------------------------------------------------------------------------------------- verification
+
+// A law on some ids; ids null: on all, in order.
+struct Seen {
+    const float* probs;
+    const int64_t* ids;
+    int64_t count;
+    float of(int64_t id) const {
+        if (ids == nullptr) return id < count ? probs[id] : 0.0f;
+        for (int64_t i = 0; i < count; i++)
+            if (ids[i] == id && probs[i] > 0) return probs[i];
+        return 0.0f;
+    }
+};
+
+// max(scale * p - q, 0) on p's ids -> its sum. spread: zeros for all ids, and zeros again afterwards.
+double residual(const Seen& p, const Seen& q, double scale, float* spread, float* out) {
+    const __m512 by = _mm512_set1_ps((float)scale), zero = _mm512_setzero_ps();
+    const bool is_spread = q.ids != nullptr;
+    const float* other = is_spread ? spread : q.probs;
+    for (int64_t i = 0; is_spread && i < q.count; i++)
+        if (q.probs[i] > 0) spread[q.ids[i]] = q.probs[i];
+    double total = 0;
+    for (int64_t first = 0; first < p.count; first += STRETCH) {
+        __m512 sum = zero;
+        for (int64_t i = first; i < std::min(p.count, first + STRETCH); i += 16) {
+            const __mmask16 mask = lanes(p.count - i);
+            __m512 taken;
+            if (p.ids == nullptr) {
+                taken = _mm512_maskz_loadu_ps(mask, other + i);
+            } else {
+                const __m256 low = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)mask, _mm512_maskz_loadu_epi64((__mmask8)mask, p.ids + i), other, 4);
+                const __m256 high = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)(mask >> 8), _mm512_maskz_loadu_epi64((__mmask8)(mask >> 8), p.ids + i + 8), other, 4);
+                taken = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+            }
+            const __m512 left = _mm512_max_ps(_mm512_sub_ps(_mm512_mul_ps(by, _mm512_maskz_loadu_ps(mask, p.probs + i)), taken), zero);
+            sum = _mm512_mask_add_ps(sum, mask, sum, left);
+            if (out) _mm512_mask_storeu_ps(out + i, mask, left);
+        }
+        total += _mm512_reduce_add_ps(sum);
+    }
+    for (int64_t i = 0; is_spread && i < q.count; i++) spread[q.ids[i]] = 0;
+    return total;
+}
+
+// How many draft tokens of sequence b stand, and the token after them. p: its lens[b] + 1 laws. The rules are those of
+// foredraft/verify: see block.py and rejection.py. stop: [lens[b] + 1], the law of the first answer.
+void judge_one(const Docket& d, int64_t b, const std::vector<Seen>& p, std::vector<float>& spread, double* stop, int64_t* outcome) {
+    const int64_t n = d.lens[b], at = d.places[b] * d.max_len;
+    std::vector<Seen> q(n);
+    std::vector<float> ones(1, 1.0f), weights(p[0].count);
+    std::vector<double> scale(n + 1, 1.0), holds(n + 1, 1.0);
+    const auto draft = [&](int64_t i) -> Seen {
+        const int64_t row = d.law_rows[at + i];
+        if (row < 0) return {ones.data(), d.ids + at + i, 1};
+        return {d.probs + row * d.probs_stride, d.kept_ids ? d.kept_ids + row * d.kept_stride : nullptr, d.columns};
+    };
+    const bool is_block = d.rules[b] == 1;
+    double reached = 1;
+    for (int64_t i = 0; i < n; i++) {
+        q[i] = draft(i);
+        const int64_t id = d.ids[at + i];
+        const double own = q[i].of(id), ratio = own > 0 ? p[i].of(id) / own : 0;
+        if (is_block) {
+            scale[i + 1] = std::min(1.0, scale[i] * ratio);
+        } else {
+            stop[i] = reached * (1 - std::min(1.0, ratio));
+            reached *= std::min(1.0, ratio);
+        }
+    }
+    stop[n] = reached;
+    if (is_block) {
+        for (int64_t i = 1; i < n; i++) {
+            const double mass = residual(p[i], q[i], scale[i], spread.data(), nullptr), whole = mass + 1 - scale[i];
+            holds[i] = whole > 0 ? mass / whole : 1;
+        }
+        if (n > 0) holds[n] = scale[n];
+        double missed = 1;
+        for (int64_t i = n; i >= 0; missed *= 1 - holds[i--]) stop[i] = holds[i] * missed;
+    }
+    double total = 0, sum = 0;
+    for (int64_t i = 0; i <= n; i++) total += stop[i];
+    const double mark = std::min(d.uniforms[2 * b] * total, std::nextafter(total, 0.0));
+    int64_t stood = 0;
+    for (int64_t i = 0; i <= n && sum <= mark; sum += stop[i++])
+        if (stop[i] > 0) stood = i;
+    const Seen& own = p[stood];
+    const float* law = own.probs;
+    weights.resize(own.count);
+    if (stood < n && residual(own, q[stood], is_block ? scale[stood] : 1, spread.data(), weights.data()) > 0) law = weights.data();
+    const int64_t place = drawn_place(law, own.count, d.uniforms[2 * b + 1]);
+    outcome[0] = stood;
+    outcome[1] = own.ids ? own.ids[place] : place;
+}
+
 }  // namespace
 
 // -------------------------------------------------------------------------------------------------------------- calls
@@ -1080,6 +1188,57 @@ int64_t laws(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
         std::fill(ids + r * room + kept[r], ids + r * room + most, 0);
     }
     return most;
+}
+
+// Weighs sampled drafts. outcomes: [num_sequences, 2], how many draft tokens stand and the next one; bad: [rows of logits],
+// set where a row is no law; stops: [num_sequences, max_len + 1], the law of how many stand.
+void judge(const void* logits, int64_t is_float, int64_t width, const Docket* docket, int64_t* outcomes, uint8_t* bad, double* stops,
+           int64_t num_threads) {
+    const Docket& d = *docket;
+    std::vector<int64_t> offsets(d.num_sequences + 1, 0);
+    for (int64_t b = 0; b < d.num_sequences; b++) offsets[b + 1] = offsets[b] + d.lens[b] + 1;
+    const int64_t num_rows = offsets[d.num_sequences];
+    std::vector<std::pair<int64_t, int64_t>> rows;  // sequence, row of logits
+    for (int64_t b = 0; b < d.num_sequences; b++)
+        for (int64_t i = 0; i <= d.lens[b]; i++) rows.push_back({b, d.first_rows[b] + i});
+    std::vector<std::vector<float>> probs(num_rows);
+    std::vector<std::vector<int64_t>> ids(num_rows);
+#pragma omp parallel num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
+    {
+        // truncated laws row by row; whole ones by the sequence, in memory that stays warm
+#pragma omp for schedule(dynamic)
+        for (int64_t r = 0; r < num_rows; r++) {
+            const Way& way = d.ways[rows[r].first];
+            if (!truncates(way)) continue;
+            thread_local std::vector<float> some;
+            thread_local std::vector<int64_t> places;
+            const int64_t kept = kept_law(row_of(logits, is_float, width, rows[r].second), width, way, some, places);
+            probs[r].assign(some.begin(), some.begin() + kept);
+            ids[r].assign(places.begin(), places.begin() + kept);
+        }
+        thread_local std::vector<float> whole, spread;
+        if ((int64_t)spread.size() < width) spread.resize(width, 0.0f);
+#pragma omp for schedule(dynamic)
+        for (int64_t b = 0; b < d.num_sequences; b++) {
+            std::vector<Seen> p;
+            const int64_t stride = round_up(width, 16);
+            if (!truncates(d.ways[b]) && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
+            for (int64_t i = 0; i <= d.lens[b]; i++) {
+                const int64_t r = offsets[b] + i, from = d.first_rows[b] + i;
+                if (truncates(d.ways[b])) {
+                    if (probs[r].empty()) { probs[r].push_back(0); ids[r].push_back(0); bad[from] = 1; }
+                    p.push_back({probs[r].data(), ids[r].data(), (int64_t)probs[r].size()});
+                    continue;
+                }
+                float* law = whole.data() + i * stride;
+                dense_law(row_of(logits, is_float, width, from), width, d.ways[b].temperature, law);
+                bad[from] = std::isnan(law[0]);
+                if (bad[from]) std::fill_n(law, width, 0.0f);
+                p.push_back({law, nullptr, width});
+            }
+            judge_one(d, b, p, spread, stops + b * (d.max_len + 1), outcomes + 2 * b);
+        }
+    }
 }
 
 // Bytes of a packed matrix.

@@ -86,6 +86,19 @@ class LawsStruct(ctypes.Structure):
     _fields_ = [("probs", c_void_p), ("ids", c_void_p), ("kept", c_void_p), ("width", c_int64)]
 
 
+class DocketStruct(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, c_void_p)
+            for name in (
+                *("first_rows", "lens", "places", "ways", "rules"),
+                *("ids", "law_rows", "probs", "kept_ids", "uniforms"),
+            )
+        ),
+        *((name, c_int64) for name in ("num_sequences", "max_len", "columns", "probs_stride", "kept_stride")),
+    ]
+
+
 _WAY = struct.Struct("4q4f")
 _GREEDY, _DRAWN, _SHARED = 0, 1, 2
 
@@ -129,6 +142,41 @@ class Ways:
         self.rows = b"".join(rows)
         self.uniforms = struct.pack(f"{len(uniforms)}d", *uniforms)
         self.keys = struct.pack(f"{len(keys)}q", *keys)
+
+
+RULES = ("rejection", "block")
+"""What sampled drafts can be weighed by, in the library's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Docket:
+    """Sequences whose draft tokens are weighed against the laws that they were drawn from.
+
+    first_rows: where each one's lens[b] + 1 rows of logits begin. places: its row of ids and law_rows [B, K] int64 (-1: it was
+    certain). ways: the target's. rules: of RULES. probs: [R, C] float32, the drafts' laws on kept_ids [R, C] (None: on all).
+    uniforms: in [0, 1), two for each sequence.
+    """
+
+    first_rows: Sequence[int]
+    lens: Sequence[int]
+    places: Sequence[int]
+    ways: Sequence[Way]
+    rules: Sequence[str]
+    ids: Tensor
+    law_rows: Tensor
+    probs: Tensor
+    kept_ids: Tensor | None
+    uniforms: Sequence[float]
+
+
+class Judgement(NamedTuple):
+    """num_accepted, next_ids: of each sequence. bad_rows: of logits, where they are no law. stops: [B, K + 1] float64, the
+    law of how many draft tokens stand."""
+
+    num_accepted: list[int]
+    next_ids: list[int]
+    bad_rows: list[int]
+    stops: np.ndarray[Any, np.dtype[np.float64]]
 
 
 class PackedMatrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_int64, c_void_p
 from pathlib import Path
@@ -16,9 +17,13 @@ from torch import Tensor
 from foredraft.kernels.layout import (
     BF16,
     INT8,
+    RULES,
     AttentionCallStruct,
     AttentionShape,
     BatchStruct,
+    Docket,
+    DocketStruct,
+    Judgement,
     LawsStruct,
     MatrixStruct,
     PackedMatrix,
@@ -37,8 +42,9 @@ _SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
 _LAW_ROOM = 512
 """Ids of a truncated law that there is room for at first."""
 
-_MATRIX, _STACK, _BATCH, _CALLS, _LAWS = (
-    POINTER(struct) for struct in (MatrixStruct, StackStruct, BatchStruct, AttentionCallStruct, LawsStruct)
+_MATRIX, _STACK, _BATCH, _CALLS, _LAWS, _DOCKET = (
+    POINTER(struct)
+    for struct in (MatrixStruct, StackStruct, BatchStruct, AttentionCallStruct, LawsStruct, DocketStruct)
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "packed_bytes": (c_int64, [c_int64] * 3),
@@ -57,6 +63,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         ],
     ),
     "choose": (None, [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
+    "judge": (None, [c_void_p, c_int64, c_int64, _DOCKET, c_void_p, c_void_p, c_void_p, c_int64]),
     "laws": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
     "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]),
     "top": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
@@ -228,6 +235,29 @@ class Kernels:
                 return probs[:, :most], ids[:, :most]
             room = most
 
+    def judge(self, logits: Tensor, docket: Docket) -> Judgement:
+        """Weigh sampled drafts: laws, rule and draw in one call. logits: [rows, V]"""
+        logits = _checked_logits(logits)
+        if docket.kept_ids is None and docket.probs.shape[1] != logits.shape[1]:
+            raise ValueError(f"laws of {docket.probs.shape[1]} ids do not fit logits of {logits.shape[1]}")
+        num_sequences, max_len = len(docket.lens), docket.ids.shape[1]
+        struct, _held = _on_file(docket)
+        outcomes = np.empty((num_sequences, 2), dtype=np.int64)
+        bad = np.zeros(logits.shape[0], dtype=np.uint8)
+        stops = np.zeros((num_sequences, max_len + 1))
+        self._library.judge(
+            logits.data_ptr(),
+            logits.dtype == torch.float32,
+            logits.shape[1],
+            struct,
+            outcomes.ctypes.data,
+            bad.ctypes.data,
+            stops.ctypes.data,
+            torch.get_num_threads(),
+        )
+        accepted, next_ids = outcomes.T.tolist()
+        return Judgement(accepted, next_ids, bad.nonzero()[0].tolist(), stops)
+
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
         logits = _checked_logits(logits)
@@ -316,6 +346,34 @@ def _room_for_laws(
     ids = torch.empty(ways.num_laws, vocab_size, dtype=torch.int64) if ways.truncates else None
     kept = np.zeros(ways.num_laws, dtype=np.int64)
     return LawsStruct(probs.data_ptr(), address(ids), kept.ctypes.data, vocab_size), probs, ids, kept
+
+
+def _on_file(docket: Docket) -> tuple[DocketStruct, tuple[object, ...]]:
+    """The struct, and what must live as long as it is used."""
+    rules = [RULES.index(rule) for rule in docket.rules]
+    numbers = [array("q", each) for each in (docket.first_rows, docket.lens, docket.places)]
+    ways, uniforms = array("q", Ways(docket.ways).rows), array("d", docket.uniforms)
+    numbers += [ways, array("q", rules)]
+    ids, law_rows = docket.ids.contiguous(), docket.law_rows.contiguous()
+    probs, kept_ids = docket.probs.float(), docket.kept_ids
+    if probs.stride(1) != 1:
+        probs = probs.contiguous()
+    if kept_ids is not None and kept_ids.stride(1) != 1:
+        kept_ids = kept_ids.contiguous()
+    struct = DocketStruct(
+        *(each.buffer_info()[0] for each in numbers),
+        ids.data_ptr(),
+        law_rows.data_ptr(),
+        probs.data_ptr(),
+        address(kept_ids),
+        uniforms.buffer_info()[0],
+        len(docket.lens),
+        ids.shape[1],
+        probs.shape[1],
+        probs.stride(0),
+        0 if kept_ids is None else kept_ids.stride(0),
+    )
+    return struct, (numbers, uniforms, ids, law_rows, probs, kept_ids)
 
 
 def _call(

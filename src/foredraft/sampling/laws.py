@@ -47,7 +47,7 @@ class Laws:
             return self.probs[rows[..., None], columns]
         # what fills a row up must not be taken for the id 0
         known, order = torch.where(self.probs > 0, self.ids, -1).sort(dim=-1)
-        places = torch.searchsorted(known[rows], columns).clamp(max=known.shape[1] - 1)
+        places = torch.searchsorted(known[rows], columns.contiguous()).clamp(max=known.shape[1] - 1)
         places = order[rows].gather(-1, places)
         probs = self.probs[rows].gather(-1, places)
         return torch.where(self.ids[rows].gather(-1, places) == columns, probs, 0)

@@ -294,8 +294,7 @@ def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -
 def _checked(ids: Tensor, rows: Sequence[Row]) -> Tensor:
     """Note the rows that are no law, where the kernels give -1. [R] -> [R]"""
     if min(ids.tolist()) < 0:
-        for r in (ids < 0).nonzero()[:, 0].tolist():
-            _report(rows[r])
+        report_failed(rows, (ids < 0).nonzero()[:, 0].tolist())
         ids = ids.clamp(min=0)
     return ids
 
@@ -317,13 +316,15 @@ def report_nan(values: Tensor, rows: Sequence[Row]) -> bool:
     """Note the rows in which the model gave NaN; say whether there are any. values: [R], one number of each row that NaN
     would have reached."""
     bad = values.isnan().nonzero()[:, 0].tolist()
-    for r in bad:
-        _report(rows[r])
+    report_failed(rows, bad)
     return bool(bad)
 
 
-def _report(row: Row) -> None:
-    row.sampler.fail(row.prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
+def report_failed(rows: Sequence[Row], bad: Sequence[int]) -> None:
+    """Note that these rows are no law."""
+    for r in bad:
+        row = rows[r]
+        row.sampler.fail(row.prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
 
 
 def _has_penalties(p: SamplingParams) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from foredraft.kernels import RULES as NATIVE_RULES
+from foredraft.kernels import Docket, Kernels, Way
 from foredraft.proposal import CERTAIN, Proposal, Verdict
-from foredraft.sampling import Laws, Row, Sampler, adjusted, choose, laws_of, report_nan, uniforms_for
+from foredraft.sampling import Laws, Row, Sampler, adjusted, choose, laws_of, report_failed, report_nan, uniforms_for
+from foredraft.sampling.search import kernels_for
 from foredraft.verify.block import block_law
 from foredraft.verify.coupled import walk
 from foredraft.verify.law import Case, OutcomeLaw, Rule, draw, next_weights
@@ -52,16 +56,16 @@ def verify(
         num_accepted, next_ids, ties = _walk(logits, rows, None, proposal, near_tie)
         return Verdict(num_accepted, next_ids), ties
     by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
-    num_accepted, next_ids = (torch.zeros(len(samplers), dtype=torch.int64) for _ in range(2))
+    outcomes: dict[int, tuple[int, int]] = {}
     ties = torch.zeros(len(samplers), proposal.ids.shape[1] + 1, dtype=torch.bool)
     if by_walk:
         part = [r for b in by_walk for r in range(starts[b], starts[b + 1])]
         accepted, ids, part_ties = _walk(logits, rows, (part, by_walk), proposal, near_tie)
-        num_accepted[by_walk], next_ids[by_walk] = accepted, ids
+        outcomes |= zip(by_walk, zip(accepted.tolist(), ids.tolist(), strict=True), strict=True)
         ties[by_walk, : part_ties.shape[1]] = part_ties
     for group in _ratio_groups(samplers, by_ratio):
-        accepted, ids = _draw_by_ratio(logits, rows, starts, proposal, group)
-        num_accepted[group], next_ids[group] = accepted, ids
+        outcomes |= zip(group, _draw_by_ratio(logits, rows, starts, proposal, group), strict=True)
+    num_accepted, next_ids = torch.tensor([outcomes[b] for b in range(len(samplers))]).unbind(1)
     return Verdict(num_accepted, next_ids), ties
 
 
@@ -80,9 +84,9 @@ def _rows(
 
 def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
-    if sampler.is_greedy or sampler.shares_noise:
+    if proposal.probs is None or sampler.is_greedy or sampler.shares_noise:
         return False
-    return bool((proposal.prob_rows[b, : proposal.lens[b]] != CERTAIN).any())
+    return any(row != CERTAIN for row in proposal.prob_rows[b, : proposal.lens[b]].tolist())
 
 
 def _walk(
@@ -121,22 +125,53 @@ def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[in
 
 def _draw_by_ratio(
     logits: Tensor, rows: list[Row], starts: list[int], proposal: Proposal, batch: list[int]
-) -> tuple[Tensor, Tensor]:
+) -> list[tuple[int, int]]:
+    """-> (how many draft tokens stand, the next token) of each sequence in `batch`"""
     part = [r for b in batch for r in range(starts[b], starts[b + 1])]
     part_rows = [rows[r] for r in part]
-    selected = logits if len(part) == len(rows) else logits[part]
-    target = laws_of(adjusted(selected, part_rows), part_rows)
+    selected = adjusted(logits if len(part) == len(rows) else logits[part], part_rows)
+    sampler = part_rows[0].sampler
+    uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
+    kernels = kernels_for(selected)
+    if kernels is not None and sampler.params.verifier in NATIVE_RULES:
+        return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
+    target = laws_of(selected, part_rows)
     if report_nan(target.probs[:, 0], part_rows):
         # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
         target = replace(target, probs=target.probs.nan_to_num())
     case, columns_to_ids = _case(target, proposal, batch)
-    sampler = part_rows[0].sampler
     law = RULES[sampler.params.verifier](case)
-    uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
     stop, column = draw(case, law, uniforms)
     batch_rows = torch.arange(len(batch), device=stop.device)
     next_ids = column if columns_to_ids is None else columns_to_ids[batch_rows, stop, column]
-    return stop.cpu(), next_ids.cpu()
+    return list(zip(stop.tolist(), next_ids.tolist(), strict=True))
+
+
+def _judged(
+    kernels: Kernels, logits: Tensor, rows: list[Row], proposal: Proposal, batch: list[int], uniforms: Tensor
+) -> list[tuple[int, int]]:
+    """The same laws and the same draw, in one call. Float64, and what runs elsewhere, takes the way above."""
+    assert proposal.probs is not None
+    lens = [int(proposal.lens[b]) for b in batch]
+    first_rows = list(accumulate((length + 1 for length in lens[:-1]), initial=0))
+    samplers = [rows[first].sampler for first in first_rows]
+    found = kernels.judge(
+        logits,
+        Docket(
+            first_rows,
+            lens,
+            batch,
+            [Way(sampler.temperature, sampler.truncation) for sampler in samplers],
+            [sampler.params.verifier for sampler in samplers],
+            proposal.ids,
+            proposal.prob_rows,
+            proposal.probs,
+            proposal.kept_ids,
+            uniforms.flatten().tolist(),
+        ),
+    )
+    report_failed(rows, found.bad_rows)
+    return list(zip(found.num_accepted, found.next_ids, strict=True))
 
 
 def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:

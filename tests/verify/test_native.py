@@ -1,0 +1,137 @@
+"""The compiled rules have the laws of the ones in Python, which the laws' own tests enumerate in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.kernels import RULES, Docket, Judgement, Kernels, Way, load_kernels, why_none
+from tests.laws import Toy, outcome_table, random_laws, toy, toys
+
+pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
+
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 2},
+    {"top_p": 0.7},
+    {"top_k": 4, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 0.6},
+]
+GRID = 400
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    loaded = load_kernels()
+    assert loaded is not None
+    return loaded
+
+
+class Court:
+    """Every draft of a toy, to be judged with any uniform numbers. kept: the drafts' laws as few ids in another order."""
+
+    def __init__(self, kernels: Kernels, case: Toy, rule: str, dtype: torch.dtype, *, kept: bool) -> None:
+        self.drafts = [x[:n] for x in case.drafts() for n in range(1, case.depth + 1) if case.is_ratio(x[:n])]
+        self.lens = [len(x) for x in self.drafts]
+        self._kernels, self._rule, self._params = kernels, rule, case.params
+        self._proposal = case.proposal(self.drafts)
+        self._logits = case.target_rows(self.drafts).to(dtype)
+        assert self._proposal.probs is not None
+        self._probs, self._ids = self._proposal.probs.float(), None
+        if kept:
+            self._probs, self._ids = self._probs.sort(dim=-1, descending=True)
+
+    def judge(self, uniforms: torch.Tensor) -> Judgement:
+        """uniforms: [B, n, 2] -> of B * n sequences"""
+        times = uniforms.shape[1]
+        starts = [sum(self.lens[:b]) + b for b in range(len(self.lens))]
+        p = self._params
+        way = Way(p.get("temperature", 1.0), (p.get("top_k", 0), p.get("top_p", 1.0), p.get("min_p", 0.0)))
+
+        def repeated(values: list[int]) -> list[int]:
+            return [value for value in values for _ in range(times)]
+
+        docket = Docket(
+            repeated(starts),
+            repeated(self.lens),
+            repeated(list(range(len(self.lens)))),
+            [way] * (times * len(self.lens)),
+            [self._rule] * (times * len(self.lens)),
+            self._proposal.ids,
+            self._proposal.prob_rows,
+            self._probs,
+            self._ids,
+            uniforms.flatten().tolist(),
+        )
+        return self._kernels.judge(self._logits, docket)
+
+
+def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
+    """How many stand, to 1e-5; and each next token's share on a grid of uniform numbers, up to what its edges hide."""
+    court = Court(kernels, case, rule, torch.float32, kept=kept)
+    expected = outcome_table(case, court.drafts, rule)
+    some = torch.full((len(court.drafts), 1, 2), 0.5, dtype=torch.float64)
+    stops = torch.from_numpy(court.judge(some).stops)
+    torch.testing.assert_close(stops, expected.sum(-1), rtol=0, atol=1e-5)
+    for stood in range(case.depth + 1):
+        uniforms = torch.empty(len(court.drafts), GRID, 2, dtype=torch.float64)
+        uniforms[..., 0] = (stops[:, : stood + 1].sum(1) - stops[:, stood] / 2).clamp(max=1)[:, None]
+        uniforms[..., 1] = (torch.arange(GRID) + 0.5) / GRID
+        found = court.judge(uniforms)
+        accepted, next_ids = (torch.tensor(x).view(-1, GRID) for x in (found.num_accepted, found.next_ids))
+        for b in (stops[:, stood] > 1e-4).nonzero()[:, 0].tolist():
+            assert (accepted[b] == stood).all()
+            share = torch.bincount(next_ids[b], minlength=case.vocab_size) / GRID
+            law = expected[b, stood] / expected[b, stood].sum()
+            torch.testing.assert_close(share.double(), law, rtol=0, atol=2.5 / GRID)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", toys(1))
+def test_outcomes_have_the_law_of_the_rule(name: str, rule: str, kept: bool, kernels: Kernels) -> None:
+    for depth in (1, 2, 3):
+        case = toys(depth)[name]
+        if case.is_ratio((0,) * depth):
+            check(kernels, case, rule, kept=kept)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_truncated_targets(params: dict[str, Any], rule: str, kept: bool, kernels: Kernels) -> None:
+    for certain in ((), (1,)):
+        case = toy(random_laws(11, 1.5, 5), random_laws(12, 1.5, 5), vocab_size=5, certain=certain, **params)
+        check(kernels, case, rule, kept=kept)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("vocab_size", [300, 70_001])
+@pytest.mark.parametrize("params", PARAMS[:3], ids=str)
+def test_wide_laws(params: dict[str, Any], vocab_size: int, rule: str, kernels: Kernels) -> None:
+    """Through `verify` in float32, where it is compiled, and in float64, where it is not: the same of 40 outcomes but
+    where a uniform number falls on a border."""
+    from foredraft.proposal import Proposal
+    from foredraft.sampling import Row, laws_of, pick
+    from foredraft.verify import verify
+    from tests.laws import sampler_for
+
+    generator = torch.Generator().manual_seed(vocab_size)
+    batch, depth = 40 if vocab_size < 1000 else 6, 3
+    target = 3 * torch.randn(batch, depth + 1, vocab_size, generator=generator)
+    draft = (target[:, :-1] + torch.randn(batch, depth, vocab_size, generator=generator)).flatten(0, 1)
+    row = Row(sampler_for(params), (0,))
+    laws = laws_of(draft, [row] * len(draft))
+    ids, _ = pick(laws, [row] * len(draft))
+    lens = torch.arange(batch) % 3 + 1
+    proposal = Proposal(ids.view(batch, depth), lens, torch.arange(len(draft)).view(batch, depth), laws.probs, laws.ids)
+    rows = torch.cat([logits[: n + 1] for logits, n in zip(target, lens.tolist(), strict=True)])
+    outcomes = []
+    for dtype in (torch.float32, torch.float64):
+        samplers = [sampler_for({**params, "verification": rule}, seed=5)] * batch
+        verdict, _ = verify(rows.to(dtype), proposal, samplers, [(0,)] * batch)
+        outcomes.append(list(zip(verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True)))
+    assert sum(a != b for a, b in zip(*outcomes, strict=True)) <= 1
+    assert len({accepted for accepted, _ in outcomes[0]}) > 1
