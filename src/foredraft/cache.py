@@ -6,11 +6,10 @@ said to hold is garbage that the next read overwrites. A cache shrinks in one fu
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +57,7 @@ class Region:
         self.tokens: list[int] = []
         self.capacity = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._addresses: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
 
@@ -86,9 +85,7 @@ class Region:
         padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
         return keys[:, :padded], values[:, :padded]
 
-    def addresses(
-        self, num_layers: int, num_heads: int, width: int, dtype: torch.dtype
-    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def addresses(self, num_layers: int, num_heads: int, width: int, dtype: torch.dtype) -> array[int]:
         """For a reader that writes by itself: where the keys and the values [H, capacity, D] of layers 0.. begin,
         [num_layers, 2], valid until the next resize."""
         if self._addresses is None:
@@ -96,8 +93,8 @@ class Region:
             for layer in range(num_layers):
                 if layer not in self._layers:
                     self._layers[layer] = (self._blank(like), self._blank(like))
-            pairs = [[tensor.data_ptr() for tensor in self._layers[layer]] for layer in range(num_layers)]
-            self._addresses = np.array(pairs, dtype=np.int64)
+            pairs = (self._layers[layer] for layer in range(num_layers))
+            self._addresses = array("q", [tensor.data_ptr() for pair in pairs for tensor in pair])
         return self._addresses
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:

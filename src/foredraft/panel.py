@@ -55,7 +55,7 @@ class Panel:
         lens, allowed = proposal.lens.tolist(), [w.max_draft for w in works]
         if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
             raise RuntimeError(f"{type(drafter).__name__} proposed {lens}, allowed {allowed}")
-        ids = proposal.ids[proposal.drafted] if any(lens) else None
-        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        ids = [token for row, length in zip(proposal.ids.tolist(), lens, strict=True) for token in row[:length]]
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RuntimeError(f"{type(drafter).__name__} proposed an id outside the vocabulary")
         return proposal

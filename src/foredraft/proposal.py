@@ -53,7 +53,8 @@ class Proposal:
             )
         if self.lens.shape != self.ids.shape[:1]:
             raise ValueError(f"lens {tuple(self.lens.shape)} must be [B] for ids {tuple(self.ids.shape)}")
-        if any(not 0 <= length <= self.ids.shape[1] for length in self.lens.tolist()):
+        lens = self.lens.tolist()
+        if lens and not 0 <= min(lens) <= max(lens) <= self.ids.shape[1]:
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
 
     @property

@@ -73,7 +73,7 @@ def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
     court = Court(kernels, case, rule, torch.float32, kept=kept)
     expected = outcome_table(case, court.drafts, rule)
     some = torch.full((len(court.drafts), 1, 2), 0.5, dtype=torch.float64)
-    stops = torch.from_numpy(court.judge(some).stops)
+    stops = torch.tensor(court.judge(some).stops.tolist(), dtype=torch.float64).view(len(court.drafts), -1)
     torch.testing.assert_close(stops, expected.sum(-1), rtol=0, atol=1e-5)
     for stood in range(case.depth + 1):
         uniforms = torch.empty(len(court.drafts), GRID, 2, dtype=torch.float64)

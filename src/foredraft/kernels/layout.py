@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,13 +170,13 @@ class Docket:
 
 
 class Judgement(NamedTuple):
-    """num_accepted, next_ids: of each sequence. bad_rows: of logits, where they are no law. stops: [B, K + 1] float64, the
-    law of how many draft tokens stand."""
+    """num_accepted, next_ids: of each sequence. bad_rows: of logits, where they are no law. stops: [B, K + 1], the law of
+    how many draft tokens stand."""
 
     num_accepted: list[int]
     next_ids: list[int]
     bad_rows: list[int]
-    stops: np.ndarray[Any, np.dtype[np.float64]]
+    stops: array[float]
 
 
 class PackedMatrix:
@@ -201,14 +201,14 @@ class AttentionShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StackSpan:
-    """Rows first_row .. of a pass are positions start .. of one sequence. stores: [layers, 2] int64, where its keys
+    """Rows first_row .. of a pass are positions start .. of one sequence. stores: [layers, 2], where its keys
     [H, capacity, D] and values of each layer lie."""
 
     first_row: int
     num_rows: int
     start: int
     capacity: int
-    stores: np.ndarray[Any, np.dtype[np.int64]]
+    stores: array[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_int64, c_void_p
+from ctypes import POINTER, c_char, c_int64, c_void_p
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,8 +160,8 @@ class Kernels:
         """
         logits = torch.empty(len(reading.wanted), stack.vocab_size, dtype=torch.bfloat16)
         batch, _held = _batch(stack, reading, logits)
-        counts, width = np.array(lens, dtype=np.int64), max(lens)
-        written = np.full((len(lens), width), -1, dtype=np.int64)
+        counts, width = array("q", lens), max(lens)
+        written = array("q", [-1]) * (len(lens) * width)
         threads = torch.get_num_threads()
         # the last pass has the longest context, and a row a span
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
@@ -172,7 +171,7 @@ class Kernels:
         most = self._library.write(
             stack.struct,
             batch,
-            counts.ctypes.data,
+            counts.buffer_info()[0],
             width,
             min(vocab_size, stack.vocab_size),
             packed.rows,
@@ -180,12 +179,13 @@ class Kernels:
             packed.keys,
             laws,
             packed.num_laws,
-            written.ctypes.data,
+            written.buffer_info()[0],
             room,
             threads,
         )
         tokens = [
-            [token for token in row[:count] if token >= 0] for row, count in zip(written.tolist(), lens, strict=True)
+            [token for token in written[first : first + count] if token >= 0]
+            for first, count in zip(range(0, len(written), width), lens, strict=True)
         ]
         if ids is None or probs is None:
             return tokens, probs, None
@@ -242,21 +242,21 @@ class Kernels:
             raise ValueError(f"laws of {docket.probs.shape[1]} ids do not fit logits of {logits.shape[1]}")
         num_sequences, max_len = len(docket.lens), docket.ids.shape[1]
         struct, _held = _on_file(docket)
-        outcomes = np.empty((num_sequences, 2), dtype=np.int64)
-        bad = np.zeros(logits.shape[0], dtype=np.uint8)
-        stops = np.zeros((num_sequences, max_len + 1))
+        outcomes = array("q", [0, 0]) * num_sequences
+        bad = bytearray(logits.shape[0])
+        stops = array("d", [0.0]) * (num_sequences * (max_len + 1))
         self._library.judge(
             logits.data_ptr(),
             logits.dtype == torch.float32,
             logits.shape[1],
             struct,
-            outcomes.ctypes.data,
-            bad.ctypes.data,
-            stops.ctypes.data,
+            outcomes.buffer_info()[0],
+            (c_char * len(bad)).from_buffer(bad),
+            stops.buffer_info()[0],
             torch.get_num_threads(),
         )
-        accepted, next_ids = outcomes.T.tolist()
-        return Judgement(accepted, next_ids, bad.nonzero()[0].tolist(), stops)
+        bad_rows = [r for r, is_bad in enumerate(bad) if is_bad]
+        return Judgement(outcomes[::2].tolist(), outcomes[1::2].tolist(), bad_rows, stops)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
@@ -311,15 +311,15 @@ class _Workspaces(threading.local):
 def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruct, tuple[object, ...]]:
     """The struct, and what must live as long as it is used."""
     spans, (cos, sin) = reading.spans, reading.rotation
-    ids, positions, wanted = (
-        np.array(values, dtype=np.int32) for values in (reading.ids, reading.positions, reading.wanted)
-    )
-    if not 0 <= ids.min() <= ids.max() < stack.num_embeddings:
-        raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {ids.min()} to {ids.max()} are there")
-    bounds = np.array([(s.first_row, s.num_rows, s.start, s.capacity) for s in spans], dtype=np.int64)
-    stores = spans[0].stores if len(spans) == 1 else np.concatenate([span.stores for span in spans])
+    lowest, highest = min(reading.ids), max(reading.ids)
+    if not 0 <= lowest <= highest < stack.num_embeddings:
+        raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {lowest} to {highest} are there")
+    # arrays of the interpreter's own: for a few numbers they cost a fifth of NumPy's
+    ids, positions, wanted = (array("i", values) for values in (reading.ids, reading.positions, reading.wanted))
+    bounds = array("q", [x for s in spans for x in (s.first_row, s.num_rows, s.start, s.capacity)])
+    stores = spans[0].stores if len(spans) == 1 else array("q", chain.from_iterable(span.stores for span in spans))
     arrays = (ids, positions, wanted, bounds, stores)
-    at_ids, at_positions, at_wanted, at_bounds, at_stores = (array.ctypes.data for array in arrays)
+    at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
     batch = BatchStruct(
         at_ids,
         at_positions,
@@ -336,16 +336,14 @@ def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruc
     return batch, arrays
 
 
-def _room_for_laws(
-    ways: Ways, vocab_size: int
-) -> tuple[LawsStruct | None, Tensor | None, Tensor | None, np.ndarray[Any, Any] | None]:
+def _room_for_laws(ways: Ways, vocab_size: int) -> tuple[LawsStruct | None, Tensor | None, Tensor | None, object]:
     """As wide as the vocabulary, where nothing says how many ids will be kept: memory that is not written to costs nothing."""
     if ways.num_laws == 0:
         return None, None, None, None
     probs = torch.empty(ways.num_laws, vocab_size)
     ids = torch.empty(ways.num_laws, vocab_size, dtype=torch.int64) if ways.truncates else None
-    kept = np.zeros(ways.num_laws, dtype=np.int64)
-    return LawsStruct(probs.data_ptr(), address(ids), kept.ctypes.data, vocab_size), probs, ids, kept
+    kept = array("q", [0]) * ways.num_laws
+    return LawsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
 
 
 def _on_file(docket: Docket) -> tuple[DocketStruct, tuple[object, ...]]:

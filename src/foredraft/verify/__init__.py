@@ -111,8 +111,6 @@ def _walk(
         own_ids = torch.zeros(place.shape, dtype=torch.int64).masked_scatter_(place, own_ids)
         if margins is not None:
             ties[place] = margins.cpu() < near_tie
-    if width == 1:
-        return torch.zeros_like(lens), own_ids[:, 0], ties
     return *walk(own_ids, draft_ids[:, : width - 1], lens), ties
 
 

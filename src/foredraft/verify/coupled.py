@@ -7,6 +7,7 @@ target's token is drawn from p independently of them).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -15,8 +16,11 @@ def walk(own_ids: Tensor, draft_ids: Tensor, lens: Tensor) -> tuple[Tensor, Tens
 
     -> (how many draft tokens stand [B], the next token [B])
     """
-    num_places = draft_ids.shape[1]
-    within = own_ids.new_ones(lens.shape[0], num_places).cumsum(1) <= lens[:, None]
-    stands = ((own_ids[:, :num_places] == draft_ids) & within).cumprod(1)
-    num_accepted = stands.sum(1)
-    return num_accepted, own_ids.gather(1, num_accepted[:, None])[:, 0]
+    num_accepted, next_ids = [], []
+    for own, drafted, length in zip(own_ids.tolist(), draft_ids.tolist(), lens.tolist(), strict=True):
+        stood = 0
+        while stood < length and own[stood] == drafted[stood]:
+            stood += 1
+        num_accepted.append(stood)
+        next_ids.append(own[stood])
+    return torch.tensor(num_accepted, dtype=torch.int64), torch.tensor(next_ids, dtype=torch.int64)
