@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,13 +71,23 @@ class Proposal:
     @staticmethod
     def certain(rows: Sequence[Sequence[int]]) -> Proposal:
         """Draft tokens that were not drawn from a law: every row is a point mass."""
+        return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows])
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[int]], prob_rows: Sequence[Sequence[int]], laws: Laws | None = None) -> Proposal:
+        """rows: the draft tokens of each sequence. prob_rows: which of the laws each was drawn from, or CERTAIN."""
         lens = [len(row) for row in rows]
         width = max(lens, default=0)
-        if width == 0:
-            ids = torch.empty(len(rows), 0, dtype=torch.int64)
-        else:
-            ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
-        return Proposal(ids, torch.tensor(lens, dtype=torch.int64), torch.full_like(ids, CERTAIN))
+        ids = [[*row, *[0] * (width - len(row))] for row in rows]
+        drawn_from = [[*row, *[CERTAIN] * (width - len(row))] for row in prob_rows]
+        probs, kept_ids = (None, None) if laws is None else (laws.probs, laws.ids)
+        shape = (len(rows), width)
+        return Proposal(tensor_of(ids).view(shape), tensor_of(lens), tensor_of(drawn_from).view(shape), probs, kept_ids)
+
+
+def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """int64. For a few numbers this costs a third of torch.tensor."""
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:

@@ -188,11 +188,7 @@ def _num_rows(laws: list[Laws]) -> int:
 
 
 def _as_proposal(drafts: list[_Draft], laws: list[Laws], vocab_size: int) -> Proposal:
-    certain = Proposal.certain([draft.ids for draft in drafts])
-    if not laws:
-        return certain
-    width = certain.ids.shape[1]
-    rows = [[*draft.law_rows, *[CERTAIN] * (width - len(draft.law_rows))] for draft in drafts]
-    prob_rows = torch.tensor(rows, dtype=torch.int64).reshape(len(drafts), width)
-    law = laws[0] if len(laws) == 1 else Laws(torch.cat([part.dense(vocab_size) for part in laws]))
-    return Proposal(certain.ids, certain.lens, prob_rows, law.probs, law.ids)
+    law = laws[0] if len(laws) == 1 else None
+    if len(laws) > 1:
+        law = Laws(torch.cat([part.dense(vocab_size) for part in laws]))
+    return Proposal.of([draft.ids for draft in drafts], [draft.law_rows for draft in drafts], law)

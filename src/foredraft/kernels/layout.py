@@ -101,6 +101,7 @@ class DocketStruct(ctypes.Structure):
 
 _WAY = struct.Struct("4q4f")
 _GREEDY, _DRAWN, _SHARED = 0, 1, 2
+_GREEDY_WAY = _WAY.pack(_GREEDY, 0, 0, 0, 0.0, 1.0, 0.0, 0.0)
 
 
 class Way(NamedTuple):
@@ -130,8 +131,11 @@ class Ways:
         uniforms: list[float] = []
         keys: list[int] = []
         for way in ways:
+            if way.temperature == 0:
+                rows.append(_GREEDY_WAY)
+                continue
             top_k, top_p, min_p = way.truncation or (0, 1.0, 0.0)
-            kind = _GREEDY if way.temperature == 0 else _DRAWN if way.is_drawn else _SHARED
+            kind = _DRAWN if way.is_drawn else _SHARED
             first = len(uniforms) if kind == _DRAWN else len(keys)
             rows.append(_WAY.pack(kind, first, self.num_laws, top_k, way.temperature, top_p, min_p, 0.0))
             uniforms += way.uniforms

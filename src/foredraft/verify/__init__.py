@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import Docket, Kernels, Way
-from foredraft.proposal import CERTAIN, Proposal, Verdict
+from foredraft.proposal import CERTAIN, Proposal, Verdict, tensor_of
 from foredraft.sampling import Laws, Row, Sampler, adjusted, choose, laws_of, report_failed, report_nan, uniforms_for
 from foredraft.sampling.search import kernels_for
 from foredraft.verify.block import block_law
@@ -65,7 +65,7 @@ def verify(
         ties[by_walk, : part_ties.shape[1]] = part_ties
     for group in _ratio_groups(samplers, by_ratio):
         outcomes |= zip(group, _draw_by_ratio(logits, rows, starts, proposal, group), strict=True)
-    num_accepted, next_ids = torch.tensor([outcomes[b] for b in range(len(samplers))]).unbind(1)
+    num_accepted, next_ids = (tensor_of([outcomes[b][i] for b in range(len(samplers))]) for i in range(2))
     return Verdict(num_accepted, next_ids), ties
 
 
@@ -86,7 +86,7 @@ def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
     if proposal.probs is None or sampler.is_greedy or sampler.shares_noise:
         return False
-    return any(row != CERTAIN for row in proposal.prob_rows[b, : proposal.lens[b]].tolist())
+    return any(row != CERTAIN for row in proposal.prob_rows[b].tolist()[: int(proposal.lens[b])])
 
 
 def _walk(
@@ -111,7 +111,9 @@ def _walk(
         own_ids = torch.zeros(place.shape, dtype=torch.int64).masked_scatter_(place, own_ids)
         if margins is not None:
             ties[place] = margins.cpu() < near_tie
-    return *walk(own_ids, draft_ids[:, : width - 1], lens), ties
+    if draft_ids.shape[1] >= width:
+        draft_ids = draft_ids[:, : width - 1]
+    return *walk(own_ids, draft_ids, lens), ties
 
 
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:
@@ -150,7 +152,8 @@ def _judged(
 ) -> list[tuple[int, int]]:
     """The same laws and the same draw, in one call. Float64, and what runs elsewhere, takes the way above."""
     assert proposal.probs is not None
-    lens = [int(proposal.lens[b]) for b in batch]
+    all_lens = proposal.lens.tolist()
+    lens = [all_lens[b] for b in batch]
     first_rows = list(accumulate((length + 1 for length in lens[:-1]), initial=0))
     samplers = [rows[first].sampler for first in first_rows]
     found = kernels.judge(

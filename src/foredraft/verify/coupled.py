@@ -7,8 +7,9 @@ target's token is drawn from p independently of them).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from foredraft.proposal import tensor_of
 
 
 def walk(own_ids: Tensor, draft_ids: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,4 +24,4 @@ def walk(own_ids: Tensor, draft_ids: Tensor, lens: Tensor) -> tuple[Tensor, Tens
             stood += 1
         num_accepted.append(stood)
         next_ids.append(own[stood])
-    return torch.tensor(num_accepted, dtype=torch.int64), torch.tensor(next_ids, dtype=torch.int64)
+    return tensor_of(num_accepted), tensor_of(next_ids)
