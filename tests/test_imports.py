@@ -23,7 +23,7 @@ LAYERS = (
     {"model"},
     {"drafters", "policy", "panel"},
     {"scheduler"},
-    {"engine"},
+    {"engine", "equipment"},
     {"text", "outputs"},
     {"request"},
     {"llm"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -48,7 +48,7 @@ class Comparison:
     """
 
     method: str
-    speculative_tokens: int
+    speculative_tokens: int | str
     num_runs: int
     num_tokens: int
     plain: Side
@@ -67,7 +67,7 @@ class Comparison:
     def formula_acceptance_length(self) -> float | None:
         """τ as the measured α alone would give it; None where nothing was evaluated."""
         alpha = self.stats.conditional_acceptance
-        return None if alpha is None else expected_length(alpha, self.speculative_tokens)
+        return None if alpha is None else expected_length(alpha, self.stats.drafted_lens)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything the table shows, for JSON; ratios that have no denominator are null."""
@@ -80,18 +80,18 @@ class Comparison:
         return found | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
 
 
-def expected_length(alpha: float, speculative_tokens: int) -> float:
-    """τ = (1 - α^(γ+1)) / (1 - α): tokens per target pass if each draft token stood with probability α by itself."""
-    if alpha >= 1.0:
-        return float(speculative_tokens + 1)
-    return (1.0 - alpha ** (speculative_tokens + 1)) / (1.0 - alpha)
+def expected_length(alpha: float, drafted_lens: Mapping[int, int]) -> float:
+    """τ = (1 - α^(γ+1)) / (1 - α): tokens per target pass if each draft token stood with probability α by itself, over steps
+    that drafted γ tokens. drafted_lens: how many steps drafted how many."""
+    total = sum(count * sum(alpha**place for place in range(length + 1)) for length, count in drafted_lens.items())
+    return total / sum(drafted_lens.values())
 
 
 def compare(
     llm: LLM,
     prompt: Prompt,
     params: SamplingParams,
-    speculative_tokens: int,
+    speculative_tokens: int | str,
     *,
     num_runs: int = NUM_RUNS,
     budget: float = BUDGET,
@@ -138,7 +138,7 @@ def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
 def _compared(
     llm: LLM,
     params: SamplingParams,
-    speculative_tokens: int,
+    speculative_tokens: int | str,
     plain: list[RequestOutput],
     speculative: list[RequestOutput],
 ) -> Comparison:

@@ -97,7 +97,7 @@ class Engine:
             tokens=list(prompt),
             sampler=Sampler(params, prompt, self._generator, child=child, end_ids=sorted(masked), bad_words=bad_words),
             max_len=max_len,
-            speculative_tokens=self._speculative_tokens if wanted is None else wanted,
+            speculative_tokens=self._speculative_tokens if wanted is None else _as_draft_len(wanted),
             end_ids=end_ids,
             stop_rule=stop_rule,
             wait_for=wait_for,
@@ -245,6 +245,11 @@ class Engine:
             self.cache.retain(sequence.seq_id)
         else:
             self.cache.drop([sequence.seq_id])
+
+
+def _as_draft_len(wanted: int | str) -> int | None:
+    """None: as many as pay."""
+    return None if isinstance(wanted, str) else wanted
 
 
 def _first_failed(sequence: TokenSequence, num_accepted: int) -> int | None:

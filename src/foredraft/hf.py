@@ -16,11 +16,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from foredraft.engine import Engine
+from foredraft.equipment import Methods, choose_methods, equip
 from foredraft.errors import ForedraftError, RequestError
-from foredraft.llm import choose_method, draft_beside, equip
+from foredraft.llm import draft_beside
 from foredraft.model import LanguageModel, LoadOptions, load_model
-from foredraft.proposal import Drafter
-from foredraft.sampling import LogitsProcessor, SamplingParams
+from foredraft.policy import Controller
+from foredraft.sampling import AUTO, LogitsProcessor, SamplingParams
 from foredraft.scheduler import Limits
 from foredraft.sequence import StopRule, TokenSequence
 
@@ -55,8 +56,8 @@ def custom_generate(
     generation_config: GenerationConfig | None = None,
     *,
     draft_model: PreTrainedModel | None = None,
-    method: str | Drafter | None = None,
-    speculative_tokens: int = 4,
+    method: Methods | None = None,
+    speculative_tokens: int | str = AUTO,
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
@@ -81,7 +82,7 @@ def _write(
     logits_processor: LogitsProcessorList | None,
     stopping_criteria: StoppingCriteriaList | None,
     config: GenerationConfig,
-    speculative_tokens: int,
+    speculative_tokens: int | str,
     seed: int | None,
 ) -> Tensor:
     sequences: list[TokenSequence] = []
@@ -139,7 +140,7 @@ def _params(
     config: GenerationConfig,
     num_prompt: int,
     processors: list[LogitsProcessor],
-    speculative_tokens: int,
+    speculative_tokens: int | str,
     seed: int | None,
 ) -> SamplingParams:
     """Processors hold everything that generate would do to the logits, so nothing else is set here."""
@@ -197,19 +198,20 @@ def _is_kept_anyway(criterion: Any, config: GenerationConfig) -> bool:
 def _engine(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | None,
-    method: str | Drafter | None,
+    method: Methods | None,
     num_rows: int,
     config: GenerationConfig,
 ) -> Engine:
-    method = choose_method(method, draft_model)
+    methods = choose_methods(method, has_draft_model=draft_model is not None)
     target = _known(model)
-    draft = None if draft_model is None else draft_beside(target, _known(draft_model))
+    drafts = {} if draft_model is None else {"draft_model": draft_beside(target, _known(draft_model))}
     # memory for no more sequences than there are
-    drafter, pool = equip(target, draft, method, Limits(max_num_seqs=num_rows))
+    drafters, pool = equip(target, drafts, methods, Limits(max_num_seqs=num_rows))
     return Engine(
         target,
-        drafter,
+        drafters,
         pool,
+        policy=Controller(list(drafters)),
         end_ids=_as_ids(config.eos_token_id),
         seed=int(torch.randint(2**62, ()).item()),
         retain=False,

@@ -6,29 +6,31 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.cache import MemoryPool
-from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, build
+from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
+from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of
 from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
+from foredraft.machine import this_machine
 from foredraft.model import (
     EMBEDDED,
     LanguageModel,
     LoadOptions,
-    available_memory,
     check_vocabulary,
     load_model,
     load_tokenizer,
 )
 from foredraft.outputs import Delta, RequestOutput
+from foredraft.policy import Controller, CostFile, FixedPolicy, Policy
 from foredraft.proposal import Drafter
 from foredraft.request import Frontend, Prompt, Request
-from foredraft.sampling import SamplingParams
+from foredraft.sampling import AUTO, SamplingParams
 from foredraft.scheduler import Limits
 from foredraft.text import render_chat
 
@@ -36,8 +38,6 @@ logger = logging.getLogger("foredraft")
 
 ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 Messages = Sequence[Mapping[str, Any]]
-_CACHE_SHARE = 0.5
-_UNKNOWN_MEMORY = 4 * 2**30
 _MOST_PADDING = 512
 
 
@@ -47,8 +47,11 @@ class LLM:
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must speak the target's vocabulary.
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" (the target's own int8 copy), or any
-        object with propose and forget. None: "draft_model" where one is given, else "suffix".
-    speculative_tokens: γ, draft tokens per step unless a request says otherwise.
+        object with propose and forget; or a list of them, to choose from step by step. None: "draft_model" where one is
+        given, else "suffix".
+    speculative_tokens: γ, draft tokens per step unless a request says otherwise. "auto" measures what drafting costs and
+        brings, and takes what pays, down to nothing; a number asks the first drafter for that many.
+    max_speculative_tokens: the most that "auto" asks for.
     tokenizer: where the model's own directory has none, or the model is an object.
     dtype, device, revision, trust_remote_code: as in transformers; they hold for both models.
     quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
@@ -68,8 +71,9 @@ class LLM:
         model: ModelSource | None = None,
         draft_model: ModelSource | None = None,
         *,
-        method: str | Drafter | None = None,
-        speculative_tokens: int = 4,
+        method: Methods | None = None,
+        speculative_tokens: int | str = AUTO,
+        max_speculative_tokens: int = 8,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -85,84 +89,114 @@ class LLM:
         enable_prefix_caching: bool = True,
     ) -> None:
         _check_numbers(
-            speculative_tokens=(speculative_tokens, 0),
+            max_speculative_tokens=(max_speculative_tokens, 1),
             max_num_seqs=(max_num_seqs, 1),
             max_num_batched_tokens=(max_num_batched_tokens, 1),
             num_threads=(num_threads, 1),
             cache_memory=(cache_memory, 1),
             seed=(seed, 0),
         )
+        _check_draft_len(speculative_tokens)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         if model is None:
             model = EMBEDDED / "target"
             if draft_model is None and method in (None, "draft_model"):
                 draft_model = EMBEDDED / "draft"
-        method = choose_method(method, draft_model)
+        methods = choose_methods(method, has_draft_model=draft_model is not None)
         options = LoadOptions(dtype, device, revision, trust_remote_code, quantization)
-        draft_options = replace(options, quantization=draft_quantization or quantization)
         self.target = load_model(model, options)
         self.tokenizer = _tokenizer(model, tokenizer, options)
-        if isinstance(method, str) and method in SELF_DRAFTS:
-            draft_model, draft_options = model, replace(options, **SELF_DRAFTS[method])
-        self.draft = (
-            None if draft_model is None else _load_draft(self.target, self.tokenizer, draft_model, draft_options)
-        )
-        for source, ours in ((model, self.target), (draft_model, self.draft)):
+        self.options = options
+        self.draft_options = replace(options, quantization=draft_quantization or quantization)
+        self._source = model
+        self._drafts: dict[str, LanguageModel] = {}
+        if draft_model is not None:
+            self._drafts["draft_model"] = _load_draft(self.target, self.tokenizer, draft_model, self.draft_options)
+        for source, ours in ((model, self.target), (draft_model, self._drafts.get("draft_model"))):
             if ours is not None and not isinstance(source, PreTrainedModel):
                 ours.take_over()
-        self.options, self.draft_options = options, draft_options
-        self._source = model
-        self._drafts = {} if self.draft is None else {_kind_of_draft(method): self.draft}
+        self._load_self_drafts(methods)
         self._limits = Limits(max_num_seqs, max_num_batched_tokens)
+        self._max_speculative_tokens = max_speculative_tokens
         self._seed, self._retain = seed, enable_prefix_caching
         self._start_engine(
-            method, speculative_tokens, *equip(self.target, self.draft, method, self._limits, cache_memory)
+            methods, speculative_tokens, *equip(self.target, self._drafts, methods, self._limits, cache_memory)
         )
 
-    def with_drafter(self, method: str | Drafter | None = None, speculative_tokens: int | None = None) -> LLM:
-        """A second LLM with another drafter and an engine of its own, over the same models, tokenizer and cache memory.
+    def with_drafter(self, method: Methods | None = None, speculative_tokens: int | str | None = None) -> LLM:
+        """A second LLM with other drafters and an engine of its own, over the same models, tokenizer and cache memory.
 
         None takes this one's own. Nothing is loaded twice; only a copy of the target as a draft ("self-int8") is loaded
         the first time it is asked for. Run one of them at a time: they share the models.
 
         Raises ForedraftError for a method that does not exist, or that needs a draft model where there is none.
         """
-        method = self._method if method is None else method
-        kind = _kind_of_draft(method)
-        method = choose_method(method, None if kind in SELF_DRAFTS else self._drafts.get(kind))
-        if kind in SELF_DRAFTS and kind not in self._drafts:
-            self._drafts[kind] = self._self_draft(kind)
-        other = copy(self)
-        other.draft = self._drafts.get(kind)
+        methods = self._methods
+        if method is not None:
+            only_own = isinstance(method, str) and method in SELF_DRAFTS
+            methods = choose_methods(method, has_draft_model="draft_model" in self._drafts and not only_own)
         wanted = self.speculative_tokens if speculative_tokens is None else speculative_tokens
-        _check_numbers(speculative_tokens=(wanted, 0))
-        drafter, pool = equip(self.target, other.draft, method, self._limits, pool=self.engine.pool)
-        other._start_engine(method, wanted, drafter, pool)
+        _check_draft_len(wanted)
+        self._load_self_drafts(methods)
+        other = copy(self)
+        drafters, pool = equip(self.target, self._drafts, methods, self._limits, pool=self.engine.pool)
+        other._start_engine(methods, wanted, drafters, pool)
         return other
 
-    def _self_draft(self, method: str) -> LanguageModel:
-        options = replace(self.options, **SELF_DRAFTS[method])
-        draft = _load_draft(self.target, self.tokenizer, self._source, options)
-        if not isinstance(self._source, PreTrainedModel):
-            draft.take_over()
-        return draft
+    def _load_self_drafts(self, methods: Sequence[Method]) -> None:
+        """The copies of the target that these methods draft with, unless they are there."""
+        for method in methods:
+            name = name_of(method)
+            if name not in SELF_DRAFTS or name in self._drafts:
+                continue
+            draft = _load_draft(self.target, self.tokenizer, self._source, replace(self.options, **SELF_DRAFTS[name]))
+            if not isinstance(self._source, PreTrainedModel):
+                draft.take_over()
+            self._drafts[name] = draft
 
-    def _start_engine(self, method: str | Drafter, speculative_tokens: int, drafter: Drafter, pool: MemoryPool) -> None:
-        self._method = method
-        self.method = method if isinstance(method, str) else type(method).__name__
+    def _start_engine(
+        self, methods: list[Method], speculative_tokens: int | str, drafters: dict[str, Drafter], pool: MemoryPool
+    ) -> None:
+        self._methods = methods
+        self.method = "+".join(drafters)
+        self.draft = self._drafts.get(draft_of(methods[0]))
         self.speculative_tokens = speculative_tokens
+        self.policy = self._policy_for(list(drafters))
         self.engine = Engine(
             self.target,
-            drafter,
+            drafters,
             pool,
             end_ids=_end_ids(self.target, self.tokenizer),
-            speculative_tokens=speculative_tokens,
+            speculative_tokens=None if isinstance(speculative_tokens, str) else speculative_tokens,
+            policy=self.policy,
             limits=self._limits,
             seed=self._seed,
             retain=self._retain,
         )
         self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
+
+    def _policy_for(self, drafters: list[str]) -> Policy:
+        """Who drafts nothing needs nobody to decide on it."""
+        if drafters == [NO_DRAFT]:
+            return FixedPolicy(NO_DRAFT)
+        store = None if isinstance(self._source, PreTrainedModel) else CostFile.of(self._costs_of(drafters))
+        return Controller(
+            drafters, max_draft=self._max_speculative_tokens, costs=store.load() if store else None, store=store
+        )
+
+    def _costs_of(self, drafters: list[str]) -> dict[str, object]:
+        """What the cost of a step depends on, text and load aside."""
+        models = {"target": (self.target, self.options), "draft": (self.draft, self.draft_options)}
+        return {
+            "machine": asdict(this_machine()),
+            "drafters": drafters,
+            **{
+                role: (model.traits, options, type(model.body).__name__)
+                for role, (model, options) in models.items()
+                if model is not None
+            },
+        }
 
     def generate(
         self,
@@ -260,28 +294,17 @@ class LLM:
         return outputs
 
 
+def _check_draft_len(speculative_tokens: int | str) -> None:
+    if speculative_tokens != AUTO:
+        if isinstance(speculative_tokens, str):
+            raise ForedraftError(f'speculative_tokens must be a number or "{AUTO}", not {speculative_tokens!r}')
+        _check_numbers(speculative_tokens=(speculative_tokens, 0))
+
+
 def _check_numbers(**settings: tuple[int | None, int]) -> None:
     for name, (value, least) in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ForedraftError(f"{name} must be an integer of at least {least}, not {value!r}")
-
-
-def _kind_of_draft(method: str | Drafter) -> str:
-    """Which of an LLM's draft models a method drafts with: a copy of the target, or the one it was given."""
-    return method if isinstance(method, str) and method in SELF_DRAFTS else "draft_model"
-
-
-def choose_method(method: str | Drafter | None, draft_model: ModelSource | LanguageModel | None) -> str | Drafter:
-    """The drafter's name, or the drafter itself. Raises ForedraftError for a name that is none."""
-    if method is None:
-        return "suffix" if draft_model is None else "draft_model"
-    if isinstance(method, str) and method not in REGISTRY:
-        raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
-    if method == "draft_model" and draft_model is None:
-        raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
-    if method in SELF_DRAFTS and draft_model is not None:
-        raise ForedraftError(f'method "{method}" makes its draft from the target: leave draft_model out')
-    return method
 
 
 def _tokenizer(
@@ -336,32 +359,6 @@ def _end_ids(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None) ->
 def _sampling_defaults(model: LanguageModel) -> dict[str, Any]:
     config = getattr(model.hf, "generation_config", None)
     return {} if config is None else config.to_diff_dict()
-
-
-def equip(
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    method: str | Drafter,
-    limits: Limits,
-    cache_memory: int | None = None,
-    pool: MemoryPool | None = None,
-) -> tuple[Drafter, MemoryPool]:
-    """What an engine needs beside its target: the drafter, and the memory that both share, `pool` if there is one.
-
-    cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half of the free memory.
-    """
-    if pool is None:
-        per_token = target.traits.bytes_per_token + (draft.traits.bytes_per_token if draft else 0)
-        wanted = per_token * target.traits.context_len * limits.max_num_seqs
-        pool = MemoryPool(cache_memory or _default_cache(wanted, target.device))
-    context = DrafterContext(target.traits.vocab_size, pool, draft, limits.max_batch_tokens)
-    return build(method, context) if isinstance(method, str) else method, pool
-
-
-def _default_cache(wanted: int, device: torch.device) -> int:
-    """Bytes for keys and values: what is wanted, but at most half of the memory that is free."""
-    free = available_memory(device)
-    return max(1, min(wanted, int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY))
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.sampling import Laws, Sampler
+from foredraft.sampling import Laws, Sampler, joined
 
 CERTAIN = -1
 
@@ -84,30 +84,27 @@ class Proposal:
         shape = (len(rows), width)
         return Proposal(tensor_of(ids).view(shape), tensor_of(lens), tensor_of(drawn_from).view(shape), probs, kept_ids)
 
+    @staticmethod
+    def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int, vocab_size: int) -> Proposal:
+        """One proposal of several: each part with the rows it answers. Rows that nobody answers have no draft."""
+        if len(parts) == 1 and len(parts[0][0]) == num_rows:
+            return parts[0][1]
+        ids: list[list[int]] = [[] for _ in range(num_rows)]
+        drawn_from: list[list[int]] = [[] for _ in range(num_rows)]
+        laws: list[Laws] = []
+        for rows, part in parts:
+            first = sum(law.num_rows for law in laws)
+            columns = (part.ids.tolist(), part.prob_rows.tolist(), part.lens.tolist())
+            for row, its_ids, its_laws, length in zip(rows, *columns, strict=True):
+                ids[row] = its_ids[:length]
+                drawn_from[row] = [law if law == CERTAIN else first + law for law in its_laws[:length]]
+            laws += [] if part.laws is None else [part.laws]
+        return Proposal.of(ids, drawn_from, joined(laws, vocab_size) if laws else None)
+
 
 def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """int64. For a few numbers this costs a third of torch.tensor."""
     return torch.from_numpy(np.array(numbers, dtype=np.int64))
-
-    @staticmethod
-    def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
-        """One proposal of several: each part with the rows it answers. Rows that nobody answers have no draft."""
-        if len(parts) == 1 and len(parts[0][0]) == num_rows:
-            return parts[0][1]
-        if not parts:
-            return Proposal.certain([()] * num_rows)
-        width = max(part.ids.shape[1] for _, part in parts)
-        ids = torch.zeros(num_rows, width, dtype=torch.int64)
-        prob_rows = torch.full_like(ids, CERTAIN)
-        lens = torch.zeros(num_rows, dtype=torch.int64)
-        probs: list[Tensor] = []
-        for rows, part in parts:
-            at, places = torch.tensor(rows), part.ids.shape[1]
-            ids[at, :places], lens[at] = part.ids, part.lens
-            first = sum(law.shape[0] for law in probs)
-            prob_rows[at, :places] = torch.where(part.prob_rows == CERTAIN, CERTAIN, part.prob_rows + first)
-            probs += [] if part.probs is None else [part.probs]
-        return Proposal(ids, lens, prob_rows, torch.cat(probs) if probs else None)
 
 
 @dataclass(frozen=True, slots=True)

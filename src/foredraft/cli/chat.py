@@ -48,7 +48,7 @@ def chat(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = 4,
+    speculative_tokens: GammaOption = "auto",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from foredraft.sampling import SamplingParams
 
 
-def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int) -> Comparison:
+def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int | str) -> Comparison:
     from foredraft.demo import NUM_RUNS, compare
     from foredraft.render import progress_bar
 

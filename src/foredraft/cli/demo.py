@@ -33,7 +33,7 @@ def demo(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = 4,
+    speculative_tokens: GammaOption = "auto",
     max_tokens: TokensOption = DEFAULT_TOKENS,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
@@ -46,9 +46,10 @@ def demo(
     from foredraft.demo import DEMO_PROMPT
 
     params = sampling_params(max_tokens=max_tokens, temperature=0.0)
-    llm = Models.of(context).load()
+    models = Models.of(context)
+    llm = models.load()
     if as_json:
-        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, speculative_tokens).as_dict()))
+        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, models.draft_len).as_dict()))
         return
     from foredraft import render
 
@@ -57,4 +58,4 @@ def demo(
     output = stream_text(llm, DEMO_PROMPT, params)
     console.print()
     console.print(render.legend(output.outputs[0].origins))
-    console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, speculative_tokens)))
+    console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, models.draft_len)))

@@ -64,7 +64,7 @@ def generate(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = 4,
+    speculative_tokens: GammaOption = "auto",
     max_tokens: TokensOption = DEFAULT_TOKENS,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -114,17 +114,17 @@ def generate(
     models = Models.of(context)
     llm = models.load()
     if as_json:
-        _generate_json(llm, batch, params, speculative_tokens if compare else None)
+        _generate_json(llm, batch, params, models.draft_len if compare else None)
         return
     if len(batch) > 1 or params.n > 1:
         _generate_many(llm, batch, params)
     else:
         _generate_one(llm, batch[0], params)
     if compare:
-        _show_comparison(llm, batch[0], params, speculative_tokens)
+        _show_comparison(llm, batch[0], params, models.draft_len)
 
 
-def _generate_json(llm: LLM, batch: list[Prompt], params: SamplingParams, gamma: int | None) -> None:
+def _generate_json(llm: LLM, batch: list[Prompt], params: SamplingParams, gamma: int | str | None) -> None:
     """gamma: also compare, with that many draft tokens."""
     from foredraft.render import as_json
 
@@ -204,7 +204,7 @@ def _show_summary(outputs: Sequence[RequestOutput]) -> None:
         console.out(render.metrics_line(output.metrics, num_tokens), style="dim", highlight=False)
 
 
-def _show_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int) -> None:
+def _show_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int | str) -> None:
     from foredraft import render
 
     render.error_console().print(render.comparison_table(run_comparison(llm, prompt, params, gamma)))

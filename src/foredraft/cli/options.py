@@ -25,10 +25,14 @@ DraftOption = Annotated[
 MethodOption = Annotated[
     str | None,
     typer.Option(
-        help="none, ngram, suffix, draft_model or self-int8. Default: draft_model where there is one, else suffix."
+        help="none, ngram, suffix, draft_model or self-int8, or several with commas between them, to choose from. Default: "
+        "draft_model where there is one, else suffix."
     ),
 ]
-GammaOption = Annotated[int, typer.Option("--speculative-tokens", help="Draft tokens per step; 0 is plain decoding.")]
+GammaOption = Annotated[
+    str,
+    typer.Option("--speculative-tokens", help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding."),
+]
 TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="0 is greedy. Default, here and below: the checkpoint's own, else neutral.")
@@ -63,7 +67,7 @@ class Models:
     model: str | None = None
     draft_model: str | None = None
     method: str | None = None
-    speculative_tokens: int = 4
+    speculative_tokens: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
     revision: str | None = None
@@ -76,6 +80,15 @@ class Models:
     def of(cls, context: typer.Context) -> Models:
         return cls(**{one.name: context.params[one.name] for one in fields(cls) if one.name in context.params})
 
+    @property
+    def methods(self) -> list[str] | str | None:
+        return self.method.split(",") if self.method and "," in self.method else self.method
+
+    @property
+    def draft_len(self) -> int | str:
+        """A number where the user gave one."""
+        return int(self.speculative_tokens) if self.speculative_tokens.isdecimal() else self.speculative_tokens
+
     def load(self) -> LLM:
         from foredraft.llm import LLM
         from foredraft.render import spinner
@@ -84,8 +97,8 @@ class Models:
             return LLM(
                 self.model,
                 self.draft_model,
-                method=self.method,
-                speculative_tokens=self.speculative_tokens,
+                method=self.methods,
+                speculative_tokens=self.draft_len,
                 dtype=self.dtype,
                 device=self.device,
                 revision=self.revision,

@@ -13,7 +13,7 @@ from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
-from foredraft.sampling import Laws, Row, adjusted, choose, laws_of, pick, sampled_groups, ways_of
+from foredraft.sampling import Laws, Row, adjusted, choose, joined, laws_of, pick, sampled_groups, ways_of
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class DraftModelDrafter:
             ways = ways_of([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
             written = self._model.write(reads, lens, self._vocab_size, self._cache, ways)
-            first = _num_rows(laws)
+            first = sum(part.num_rows for part in laws)
             for draft, ids, way in zip(group, written.ids, ways, strict=True):
                 draft.ids = ids
                 draft.law_rows = [first + i if way.is_drawn else CERTAIN for i in range(len(ids))]
@@ -160,7 +160,7 @@ class DraftModelDrafter:
         group_rows = [rows[i] for i in group]
         law = laws_of(adjusted(logits[group], group_rows), group_rows)
         ids, _ = pick(law, group_rows)
-        first = _num_rows(laws)
+        first = sum(part.num_rows for part in laws)
         laws.append(law)
         for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
             _append(drafts[i], rows[i], token, first + offset)
@@ -183,12 +183,6 @@ def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
 
 
-def _num_rows(laws: list[Laws]) -> int:
-    return sum(part.probs.shape[0] for part in laws)
-
-
 def _as_proposal(drafts: list[_Draft], laws: list[Laws], vocab_size: int) -> Proposal:
-    law = laws[0] if len(laws) == 1 else None
-    if len(laws) > 1:
-        law = Laws(torch.cat([part.dense(vocab_size) for part in laws]))
+    law = joined(laws, vocab_size) if laws else None
     return Proposal.of([draft.ids for draft in drafts], [draft.law_rows for draft in drafts], law)

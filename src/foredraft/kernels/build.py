@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+from foredraft.folders import can_write, is_ours, user_folders
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -36,11 +37,11 @@ def library(cache: Path | None = None) -> Path:
     """
     compiler = _compiler()
     name = f"kernels-{_digest(compiler)}.so"
-    for folder in [cache] if cache is not None else _folders():
+    for folder in [cache] if cache is not None else user_folders():
         built = folder / name
-        if _is_ours(built):
+        if is_ours(built):
             return built
-        if _can_write(folder):
+        if can_write(folder):
             return _compiled(compiler, built)
     raise BuildError("no folder to keep the compiled kernels in: set XDG_CACHE_HOME to one that can be written")
 
@@ -56,28 +57,6 @@ def _compiler() -> str:
 def _digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, " ".join(_FLAGS).encode()])).hexdigest()[:16]
-
-
-def _folders() -> list[Path]:
-    """The user's cache, and one in the system's folder for temporary files where that cannot be had."""
-    folders = [Path(tempfile.gettempdir()) / f"foredraft-{os.getuid()}"]
-    root = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # a user without a home
-        folders.insert(0, (Path(root) if root else Path.home() / ".cache") / "foredraft")
-    return folders
-
-
-def _is_ours(built: Path) -> bool:
-    """What another user left in a shared folder is not run."""
-    return built.is_file() and built.stat().st_uid == os.getuid()
-
-
-def _can_write(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
 
 
 def _compiled(compiler: str, built: Path) -> Path:

@@ -1,5 +1,8 @@
 """Whom to ask for draft tokens, and for how many."""
 
 from foredraft.policy.base import Ask, FixedPolicy, Policy
+from foredraft.policy.controller import Controller, CostStore
+from foredraft.policy.costs import Costs
+from foredraft.policy.store import CostFile
 
-__all__ = ["Ask", "FixedPolicy", "Policy"]
+__all__ = ["Ask", "Controller", "CostFile", "CostStore", "Costs", "FixedPolicy", "Policy"]

@@ -3,8 +3,8 @@
 The only place that knows temperature, top-p, penalties and masks.
 """
 
-from foredraft.sampling.laws import Laws, inverse_cdf
-from foredraft.sampling.params import VERIFICATIONS, LogitsProcessor, SamplingParams
+from foredraft.sampling.laws import Laws, inverse_cdf, joined
+from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
     Choice,
     Row,
@@ -22,6 +22,7 @@ from foredraft.sampling.sampler import (
 )
 
 __all__ = [
+    "AUTO",
     "VERIFICATIONS",
     "Choice",
     "Laws",
@@ -33,6 +34,7 @@ __all__ = [
     "choose",
     "choose_by",
     "inverse_cdf",
+    "joined",
     "laws_of",
     "pick",
     "report_failed",

@@ -34,6 +34,10 @@ class Laws:
             return self
         return Laws(self.probs.to(device), None if self.ids is None else self.ids.to(device))
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.probs.shape[0])
+
     def dense(self, vocab_size: int) -> Tensor:
         """[R, V]"""
         if self.ids is None:
@@ -55,6 +59,11 @@ class Laws:
     def id_at(self, columns: Tensor) -> Tensor:
         """Column per row -> id per row. [R] -> [R]"""
         return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
+
+
+def joined(laws: Sequence[Laws], vocab_size: int) -> Laws:
+    """Row after row. One alone stays as it is; others may keep different ids, and so they are all written out."""
+    return laws[0] if len(laws) == 1 else Laws(torch.cat([part.dense(vocab_size) for part in laws]))
 
 
 def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:

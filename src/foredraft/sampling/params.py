@@ -16,6 +16,7 @@ LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """(prefix, logits [V]) -> logits [V]: a pure function of one row and its own growing prefix (prompt and output ids)."""
 
 VERIFICATIONS = ("block", "rejection", "coupled")
+AUTO = "auto"
 GREEDY_BELOW = 1e-5
 
 _CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -27,7 +28,6 @@ _NUMBERS: dict[str, tuple[type | UnionType, bool]] = {
     "seed": (int, True),
     "logprobs": (int, True),
     "prompt_logprobs": (int, True),
-    "speculative_tokens": (int, True),
     "temperature": (int | float, True),
     "top_p": (int | float, True),
     "min_p": (int | float, True),
@@ -53,7 +53,8 @@ class SamplingParams:
     logprobs, prompt_logprobs: how many of the target's most likely tokens to report beside the one at hand, from
         the raw distribution; 0 reports that one alone.
     logits_processors: pure callables (prefix ids, logits [V]) -> logits [V].
-    speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding.
+    speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding, "auto" is
+        as many as pay.
     verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192) or "coupled"; None chooses "coupled" when
         there is a seed and "block" otherwise. The three agree at temperature 0.
 
@@ -81,7 +82,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
-    speculative_tokens: int | None = None
+    speculative_tokens: int | str | None = None
     verification: str | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +125,11 @@ class SamplingParams:
             if isinstance(value, bool) or not isinstance(value, kind) or infinite:
                 what = "an integer" if kind is int else "a finite number"
                 raise ForedraftError(f"{name} must be {what}, not {value!r}")
+        if not _is_draft_len(self.speculative_tokens):
+            raise ForedraftError(
+                f'speculative_tokens must be an integer of at least 0 (plain decoding) or "{AUTO}", '
+                f"not {self.speculative_tokens!r}"
+            )
         _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")
@@ -161,7 +167,6 @@ class SamplingParams:
         require("min_tokens", self.min_tokens >= 0, "0 or more")
         require("logprobs", (self.logprobs or 0) >= 0, "0 or more")
         require("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "0 or more")
-        require("speculative_tokens", (self.speculative_tokens or 0) >= 0, "0 (plain decoding) or more")
         require("verification", self.verification in (None, *VERIFICATIONS), f"one of {', '.join(VERIFICATIONS)}")
 
     def _check_combinations(self) -> None:
@@ -173,6 +178,10 @@ class SamplingParams:
             )
         if self.seed is None and self.verification == "coupled" and not self.is_greedy:
             raise ForedraftError("verification 'coupled' needs a seed")
+
+
+def _is_draft_len(value: object) -> bool:
+    return value is None or value == AUTO or (_is_id(value) and isinstance(value, int) and value >= 0)
 
 
 def _is_id(value: object) -> bool:

@@ -1,0 +1,135 @@
+"""How likely each draft token is to stand, by its place in the draft and by how the text went of late.
+
+The rate at place j is the share of drafts that reached place j - 1 whole and of which token j was there and stood. A lookup
+that found nothing counts as a token that did not stand: what is asked for is what is paid for.
+
+A text has a mood: new, long not asked for, or the level of its recent acceptance. Rates are counted over all texts of the
+process in that mood. So a forecast is calibrated by what came of it before: how soon a text that went badly goes well again
+is not assumed but counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+NEW, STALE, _FIRST_LEVEL = 0, 1, 2
+_LEVELS = (0.1, 0.35, 0.6, 0.85)
+NUM_MOODS = _FIRST_LEVEL + len(_LEVELS) + 1
+
+_OPTIMISM = 0.7
+_HALF_LIFE = 200.0
+_PRIOR = 6.0
+_STALE_AFTER = 16
+_SCORE_RATE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What drafts of 0, 1, 2, ... tokens are expected to bring. num_tokens[g]: tokens emitted, the target's own
+    included, where g are asked for. num_rows[g]: draft tokens that will have to be verified."""
+
+    num_tokens: list[float]
+    num_rows: list[float]
+
+
+@dataclass(slots=True)
+class TextRecord:
+    """One text under one drafter. score: the share of its evaluated draft tokens that stood, the last ones counting most;
+    None before the first. asked_at: the round of the last draft. num_read: how much of the text the drafter has seen."""
+
+    score: float | None = None
+    asked_at: int = 0
+    num_read: int = 0
+
+    def mood(self, now: int) -> int:
+        if self.score is None:
+            return NEW
+        if now - self.asked_at > _STALE_AFTER:
+            return STALE
+        return _FIRST_LEVEL + bisect_right(_LEVELS, self.score)
+
+    def record(self, num_asked: int, num_accepted: int, now: int) -> None:
+        stood = num_accepted / min(num_asked, num_accepted + 1)
+        self.score = stood if self.score is None else self.score + _SCORE_RATE * (stood - self.score)
+        self.asked_at = now
+
+
+@dataclass(slots=True)
+class _PlaceCounts:
+    """By place in the draft, fading. reached, stood: drafts that came to that place, and of which the token there stood.
+    offered, drafted: drafts asked for that many tokens, and that had that many (not cumulated)."""
+
+    reached: list[float]
+    stood: list[float]
+    offered: list[float]
+    drafted: list[float]
+    forecast: Forecast | None = field(default=None)
+
+    @classmethod
+    def of(cls, max_draft: int) -> _PlaceCounts:
+        return cls([0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft)
+
+    def record(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+        fading = 0.5 ** (1 / _HALF_LIFE)
+        for counts in (self.reached, self.stood, self.offered, self.drafted):
+            counts[:] = [fading * count for count in counts]
+        self.offered[num_asked - 1] += 1
+        if num_drafted:
+            self.drafted[num_drafted - 1] += 1
+        for place in range(min(num_accepted + 1, num_asked)):
+            self.reached[place] += 1
+        for place in range(num_accepted):
+            self.stood[place] += 1
+        self.forecast = None
+
+    def rates(self, prior: list[float]) -> list[float]:
+        return [
+            (stood + _PRIOR * before) / (reached + _PRIOR)
+            for stood, reached, before in zip(self.stood, self.reached, prior, strict=True)
+        ]
+
+    def found(self, prior: list[float]) -> list[float]:
+        """The share of asks for so many tokens that brought so many."""
+        shares, offered, drafted = list(prior), 0.0, 0.0
+        for place in range(len(shares) - 1, -1, -1):
+            offered += self.offered[place]
+            drafted += self.drafted[place]
+            shares[place] = min((drafted + _PRIOR * prior[place]) / (offered + _PRIOR), 1.0)
+        return shares
+
+
+class Acceptance:
+    """One drafter's rates, by mood. max_draft: the longest draft."""
+
+    def __init__(self, max_draft: int) -> None:
+        self.max_draft = max_draft
+        self._all = _PlaceCounts.of(max_draft)
+        self._moods = [_PlaceCounts.of(max_draft) for _ in range(NUM_MOODS)]
+
+    def record(self, mood: int, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+        """One draft of a text in this mood. What goes beyond max_draft is not counted."""
+        asked, drafted, accepted = (min(count, self.max_draft) for count in (num_asked, num_drafted, num_accepted))
+        self._all.record(asked, drafted, accepted)
+        self._moods[mood].record(asked, drafted, accepted)
+
+    def forecast(self, mood: int) -> Forecast:
+        counts = self._moods[mood]
+        if counts.forecast is None:
+            counts.forecast = self._computed(counts)
+        return counts.forecast
+
+    def _computed(self, counts: _PlaceCounts) -> Forecast:
+        """A mood that was seldom seen is thought to be like the others, a place that was seldom reached like the one before
+        it."""
+        everywhere: list[float] = []
+        for stood, reached in zip(self._all.stood, self._all.reached, strict=True):
+            before = everywhere[-1] if everywhere else _OPTIMISM
+            everywhere.append((stood + _PRIOR * before) / (reached + _PRIOR))
+        found = counts.found(self._all.found([1.0] * self.max_draft))
+        num_tokens, num_rows, survival = [1.0], [0.0], 1.0
+        for place, rate in enumerate(counts.rates(everywhere)):
+            survival *= rate
+            num_tokens.append(num_tokens[-1] + survival)
+            num_rows.append(num_rows[-1] + max(found[place], survival))
+        return Forecast(num_tokens, num_rows)

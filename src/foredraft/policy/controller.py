@@ -1,0 +1,270 @@
+"""Draft as much as pays, down to nothing: measure what steps and drafts cost and earn, and plan by that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from foredraft.policy.acceptance import Acceptance, TextRecord
+from foredraft.policy.base import Ask, Pause
+from foredraft.policy.choice import NOBODY, Candidate, best_plan
+from foredraft.policy.costs import Costs
+from foredraft.policy.probes import Probes
+from foredraft.sequence import TokenSequence
+from foredraft.step import Step, Work
+
+_QUIET, _MANY, _SELDOM = 16, 8, 64
+"""Rounds between two plans where nothing is drafted, and where there are many texts; between two measurements of plain steps
+where nothing else happens. On a small model a plan takes as long as a tenth of a step."""
+_HORIZON = 64
+_PROBE_DEPTH = 3
+_PLAIN_AGE = 256
+_PLAN_ROUNDS, _PLAN_DRAFTS = 1024, 8
+"""A plan is good for so many rounds, or until so many more drafts have come back."""
+_FIRST_SAVE = 256
+
+
+class CostStore(Protocol):
+    """Keeps costs from one process to the next."""
+
+    def save(self, costs: Costs) -> None: ...
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence: what is asked for it now, and its record under each drafter."""
+
+    records: dict[str, TextRecord]
+    ask: Ask = NOBODY
+
+
+_State = tuple[int, tuple[tuple[int, int], ...]]
+"""All that a plan depends on of one text: the most it may draft, and for each drafter the mood and the magnitude of what it
+would have to read first."""
+
+
+class Controller:
+    """Chooses drafter and number of draft tokens for every sequence, zero included, by expected tokens per second of the
+    whole batch (choice.py), from times that it measures (costs.py) and acceptance that it counts (acceptance.py).
+
+    drafters: names; the first one serves requests that ask for a number of their own. max_draft: the most draft tokens of
+    a step. costs: what an earlier process has measured. store: where to keep them.
+
+    Nothing it looks at depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of a drafter
+    that does not seem to pay cost at most 1 % of the time (probes.py).
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[str],
+        *,
+        max_draft: int = 8,
+        costs: Costs | None = None,
+        store: CostStore | None = None,
+    ) -> None:
+        self.costs = costs or Costs()
+        self.acceptance = {name: Acceptance(max_draft) for name in drafters}
+        self._first = drafters[0]
+        self._max_draft = max_draft
+        self._store = store
+        self._save_at = _FIRST_SAVE
+        self._pause = Pause()
+        self._probes = Probes(drafters)
+        self._probe_costs = dict.fromkeys(drafters, 0.0)
+        self._probing: str | None = None
+        self._texts: dict[int, _Text] = {}
+        self._round = 0
+        self._next_plan = 0
+        self._num_planned = 0
+        self._plans: dict[tuple[bool, tuple[_State, ...]], tuple[int, int, list[Ask]]] = {}
+        self._num_drafts = 0
+        self._plain_at: dict[tuple[int, bool], int] = {}
+        self._wants_plain = False
+        self._last_asked: Set[str] = frozenset()
+
+    def begin(self, running: Sequence[TokenSequence]) -> None:
+        self._round += 1
+        self._pause.begin()
+        if running and (self._round >= self._next_plan or len(running) != self._num_planned):
+            self._replan(running)
+
+    def ask(self, sequence: TokenSequence) -> Ask:
+        most = max(sequence.room - 1, 0)
+        if sequence.speculative_tokens is not None:
+            wanted = 0 if self._first in self._pause else sequence.speculative_tokens
+            return Ask(self._first, min(wanted, most))
+        text = self._texts.get(sequence.seq_id)
+        if text is None:
+            text = self._new_text(sequence)
+            self._plan([sequence])
+            self._num_planned += 1
+        ask = text.ask
+        return ask if ask.max_draft <= most else Ask(ask.drafter, most)
+
+    def observe(self, step: Step) -> None:
+        self._probes.pass_time(step.total_time)
+        asked = step.draft_times.keys()
+        if asked or self._wants_plain or self._round % _SELDOM == 0:
+            self._measure(step)
+        self._last_asked = asked
+        if asked:
+            self._count(step)
+        for work in step.scoring:
+            if work.sequence.is_finished and self._texts.pop(work.sequence.seq_id, None) is not None:
+                self._num_planned -= 1
+
+    def memory_short(self, drafters: Sequence[str]) -> None:
+        self._pause.start(drafters)
+        self._plans.clear()
+        self._next_plan = 0
+
+    def _new_text(self, sequence: TokenSequence) -> _Text:
+        text = self._texts[sequence.seq_id] = _Text({name: TextRecord() for name in self.acceptance})
+        return text
+
+    def _replan(self, running: Sequence[TokenSequence]) -> None:
+        if len(self._texts) > 2 * len(running) + 8:  # some were aborted, and nobody said so
+            here = {sequence.seq_id for sequence in running}
+            self._texts = {seq_id: text for seq_id, text in self._texts.items() if seq_id in here}
+        self._num_planned = len(running)
+        self._probing = None
+        known = [s for s in running if s.speculative_tokens is None and s.seq_id in self._texts]
+        if known:
+            self._plan(known)
+        if self._wants_plain:
+            interval = 1
+        elif any(self._texts[s.seq_id].ask.max_draft for s in known):
+            interval = 1 if len(known) == 1 else _MANY
+        else:
+            self._probe(known)
+            interval = _QUIET if self._probing is None else 1
+        self._next_plan = self._round + interval
+
+    def _plan(self, sequences: Sequence[TokenSequence]) -> None:
+        """Give each of these its ask. What their plain step takes is measured before anything is drafted."""
+        sampled = any(not s.sampler.is_greedy for s in sequences)
+        self._wants_plain = self._lacks_plain(len(sequences), sampled)
+        asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(sequences, sampled)
+        for sequence, ask in zip(sequences, asks, strict=True):
+            self._texts[sequence.seq_id].ask = ask
+
+    def _lacks_plain(self, num_sequences: int, sampled: bool) -> bool:
+        """Whether the figure that drafting is judged by is missing, or old."""
+        measured_at = self._plain_at.get((num_sequences, sampled))
+        if measured_at is not None and self._round - measured_at > _PLAIN_AGE:
+            return True
+        return not self.costs.knows_plain(num_sequences, sampled=sampled)
+
+    def _asks(self, sequences: Sequence[TokenSequence], sampled: bool) -> list[Ask]:
+        """The best plan; for texts in the same state it is what it was a moment ago."""
+        key = sampled, tuple([self._state(sequence) for sequence in sequences])
+        known = self._plans.get(key)
+        if known is not None and self._round <= known[0] and self._num_drafts <= known[1]:
+            return known[2]
+        if len(self._plans) > 1000:
+            self._plans.clear()
+        plan = best_plan([self._candidate(state) for state in key[1]], self.costs, sampled=sampled)
+        asks = [NOBODY] * len(sequences) if plan is None else plan.asks
+        self._plans[key] = self._round + _PLAN_ROUNDS, self._num_drafts + _PLAN_DRAFTS, asks
+        return asks
+
+    def _state(self, sequence: TokenSequence) -> _State:
+        length, now = len(sequence.tokens), self._round
+        records = self._texts[sequence.seq_id].records.values()
+        most = max(min(self._max_draft, sequence.room - 1), 0)
+        # under 32 tokens are read in a pass that is made anyway
+        return most, tuple([(record.mood(now), (length - record.num_read) >> 5) for record in records])
+
+    def _candidate(self, state: _State) -> Candidate:
+        max_draft, records = state
+        num_rounds = _HORIZON / 2
+        forecasts, start_times = {}, {}
+        for (name, acceptance), (mood, missed) in zip(self.acceptance.items(), records, strict=True):
+            if name not in self._pause:
+                forecasts[name] = acceptance.forecast(mood)
+                start_times[name] = self.costs.reading_time(name, missed << 5) / num_rounds
+        return Candidate(max_draft, forecasts, start_times)
+
+    def _probe(self, sequences: Sequence[TokenSequence]) -> None:
+        """Ask a drafter for one sequence, if its account allows that: the one with the least to read up."""
+        names = [
+            name
+            for name in self.acceptance
+            if name not in self._pause and self._probes.may(name, self._probe_costs[name])
+        ]
+        ready = [s for s in sequences if s.room > _PROBE_DEPTH] if names else []
+        if not ready:
+            return
+        sampled = any(not s.sampler.is_greedy for s in sequences)
+        row_time = self._row_time(len(sequences), sampled)
+        for name in names:
+            missed, sequence = min(((self._missed(s, name), s) for s in ready), key=lambda pair: pair[0])
+            seconds = self.costs.draft_time(name, 1, _PROBE_DEPTH, sampled=sampled) + row_time
+            seconds += self.costs.reading_time(name, missed)
+            self._probe_costs[name] = 0.8 * seconds
+            if self._probes.may(name, seconds):
+                self._texts[sequence.seq_id].ask = Ask(name, _PROBE_DEPTH)
+                self._probing = name
+                return
+
+    def _missed(self, sequence: TokenSequence, drafter: str) -> int:
+        """Tokens that came while the drafter was not asked, a prompt for instance: it would have to read them first."""
+        return len(sequence.tokens) - self._texts[sequence.seq_id].records[drafter].num_read
+
+    def _row_time(self, num_sequences: int, sampled: bool) -> float:
+        """What a probe's rows add to a pass."""
+        with_rows = self.costs.step_time(num_sequences, num_sequences + _PROBE_DEPTH, sampled=sampled)
+        without = self.costs.step_time(num_sequences, num_sequences, sampled=sampled)
+        return max((with_rows or 0.0) - (without or 0.0), 0.0)
+
+    def _measure(self, step: Step) -> None:
+        """Only steps that follow one of their kind: the first after others runs code and reads memory that is not at hand,
+        and takes half as long again."""
+        sampled = any(not work.sequence.sampler.is_greedy for work in step.scoring)
+        num_sequences = len(step.works)
+        is_usual = step.draft_times.keys() == self._last_asked
+        if len(step.scoring) != num_sequences or any(work.num_unread != 1 for work in step.works):
+            is_usual = False
+        if is_usual:
+            seconds = step.total_time - step.draft_time
+            self.costs.record_step(num_sequences, step.num_rows, seconds, sampled=sampled)
+            if step.num_rows == num_sequences:
+                self._plain_at[num_sequences, sampled] = self._round
+        for name, seconds in step.draft_times.items():
+            asked = [
+                (work, kept)
+                for work, kept in zip(step.scoring, step.num_kept, strict=True)
+                if work.drafter == name and work.max_draft
+            ]
+            num_missed = sum(self._num_missed(work, kept) for work, kept in asked)
+            if is_usual or num_missed:
+                depth = max(work.max_draft for work, _ in asked)
+                self.costs.record_draft(name, len(asked), depth, num_missed, seconds, sampled=sampled)
+        if self._probing is not None and self._probing in step.draft_times:
+            plain = self.costs.step_time(num_sequences, num_sequences, sampled=sampled) or step.total_time
+            self._probes.spend(self._probing, step.total_time - plain)
+        if self._store is not None and self.costs.num_samples >= self._save_at:
+            self._save_at *= 2
+            self._store.save(self.costs)
+
+    def _num_missed(self, work: Work, num_kept: int) -> int:
+        """Before the step."""
+        text = self._texts.get(work.sequence.seq_id)
+        num_read = 0 if text is None else text.records[work.drafter].num_read
+        return len(work.sequence.tokens) - num_kept - num_read
+
+    def _count(self, step: Step) -> None:
+        for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
+            if not work.max_draft:
+                continue
+            sequence = work.sequence
+            # a request with a number of its own was never planned for
+            text = self._texts.get(sequence.seq_id) or self._new_text(sequence)
+            record = text.records[work.drafter]
+            num_accepted = min(len(outcome.new_ids) - 1, num_kept)
+            mood = record.mood(self._round)
+            self._num_drafts += 1
+            self.acceptance[work.drafter].record(mood, work.max_draft, outcome.num_drafted, num_accepted)
+            record.record(work.max_draft, num_accepted, self._round)
+            record.num_read = len(sequence.tokens)

@@ -1,0 +1,168 @@
+"""What a pass and a draft cost on this machine, as far as it was measured. Times in seconds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+_KEPT = 32
+_ENOUGH = 3
+_KINDS = {False: "greedy", True: "sampled"}
+
+
+class Curve:
+    """Seconds by x, for groups of n: what the last few samples took, never less for more, with straight lines between.
+
+    slope: where a single x is known, how much of its time one more x is thought to take.
+    """
+
+    def __init__(self, slope: float) -> None:
+        self._slope = slope
+        self._samples: dict[int, dict[int, deque[float]]] = {}
+        self._lines: dict[int, tuple[list[int], list[float]]] = {}
+
+    def add(self, n: int, x: int, seconds: float) -> None:
+        self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=_KEPT)).append(seconds)
+        self._lines.pop(n, None)
+
+    def add_known(self, points: Iterable[tuple[int, int, float]]) -> None:
+        """What points() gave once, as good as a few samples."""
+        for n, x, seconds in points:
+            if not 0.0 <= float(seconds) < math.inf:
+                raise ValueError(f"{seconds} is no time")
+            for _ in range(_ENOUGH):
+                self.add(int(n), int(x), float(seconds))
+
+    def num_samples(self, n: int, x: int) -> int:
+        """At most as many as are kept."""
+        return len(self._samples.get(n, {}).get(x, ()))
+
+    def at(self, n: int, x: float) -> float | None:
+        """None where nothing was measured. For an n that was not, or not down to x, the nearest one speaks that was."""
+        if not self._samples:
+            return None
+        if n not in self._samples or min(self._samples[n]) > x:
+            n = min(self._samples, key=lambda known: (min(self._samples[known]) > x, abs(known - n) / max(known, n)))
+        xs, seconds = self._line(n)
+        if len(xs) == 1:
+            return max(seconds[0] * (1 + self._slope * (x - xs[0])), 0.1 * seconds[0])
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        left = right - 1
+        if x > xs[-1]:  # beyond what was measured one step between neighbours says little
+            left = 0
+        rise = (seconds[right] - seconds[left]) / (xs[right] - xs[left])
+        anchor = right if x > xs[-1] else left
+        return max(seconds[anchor] + rise * (x - xs[anchor]), 0.1 * seconds[0])
+
+    def points(self) -> Iterator[tuple[int, int, float]]:
+        """(n, x, seconds) of all that is known."""
+        for n in self._samples:
+            xs, seconds = self._line(n)
+            yield from ((n, x, t) for x, t in zip(xs, seconds, strict=True))
+
+    def _line(self, n: int) -> tuple[list[int], list[float]]:
+        """A point needs a few samples before it counts, unless there is no other."""
+        if n not in self._lines:
+            samples = self._samples[n]
+            xs = sorted(x for x in samples if len(samples[x]) >= _ENOUGH) or sorted(samples)
+            times = _rising([_typical(samples[x]) for x in xs], [len(samples[x]) for x in xs])
+            self._lines[n] = xs, times
+        return self._lines[n]
+
+
+def _typical(samples: Collection[float]) -> float:
+    """The mean, since it is what many steps take together; but one that took very long, as now and then one does for reasons
+    of its own, counts as three usual ones."""
+    most = 3 * median(samples)
+    return sum(min(seconds, most) for seconds in samples) / len(samples)
+
+
+def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The nearest sequence that never falls (weighted least squares, by pooling neighbours that do)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, float(weight), 1
+        while pools and pools[-1][0] > mean:
+            before, its_weight, its_count = pools.pop()
+            mean = (mean * total + before * its_weight) / (total + its_weight)
+            total, count = total + its_weight, count + its_count
+        pools.append((mean, total, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
+
+
+class Costs:
+    """The target's steps (all but the drafting) by sequences and rows, each drafter's time by requests and depth.
+
+    sampled: greedy and sampling requests are told apart, since drawing and weighing take their own time.
+    """
+
+    def __init__(self) -> None:
+        self.steps = {sampled: Curve(slope=0.05) for sampled in (False, True)}
+        self.drafts: dict[tuple[str, bool], Curve] = {}
+        self._reading: dict[str, deque[float]] = {}
+        self.num_samples = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: seconds, by what was measured."""
+        return {
+            "steps": {_KINDS[sampled]: list(curve.points()) for sampled, curve in self.steps.items()},
+            "drafts": [[name, _KINDS[sampled], list(curve.points())] for (name, sampled), curve in self.drafts.items()],
+            "reading": {name: median(samples) for name, samples in self._reading.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Costs:
+        """Raises KeyError, TypeError or ValueError for what as_dict never gave."""
+        costs = cls()
+        for sampled, kind in _KINDS.items():
+            costs.steps[sampled].add_known(found["steps"][kind])
+        for name, kind, points in found["drafts"]:
+            costs._drafts(str(name), {kind: sampled for sampled, kind in _KINDS.items()}[kind]).add_known(points)
+        for name, seconds in found["reading"].items():
+            costs._reading[str(name)] = deque([float(seconds)], maxlen=_KEPT)
+        return costs
+
+    def record_step(self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool) -> None:
+        """num_rows: of the target's pass, one of each sequence and its draft tokens."""
+        self.steps[sampled].add(num_sequences, num_rows, seconds)
+        self.num_samples += 1
+
+    def record_draft(
+        self, drafter: str, num_requests: int, depth: int, num_missed: int, seconds: float, *, sampled: bool
+    ) -> None:
+        """depth: of the longest draft asked for. num_missed: tokens the drafter had to read beyond the last step's."""
+        curve = self._drafts(drafter, sampled)
+        usual = curve.at(num_requests, depth)
+        if num_missed and usual is not None:
+            self._reading.setdefault(drafter, deque(maxlen=_KEPT)).append(max(seconds - usual, 0.0) / num_missed)
+        elif not num_missed:
+            curve.add(num_requests, depth, seconds)
+
+    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
+        """None where nothing of the kind was measured."""
+        return self.steps[sampled].at(num_sequences, num_rows)
+
+    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
+        """0 where nothing was measured: trying it is how to find out."""
+        return self._drafts(drafter, sampled).at(num_requests, depth) or 0.0
+
+    def reading_time(self, drafter: str, num_tokens: int) -> float:
+        """What it takes a drafter to read tokens it has missed, a prompt for instance."""
+        samples = self._reading.get(drafter)
+        return median(samples) * num_tokens if samples else 0.0
+
+    def knows_plain(self, num_sequences: int, *, sampled: bool) -> bool:
+        """Whether plain steps of so many sequences were measured, or of about so many."""
+        curve = self.steps[sampled]
+        near = range(num_sequences * 2 // 3, num_sequences * 3 // 2 + 1)
+        return any(curve.num_samples(n, n) >= _ENOUGH for n in near)
+
+    def _drafts(self, drafter: str, sampled: bool) -> Curve:
+        key = (drafter, sampled)
+        if key not in self.drafts:
+            self.drafts[key] = Curve(slope=0.25)
+        return self.drafts[key]
