@@ -35,7 +35,7 @@ class Panel:
             started = time.perf_counter()
             parts.append((rows, self._ask(name, [works[b] for b in rows], vocab_size)))
             times[name] = time.perf_counter() - started
-        return Proposal.merged(parts, len(works), vocab_size), times
+        return Proposal.merged(parts, len(works)), times
 
     def forget(self, seq_ids: list[int]) -> None:
         for drafter in self._drafters.values():

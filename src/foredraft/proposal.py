@@ -85,7 +85,7 @@ class Proposal:
         return Proposal(tensor_of(ids).view(shape), tensor_of(lens), tensor_of(drawn_from).view(shape), probs, kept_ids)
 
     @staticmethod
-    def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int, vocab_size: int) -> Proposal:
+    def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
         """One proposal of several: each part with the rows it answers. Rows that nobody answers have no draft."""
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return parts[0][1]
@@ -93,13 +93,13 @@ class Proposal:
         drawn_from: list[list[int]] = [[] for _ in range(num_rows)]
         laws: list[Laws] = []
         for rows, part in parts:
-            first = sum(law.num_rows for law in laws)
+            first = sum(law.probs.shape[0] for law in laws)
             columns = (part.ids.tolist(), part.prob_rows.tolist(), part.lens.tolist())
             for row, its_ids, its_laws, length in zip(rows, *columns, strict=True):
                 ids[row] = its_ids[:length]
                 drawn_from[row] = [law if law == CERTAIN else first + law for law in its_laws[:length]]
             laws += [] if part.laws is None else [part.laws]
-        return Proposal.of(ids, drawn_from, joined(laws, vocab_size) if laws else None)
+        return Proposal.of(ids, drawn_from, joined(laws) if laws else None)
 
 
 def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 )
 
 from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of, pick
-from foredraft.sampling.laws import Laws
+from foredraft.sampling.laws import Laws, joined
 from tests.laws import EXACT, FALSE_ALARM, chi_square, dense_law, prefix_violations, sampler_for
 
 LARGE = 151_936
@@ -365,6 +365,9 @@ def test_kept_laws_read_and_spread_alike() -> None:
     rows, columns = torch.tensor([[1, 0, 1]]), torch.tensor([[[0, 1], [4, 0], [3, 2]]])
     assert torch.equal(laws.at(rows, columns), Laws(dense).at(rows, columns))
     assert laws.id_at(torch.tensor([1, 0])).tolist() == [0, 2]
+    wide = Laws(torch.softmax(random_logits(3, 5), dim=-1).to(laws.probs.dtype))
+    for parts in ([laws], [wide, wide], [laws, wide], [wide, laws, laws]):
+        assert torch.equal(joined(parts).dense(5), torch.cat([part.dense(5) for part in parts]))
 
 
 # --- prefixes -----------------------------------------------------------------------------------------------------

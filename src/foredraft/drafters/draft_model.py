@@ -68,7 +68,7 @@ class DraftModelDrafter:
         ready = self._catch_up([draft for draft in drafts if draft.max_len > 0])
         self._write([draft for draft in ready if draft.is_written], laws)
         self._sample_all([draft for draft in ready if not draft.is_written], laws)
-        return _as_proposal(drafts, laws, self._vocab_size)
+        return _as_proposal(drafts, laws)
 
     def forget(self, seq_ids: list[int]) -> None:
         self._cache.drop(seq_ids)
@@ -105,7 +105,7 @@ class DraftModelDrafter:
             ways = ways_of([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
             written = self._model.write(reads, lens, self._vocab_size, self._cache, ways)
-            first = sum(part.num_rows for part in laws)
+            first = _num_rows(laws)
             for draft, ids, way in zip(group, written.ids, ways, strict=True):
                 draft.ids = ids
                 draft.law_rows = [first + i if way.is_drawn else CERTAIN for i in range(len(ids))]
@@ -160,7 +160,7 @@ class DraftModelDrafter:
         group_rows = [rows[i] for i in group]
         law = laws_of(adjusted(logits[group], group_rows), group_rows)
         ids, _ = pick(law, group_rows)
-        first = sum(part.num_rows for part in laws)
+        first = _num_rows(laws)
         laws.append(law)
         for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
             _append(drafts[i], rows[i], token, first + offset)
@@ -183,6 +183,10 @@ def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
 
 
-def _as_proposal(drafts: list[_Draft], laws: list[Laws], vocab_size: int) -> Proposal:
-    law = joined(laws, vocab_size) if laws else None
+def _num_rows(laws: list[Laws]) -> int:
+    return sum(part.probs.shape[0] for part in laws)
+
+
+def _as_proposal(drafts: list[_Draft], laws: list[Laws]) -> Proposal:
+    law = joined(laws) if laws else None
     return Proposal.of([draft.ids for draft in drafts], [draft.law_rows for draft in drafts], law)

@@ -34,10 +34,6 @@ class Laws:
             return self
         return Laws(self.probs.to(device), None if self.ids is None else self.ids.to(device))
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.probs.shape[0])
-
     def dense(self, vocab_size: int) -> Tensor:
         """[R, V]"""
         if self.ids is None:
@@ -61,9 +57,20 @@ class Laws:
         return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
 
 
-def joined(laws: Sequence[Laws], vocab_size: int) -> Laws:
-    """Row after row. One alone stays as it is; others may keep different ids, and so they are all written out."""
-    return laws[0] if len(laws) == 1 else Laws(torch.cat([part.dense(vocab_size) for part in laws]))
+def joined(parts: Sequence[Laws]) -> Laws:
+    """All rows, part after part; on few ids where any part is."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(part.ids is None for part in parts):
+        return Laws(torch.cat([part.probs for part in parts]))
+    width = max(part.probs.shape[1] for part in parts)
+    probs, ids = [], []
+    for part in parts:
+        columns = torch.arange(part.probs.shape[1], device=part.probs.device).expand(part.probs.shape)
+        filling = (0, width - part.probs.shape[1])
+        probs.append(torch.nn.functional.pad(part.probs, filling))
+        ids.append(torch.nn.functional.pad(columns if part.ids is None else part.ids, filling))
+    return Laws(torch.cat(probs), torch.cat(ids))
 
 
 def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
