@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from foredraft.demo import repeated_share
+from foredraft.bench.figures import repeated_share
 from foredraft.drafters import NgramDrafter, SuffixDrafter
 from foredraft.model import EMBEDDED
 from foredraft.proposal import Drafter, DraftRequest

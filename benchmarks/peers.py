@@ -34,7 +34,7 @@ from workers.client import Worker, WorkerError
 from workers.protocol import Ids, Job, Settings
 from workers.setup import MODELS, NAMES, build_checkpoints, missing, set_up
 
-from foredraft.demo import repeated_share
+from foredraft.bench.figures import repeated_share
 
 PLAIN = "plain"
 _SWEEP_REQUESTS = 3

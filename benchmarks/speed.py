@@ -26,7 +26,7 @@ from prompts import code_prompts, story_prompts
 from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
-from foredraft.demo import repeated_share
+from foredraft.bench.figures import repeated_share
 from foredraft.model import EMBEDDED
 from foredraft.stats import SpeculationStats
 

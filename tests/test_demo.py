@@ -7,7 +7,8 @@ import json
 import pytest
 
 from foredraft import LLM, ForedraftError, Origin, SamplingParams
-from foredraft.demo import DEMO_PROMPT, compare, expected_length, repeated_share
+from foredraft.bench.figures import expected_length, repeated_share
+from foredraft.demo import DEMO_PROMPT, compare
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
@@ -89,17 +90,3 @@ def test_the_demo_prompt_shows_every_origin_and_is_no_loop(llm: LLM) -> None:
     assert {Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS} <= set(output.outputs[0].origins)
     assert repeated_share(output.outputs[0].token_ids) < 0.5
     assert not DEMO_PROMPT.endswith("\n")
-
-
-@pytest.mark.parametrize(
-    ("alpha", "gamma", "length"), [(0.0, 4, 1.0), (1.0, 4, 5.0), (0.5, 1, 1.5), (0.8, 4, 3.3616), (0.9, 0, 1.0)]
-)
-def test_expected_length(alpha: float, gamma: int, length: float) -> None:
-    assert expected_length(alpha, gamma) == pytest.approx(length)
-
-
-def test_repeated_share_counts_every_occurrence() -> None:
-    assert repeated_share(list(range(16))) == 0.0
-    assert repeated_share([*range(8), *range(8), *range(50, 66)]) == 0.5
-    assert repeated_share([7] * 16) == 1.0
-    assert repeated_share([]) == 0.0

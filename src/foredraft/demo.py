@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from foredraft.bench.figures import first_difference, formula_acceptance_length, repeated_share
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.outputs import RequestOutput
@@ -25,7 +25,6 @@ DEMO_TOKENS = 128
 NUM_RUNS = 5
 BUDGET = 20.0
 _WARM_UP_TOKENS = 16
-_REPEAT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,7 @@ class Comparison:
     @property
     def formula_acceptance_length(self) -> float | None:
         """τ as the measured α alone would give it; None where nothing was evaluated."""
-        alpha = self.stats.conditional_acceptance
-        return None if alpha is None else expected_length(alpha, self.stats.drafted_lens)
+        return formula_acceptance_length(self.stats)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything the table shows, for JSON; ratios that have no denominator are null."""
@@ -78,13 +76,6 @@ class Comparison:
             "conditional_acceptance": self.stats.conditional_acceptance,
         }
         return found | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
-
-
-def expected_length(alpha: float, drafted_lens: Mapping[int, int]) -> float:
-    """τ = (1 - α^(γ+1)) / (1 - α): tokens per target pass if each draft token stood with probability α by itself, over steps
-    that drafted γ tokens. drafted_lens: how many steps drafted how many."""
-    total = sum(count * sum(alpha**place for place in range(length + 1)) for length, count in drafted_lens.items())
-    return total / sum(drafted_lens.values())
 
 
 def compare(
@@ -121,14 +112,6 @@ def compare(
     return _compared(llm, params, speculative_tokens, *runs)
 
 
-def repeated_share(ids: Sequence[int], length: int = _REPEAT) -> float:
-    """The share of tokens that lie inside a `length`-gram which the text holds more than once."""
-    grams = [tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)]
-    counts = Counter(grams)
-    inside = {start + i for start, gram in enumerate(grams) if counts[gram] > 1 for i in range(length)}
-    return len(inside) / len(ids) if ids else 0.0
-
-
 def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     # every run reads the prompt itself: keys and values kept from the last one would favour whoever comes second
     llm.engine.drop_retained()
@@ -143,7 +126,8 @@ def _compared(
     speculative: list[RequestOutput],
 ) -> Comparison:
     texts = [_token_ids(output) for output in (*plain, *speculative)]
-    difference = next((d for d in (_first_difference(texts[0], text) for text in texts) if d is not None), None)
+    differences = (first_difference(*pair) for text in texts for pair in zip(texts[0], text, strict=True))
+    difference = next((found for found in differences if found is not None), None)
     is_promised = params.seed is not None or _is_greedy(plain[0], llm, params)
     return Comparison(
         method=llm.method,
@@ -176,10 +160,3 @@ def _side(outputs: list[RequestOutput]) -> Side:
 
 def _token_ids(output: RequestOutput) -> list[list[int]]:
     return [text.token_ids for text in output.outputs]
-
-
-def _first_difference(ours: list[list[int]], theirs: list[list[int]]) -> int | None:
-    for a, b in zip(ours, theirs, strict=True):
-        if a != b:
-            return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return None

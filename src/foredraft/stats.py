@@ -65,16 +65,6 @@ class SpeculationStats:
         self.accepted_per_position = _add_lists(self.accepted_per_position, [1] * accepted)
 
     @property
-    def drafted_lens(self) -> dict[int, int]:
-        """How many drafted steps had how many draft tokens."""
-        more = [*self.drafted_per_position, 0][1:]
-        return {
-            place + 1: count - longer
-            for place, (count, longer) in enumerate(zip(self.drafted_per_position, more, strict=True))
-            if count > longer
-        }
-
-    @property
     def mean_acceptance_length(self) -> float | None:
         """τ as vLLM's record has it: 1 + accepted / drafted steps."""
         return 1 + self.num_accepted_tokens / self.num_spec_steps if self.num_spec_steps else None

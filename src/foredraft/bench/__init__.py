@@ -1,0 +1,27 @@
+"""Configurations against each other on the user's models, prompts and machine: paired, interleaved, with intervals."""
+
+from foredraft.bench.configurations import Configuration
+from foredraft.bench.figures import Figures
+from foredraft.bench.records import Answer, GroupRun, Turn
+from foredraft.bench.result import BenchResult, Comparison, Difference, Identity
+from foredraft.bench.runner import run_bench
+from foredraft.bench.statistics import Interval, Percentiles, Ratio
+from foredraft.bench.workload import Question, Workload
+
+__all__ = [
+    "Answer",
+    "BenchResult",
+    "Comparison",
+    "Configuration",
+    "Difference",
+    "Figures",
+    "GroupRun",
+    "Identity",
+    "Interval",
+    "Percentiles",
+    "Question",
+    "Ratio",
+    "Turn",
+    "Workload",
+    "run_bench",
+]

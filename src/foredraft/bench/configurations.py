@@ -1,0 +1,101 @@
+"""What is compared: a drafter, how many tokens it drafts, and how many prompts run together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foredraft.errors import ForedraftError
+from foredraft.llm import LLM
+from foredraft.proposal import Drafter
+
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """method, speculative_tokens: as LLM takes them; None, what the LLM at hand has. batch_size: prompts at a time."""
+
+    method: str | Drafter | None = None
+    speculative_tokens: int | str | None = None
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ForedraftError(f"batch_size must be at least 1, not {self.batch_size}")
+
+    @classmethod
+    def plain(cls, batch_size: int = 1) -> Configuration:
+        """Decoding without drafts."""
+        return cls("none", 0, batch_size)
+
+    @classmethod
+    def parse(cls, text: str, batch_size: int = 1) -> Configuration:
+        """ "plain", or METHOD[:SPECULATIVE_TOKENS], each with @BATCH_SIZE behind it where it is not `batch_size`."""
+        head, at, batch = text.partition("@")
+        method, colon, tokens = head.partition(":")
+        if not method or (at and not batch.isdecimal()) or (colon and not tokens):
+            raise ForedraftError(f"configuration {text!r}: give plain, METHOD, METHOD:TOKENS or METHOD:TOKENS@BATCH")
+        batch_size = int(batch) if at else batch_size
+        if method in (_PLAIN, "none"):
+            if colon:
+                raise ForedraftError(f"configuration {text!r}: plain decoding drafts nothing, leave {tokens!r} out")
+            return cls.plain(batch_size)
+        return cls(method, int(tokens) if tokens.isdecimal() else tokens or None, batch_size)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.method == "none"
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it, but for a drafter that is an object."""
+        batch = "" if self.batch_size == 1 else f"@{self.batch_size}"
+        if self.is_plain:
+            return _PLAIN + batch
+        method = self.method if isinstance(self.method, str | None) else type(self.method).__name__
+        tokens = "" if self.speculative_tokens is None else f":{self.speculative_tokens}"
+        return f"{method or 'default'}{tokens}{batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A configuration in which nothing is left open, and the LLM that runs it."""
+
+    configuration: Configuration
+    llm: LLM
+
+    @property
+    def name(self) -> str:
+        return self.configuration.name
+
+
+def default_configurations(batch_size: int = 1) -> list[Configuration]:
+    """Plain decoding, and the LLM as it is."""
+    return [Configuration.plain(batch_size), Configuration(batch_size=batch_size)]
+
+
+def contenders_for(llm: LLM, configurations: Sequence[Configuration]) -> list[Contender]:
+    """Every configuration with an engine of its own over the models of `llm`, which are loaded once.
+
+    Raises ForedraftError where there is none, where two are the same, or where one cannot run.
+    """
+    if not configurations:
+        raise ForedraftError("no configuration: give at least one")
+    contenders = [_contender(llm, configuration) for configuration in configurations]
+    name, count = Counter(contender.name for contender in contenders).most_common(1)[0]
+    if count > 1:
+        raise ForedraftError(f"configuration {name} is given {count} times: give each once")
+    return contenders
+
+
+def _contender(llm: LLM, configuration: Configuration) -> Contender:
+    tokens = 0 if configuration.is_plain else configuration.speculative_tokens
+    try:
+        # what is no number of tokens is refused there, by name
+        own = llm.with_drafter(configuration.method, tokens)  # type: ignore[arg-type]
+    except ForedraftError as error:
+        raise type(error)(f"configuration {configuration.name}: {error}") from error
+    method = own.method if isinstance(configuration.method, str | None) else configuration.method
+    return Contender(replace(configuration, method=method, speculative_tokens=own.speculative_tokens), own)

@@ -1,0 +1,150 @@
+"""A benchmark's outcome, and the questions it answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from foredraft.bench.configurations import Configuration
+from foredraft.bench.environment import Environment
+from foredraft.bench.figures import Figures, first_difference
+from foredraft.bench.records import Answer, GroupRun
+from foredraft.bench.statistics import Ratio, Samples, median_of_ratios, ratio_of_rates
+from foredraft.bench.workload import Workload
+from foredraft.errors import ForedraftError
+from foredraft.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two texts part. turn, position: from 0. ours, theirs: the token ids there; None where a text had ended."""
+
+    question_id: str
+    turn: int
+    position: int
+    ours: int | None
+    theirs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How many answers are token for token the other configuration's, and the first that is not."""
+
+    num_answers: int
+    num_identical: int
+    first_difference: Difference | None
+
+    @property
+    def share(self) -> float:
+        return self.num_identical / self.num_answers
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A configuration against another, over the same questions at the same time.
+
+    speedup: of tokens per second, totals over totals, with the bootstrap 95 % interval over groups of questions.
+    median_speedup: the median over groups of the paired ratios (of a group's repeats, the median). spec_bench_speedup: the
+    ratio of the mean tokens per second of answers. identity: None where the texts are not promised to agree (sampling
+    without a seed).
+    """
+
+    configuration: str
+    baseline: str
+    speedup: Ratio
+    median_speedup: Ratio
+    spec_bench_speedup: float
+    identity: Identity | None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """runs: in the order in which they were made; every configuration has the same groups and repeats.
+
+    params: of every request, but for its draft length. is_promised: whether all configurations must write the same text.
+    """
+
+    configurations: tuple[Configuration, ...]
+    workload: Workload
+    params: SamplingParams
+    is_promised: bool
+    environment: Environment
+    runs: tuple[GroupRun, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [configuration.name for configuration in self.configurations]
+
+    @property
+    def baseline(self) -> str:
+        return self.names[0]
+
+    @property
+    def categories(self) -> list[str]:
+        """Those that were measured."""
+        return list(dict.fromkeys(run.category for run in self.runs))
+
+    def runs_of(self, name: str, category: str | None = None) -> list[GroupRun]:
+        """By group, then by repeat. Raises ForedraftError for a name or a category that was not measured."""
+        if name not in self.names:
+            raise ForedraftError(f"configuration {name!r} was not measured: there are {', '.join(self.names)}")
+        found = [run for run in self.runs if run.configuration == name and category in (None, run.category)]
+        if not found:
+            raise ForedraftError(f"category {category!r} was not measured: there are {', '.join(self.categories)}")
+        return sorted(found, key=lambda run: (run.group, run.repeat))
+
+    def figures(self, name: str, category: str | None = None) -> Figures:
+        return Figures.of(self.runs_of(name, category))
+
+    def compare(self, name: str, category: str | None = None, baseline: str | None = None) -> Comparison:
+        """baseline: None takes the first configuration."""
+        against = baseline or self.baseline
+        ours, theirs = self.runs_of(name, category), self.runs_of(against, category)
+        return Comparison(
+            configuration=name,
+            baseline=against,
+            speedup=ratio_of_rates(_by_group(ours), _by_group(theirs)),
+            median_speedup=median_of_ratios(_paired_ratios(ours, theirs)),
+            spec_bench_speedup=Figures.of(ours).spec_bench_tokens_per_second
+            / Figures.of(theirs).spec_bench_tokens_per_second,
+            identity=_identity(ours, theirs) if self.is_promised else None,
+        )
+
+
+def _by_group(runs: Sequence[GroupRun]) -> Samples:
+    """A group's repeats are one sample: they say the same about the next prompt."""
+    sums: dict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for run in runs:
+        tokens, seconds = sums[run.group]
+        sums[run.group] = tokens + run.num_tokens, seconds + run.seconds
+    return Samples.of(list(sums.values()))
+
+
+def _paired_ratios(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> list[float]:
+    by_group: dict[int, list[float]] = defaultdict(list)
+    for a, b in zip(ours, theirs, strict=True):
+        by_group[a.group].append((a.num_tokens / a.seconds) / (b.num_tokens / b.seconds))
+    return [median(ratios) for ratios in by_group.values()]
+
+
+def _identity(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> Identity:
+    pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a.answers, b.answers, strict=True)]
+    differences = [_difference(a, b) for a, b in pairs]
+    found = [difference for difference in differences if difference is not None]
+    return Identity(len(pairs), len(pairs) - len(found), found[0] if found else None)
+
+
+def _difference(ours: Answer, theirs: Answer) -> Difference | None:
+    for number, (a, b) in enumerate(zip(ours.turns, theirs.turns, strict=True)):
+        position = first_difference(a.token_ids, b.token_ids)
+        if position is not None:
+            return Difference(
+                ours.question_id, number, position, _at(a.token_ids, position), _at(b.token_ids, position)
+            )
+    return None
+
+
+def _at(ids: Sequence[int], position: int) -> int | None:
+    return ids[position] if position < len(ids) else None

@@ -1,0 +1,99 @@
+"""Ratios with their intervals. What varies is the prompt, so prompts are what is drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+LEVEL = 0.95
+_ROUNDS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """num: how many values they are of."""
+
+    p50: float
+    p95: float
+    num: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Percentiles | None:
+        """None where there are no values."""
+        if not values:
+            return None
+        p50, p95 = np.percentile(values, [50, 95])
+        return cls(float(p50), float(p95), len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Tokens written and seconds taken, [N] each: one pair for each thing that was measured."""
+
+    tokens: Floats
+    seconds: Floats
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, float]]) -> Samples:
+        found = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+        return cls(found[:, 0], found[:, 1])
+
+    def rate(self, drawn: Indices) -> Floats:
+        """Tokens per second of all samples of a draw together. drawn: [R, N] -> [R]"""
+        rates: Floats = self.tokens[drawn].sum(-1) / self.seconds[drawn].sum(-1)
+        return rates
+
+
+def bootstrap(
+    num: int, statistic: Callable[[Indices], Floats], *, rounds: int = _ROUNDS, seed: int = 0
+) -> Interval | None:
+    """The percentile bootstrap's 95 % interval (Efron 1979). statistic: [R, num] indices of drawn samples -> [R] values.
+
+    None for fewer than two samples, which say nothing about the next one.
+    """
+    if num < 2:
+        return None
+    drawn = np.random.default_rng(seed).integers(num, size=(rounds, num))
+    low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """interval: None where there was one sample only."""
+
+    value: float
+    interval: Interval | None
+
+
+def ratio_of_rates(ours: Samples, theirs: Samples) -> Ratio:
+    """All our tokens over all our seconds, over the same of theirs. Sample i of both is of the same prompts."""
+
+    def ratios(drawn: Indices) -> Floats:
+        return ours.rate(drawn) / theirs.rate(drawn)
+
+    num = len(ours.tokens)
+    return Ratio(float(ratios(np.arange(num)[None])[0]), bootstrap(num, ratios))
+
+
+def median_of_ratios(ratios: Sequence[float]) -> Ratio:
+    """The median over prompts of paired ratios: what a single disturbed run cannot move."""
+    values = np.array(ratios)
+
+    def medians(drawn: Indices) -> Floats:
+        found: Floats = np.median(values[drawn], axis=-1)
+        return found
+
+    return Ratio(float(np.median(values)), bootstrap(len(values), medians))

@@ -1,0 +1,108 @@
+"""What is asked: questions of one turn or several, by category."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any
+
+from foredraft.errors import ForedraftError
+
+_UNNAMED = "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """turns: what is said to the model, one after the other; each turn sees the answers before it.
+
+    is_chat: whether the turns are a user's, for the chat template where the model has one; else they are the beginning
+    of a text that the model continues.
+    """
+
+    question_id: str
+    category: str
+    turns: tuple[str, ...]
+    is_chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """name: for the report. questions: at least one, each with an id of its own."""
+
+    name: str
+    questions: tuple[Question, ...]
+
+    def __post_init__(self) -> None:
+        if not self.questions:
+            raise ForedraftError(f"{self.name} holds no question: give at least one")
+        seen: set[str] = set()
+        for question in self.questions:
+            if question.question_id in seen:
+                raise ForedraftError(f"{self.name}: question_id {question.question_id} comes twice: give each its own")
+            seen.add(question.question_id)
+
+    @classmethod
+    def of(cls, prompts: Sequence[str], name: str = _UNNAMED) -> Workload:
+        """Texts to be continued, in one category."""
+        return cls(name, tuple(Question(str(i), _UNNAMED, (prompt,)) for i, prompt in enumerate(prompts, start=1)))
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Workload:
+        """JSON lines as Spec-Bench and MT-bench have them: `turns` (a list of strings) or `prompt` (a string), and where
+        wanted `question_id` and `category`. Other fields are passed over.
+
+        name: of the file, for messages and the report. Raises ForedraftError, naming the line.
+        """
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        return cls(name, tuple(_question(line, number, f"{name}, line {number}") for number, line in lines))
+
+    @property
+    def categories(self) -> list[str]:
+        return list(dict.fromkeys(question.category for question in self.questions))
+
+    def first(self, count: int) -> Workload:
+        """That many questions, the categories in turn, so that a few questions are of many kinds."""
+        if count < 1:
+            raise ForedraftError(f"a workload needs at least 1 question, not {count}")
+        questions = chain.from_iterable(_in_turn([[[one] for one in found] for found in self._by_category()]))
+        return Workload(self.name, tuple(questions)[:count])
+
+    def groups(self, size: int) -> list[tuple[Question, ...]]:
+        """The questions that run together: at most `size`, of one category; the categories in turn."""
+        parts = [[found[i : i + size] for i in range(0, len(found), size)] for found in self._by_category()]
+        return [tuple(part) for part in _in_turn(parts)]
+
+    def _by_category(self) -> list[list[Question]]:
+        return [[one for one in self.questions if one.category == category] for category in self.categories]
+
+
+def _in_turn(parts: Sequence[Sequence[list[Question]]]) -> Iterator[list[Question]]:
+    for row in zip_longest(*parts):
+        yield from (part for part in row if part is not None)
+
+
+def _question(line: str, number: int, where: str) -> Question:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ForedraftError(f"{where}: no JSON ({error})") from None
+    if not isinstance(found, dict) or ("turns" in found) == ("prompt" in found):
+        raise ForedraftError(f'{where}: needs an object with "turns" or "prompt", and not both')
+    turns = found["turns"] if "turns" in found else [found["prompt"]]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ForedraftError(f'{where}: "turns" must be a list of texts, "prompt" one text, none of them empty')
+    return Question(
+        question_id=_label(found, "question_id", str(number), where),
+        category=_label(found, "category", _UNNAMED, where),
+        turns=tuple(turns),
+        is_chat="turns" in found,
+    )
+
+
+def _label(found: Mapping[str, Any], name: str, default: str, where: str) -> str:
+    value = found.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ForedraftError(f"{where}: {name} must be a text or a whole number, not {value!r}")
+    return str(value)
