@@ -100,9 +100,11 @@ class _Clock:
         for number in count():
             repeat, group = divmod(number, self.num_groups)
             spent = time.perf_counter() - started
-            if self._is_over(repeat, spent):
+            is_over = self._is_over(repeat, spent)
+            if self.progress is not None:
+                self.progress(1.0 if is_over else self._share(number, spent))
+            if is_over:
                 return
-            self._tell(number, spent)
             yield repeat, group
             self._durations.append(time.perf_counter() - started - spent)
 
@@ -111,12 +113,10 @@ class _Clock:
             return True
         return self.budget is not None and bool(self._durations) and spent + self._durations[-1] > self.budget
 
-    def _tell(self, number: int, spent: float) -> None:
-        if self.progress is None:
-            return
+    def _share(self, number: int, spent: float) -> float:
         by_time = spent / self.budget if self.budget else 0.0
         by_count = number / (self.repeats * self.num_groups) if self.repeats else 0.0
-        self.progress(min(1.0, max(by_time, by_count)))
+        return min(1.0, max(by_time, by_count))
 
 
 def _in_order(contenders: Sequence[Contender], row: int) -> list[Contender]:

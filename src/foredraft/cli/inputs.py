@@ -1,8 +1,9 @@
-"""Prompts and other text from arguments, files and pipes."""
+"""Prompts, durations and other text from arguments, files and pipes."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,3 +57,11 @@ def decoded(raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ForedraftError(f"{where} is no UTF-8 text: byte {error.start} cannot be decoded") from None
+
+
+def seconds_of(duration: str) -> float:
+    """A time as people write it: 90, 90s, 1.5m, 2h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", duration.strip())
+    if match is None:
+        raise ForedraftError(f"a duration is a number with s, m or h behind it, as 90s or 2m, not {duration!r}")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -1,0 +1,275 @@
+"""The report directory: results.json, runs.jsonl, report.md and the plots. docs/benchmarking.md says what each field is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.environment import ModelIdentity
+from foredraft.bench.figures import Figures
+from foredraft.bench.records import GroupRun
+from foredraft.bench.result import BenchResult, Comparison, Identity
+from foredraft.bench.statistics import Percentiles, Ratio
+from foredraft.errors import ForedraftError
+
+SCHEMA = "foredraft.bench"
+VERSION = 1
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "ignore_eos",
+    "verification",
+)
+
+
+def write_report(result: BenchResult, directory: Path) -> list[Path]:
+    """Write everything; the files, in the order in which one would read them. Raises ForedraftError where it cannot be."""
+    from foredraft.bench.plots import draw_plots  # it takes a second to import
+
+    make_directory(directory)
+    try:
+        plots = draw_plots(result, directory)
+        texts = {
+            "report.md": markdown(result, [plot.name for plot in plots if plot.suffix == ".svg"]),
+            "results.json": json.dumps(as_dict(result), indent=1) + "\n",
+            "runs.jsonl": "".join(f"{json.dumps(_run_as_dict(run))}\n" for run in result.runs),
+        }
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ForedraftError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
+    return [*(directory / name for name in texts), *plots]
+
+
+def make_directory(directory: Path) -> None:
+    """Raises ForedraftError where it cannot be: better before a measurement than after it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForedraftError(f"{directory}: cannot be a report's directory: {error.strerror}") from None
+
+
+def as_dict(result: BenchResult) -> dict[str, Any]:
+    """results.json."""
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "environment": asdict(result.environment),
+        "settings": {
+            "sampling": {name: getattr(result.params, name) for name in _SAMPLING},
+            "workload": result.workload.name,
+            "num_questions": len(result.workload.questions),
+            "num_questions_measured": result.figures(result.baseline).num_questions,
+            "num_repeats": _num_repeats(result),
+            "baseline": result.baseline,
+            "texts_must_agree": result.is_promised,
+        },
+        "configurations": [
+            {
+                "name": one.name,
+                "method": one.name.partition(":")[0] if not isinstance(one.method, str) else one.method,
+                "speculative_tokens": one.speculative_tokens,
+                "batch_size": one.batch_size,
+                "overall": _measured(result, one.name, None),
+                "categories": {category: _measured(result, one.name, category) for category in result.categories},
+            }
+            for one in result.configurations
+        ],
+    }
+
+
+def _num_repeats(result: BenchResult) -> int:
+    return 1 + max(run.repeat for run in result.runs)
+
+
+def _measured(result: BenchResult, name: str, category: str | None) -> dict[str, Any]:
+    figures, found = result.figures(name, category), result.compare(name, category)
+    return {
+        "num_questions": figures.num_questions,
+        "num_answers": figures.num_answers,
+        "num_tokens": figures.num_tokens,
+        "seconds": figures.seconds,
+        "tokens_per_second": figures.tokens_per_second,
+        "num_repeated_8gram_tokens": figures.num_repeated_tokens,
+        "repeated_8gram_share": figures.repeated_share,
+        "inter_token_latency": _optional(figures.inter_token_latency),
+        "time_per_output_token": _optional(figures.time_per_output_token),
+        "time_to_first_token": _optional(figures.time_to_first_token),
+        "stats": asdict(figures.stats),
+        "draft_acceptance_rate": figures.stats.draft_acceptance_rate,
+        "conditional_acceptance": figures.stats.conditional_acceptance,
+        "acceptance_by_position": figures.acceptance_by_position,
+        "mean_acceptance_length": figures.stats.mean_acceptance_length,
+        "formula_acceptance_length": figures.formula_acceptance_length,
+        "tokens_per_pass": figures.stats.tokens_per_pass,
+        "speedup": asdict(found.speedup),
+        "median_speedup": asdict(found.median_speedup),
+        "identity": None if found.identity is None else asdict(found.identity) | {"share": found.identity.share},
+        "spec_bench": {
+            "tokens_per_second": figures.spec_bench_tokens_per_second,
+            "speedup": found.spec_bench_speedup,
+            "mean_accepted_tokens": figures.spec_bench_mean_accepted_tokens,
+        },
+    }
+
+
+def _optional(percentiles: Percentiles | None) -> dict[str, Any] | None:
+    return None if percentiles is None else asdict(percentiles)
+
+
+def _run_as_dict(run: GroupRun) -> dict[str, Any]:
+    found = asdict(run)
+    for answer in found["answers"]:
+        for turn in answer["turns"]:
+            turn["gaps"] = [round(gap, 7) for gap in turn["gaps"]]
+    return found
+
+
+Row = tuple[Figures, Comparison]
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "tokens/s": lambda row: f"{row[0].tokens_per_second:.1f}",
+    "speedup": lambda row: _ratio(row[1].speedup),
+    "ITL p50 / p95, ms": lambda row: _milliseconds(row[0].inter_token_latency),
+    "TTFT p50 / p95, ms": lambda row: _milliseconds(row[0].time_to_first_token),
+    "accepted": lambda row: _share(row[0].stats.draft_acceptance_rate),
+    "α": lambda row: _number(row[0].stats.conditional_acceptance),
+    "τ": lambda row: _number(row[0].stats.mean_acceptance_length),
+    "τ by formula": lambda row: _number(row[0].formula_acceptance_length),
+    "identical": lambda row: _identical(row[1].identity),
+    "in repeated 8-grams": lambda row: _share(row[0].repeated_share),
+}
+_MORE_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "median of paired ratios": lambda row: _ratio(row[1].median_speedup),
+    "TPOT p50 / p95, ms": lambda row: _milliseconds(row[0].time_per_output_token),
+    "tokens": lambda row: str(row[0].num_tokens),
+    "Spec-Bench speedup": lambda row: f"{row[1].spec_bench_speedup:.2f}",
+    "Spec-Bench #mean accepted tokens": lambda row: _number(row[0].spec_bench_mean_accepted_tokens),
+}
+
+
+def table_rows(
+    result: BenchResult, category: str | None = None, columns: dict[str, Callable[[Row], str]] = COLUMNS
+) -> list[list[str]]:
+    """A row for each configuration, its name first."""
+    rows = [(name, (result.figures(name, category), result.compare(name, category))) for name in result.names]
+    return [[name, *(show(row) for show in columns.values())] for name, row in rows]
+
+
+def facts(result: BenchResult) -> list[str]:
+    """What must stand beside the figures, a line each."""
+    return [line for line in _facts(result) if line]
+
+
+def markdown(result: BenchResult, plots: Sequence[str] = ()) -> str:
+    """report.md. plots: files beside it."""
+    head = ["configuration", *COLUMNS]
+    parts = ["# foredraft bench", "\n".join(f"* {line}" for line in facts(result))]
+    parts += ["## All questions", _table(head, table_rows(result))]
+    parts.append(_table(["configuration", *_MORE_COLUMNS], table_rows(result, columns=_MORE_COLUMNS)))
+    if len(result.categories) > 1:
+        parts += [part for one in result.categories for part in (f"## {one}", _table(head, table_rows(result, one)))]
+    positions = _position_rows(result)
+    if positions:
+        width = max(len(row) for row in positions)
+        parts += ["## α by position in the draft", _table(["configuration", *map(str, range(1, width))], positions)]
+    parts += [f"![{Path(plot).stem}]({plot})" for plot in plots]
+    return "\n\n".join([*parts, _LEGEND]) + "\n"
+
+
+_LEGEND = """\
+## What the columns are
+
+Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's over the same questions, in brackets the
+bootstrap 95 % interval over groups of questions. ITL: the time from one delivery of a text to the next; the tokens of one step
+arrive together. TPOT: a text's mean time per token after the first. TTFT: to its first token. Accepted: of the draft tokens.
+α: accepted over evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α alone
+would give. Identical: answers that are token for token the baseline's. A looping text flatters every drafter, so the share of
+tokens inside repeated 8-grams stands beside every speed. Spec-Bench's speedup is the ratio of mean tokens/s over questions, its
+mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
+
+
+def _facts(result: BenchResult) -> Iterator[str]:
+    params, environment, machine = result.params, result.environment, result.environment.machine
+    num_measured = result.figures(result.baseline).num_questions
+    yield f"{environment.date}, foredraft {environment.foredraft}"
+    yield f"target {_model(environment.target)}"
+    yield f"draft model {_model(environment.draft)}" if environment.draft else ""
+    yield (
+        f"{machine.processor} ({', '.join([machine.cpu_capability, *machine.cpu_features])}), {machine.num_threads} threads, "
+        f"device {environment.device}{f' ({machine.gpus[0]})' if environment.device.startswith('cuda') else ''}"
+    )
+    yield f"Python {machine.python}, torch {machine.torch}, transformers {machine.transformers}"
+    given = {name: getattr(params, name) for name in _SAMPLING if name not in ("temperature", "max_tokens")}
+    settings = ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, False))
+    temperature = (
+        "the checkpoint's own temperature" if params.temperature is None else f"temperature {params.temperature}"
+    )
+    yield f"{temperature}, at most {params.max_tokens} tokens an answer{', ' + settings if settings else ''}"
+    yield (
+        f"{result.workload.name}: {num_measured} of {len(result.workload.questions)} questions, asked up to "
+        f"{_num_repeats(result)} times under each configuration, in an order that rotates"
+    )
+    yield f"compared with {result.baseline}"
+    yield from _differences(result)
+
+
+def _differences(result: BenchResult) -> Iterator[str]:
+    """Broken promises, spelt out."""
+    if not result.is_promised:
+        yield "sampling without a seed: texts are not promised to agree, so they are not compared"
+    for name in result.names:
+        found = result.compare(name).identity
+        if found is None or found.first_difference is None:
+            continue
+        first = found.first_difference
+        yield (
+            f"{name} differs from {result.baseline} in {found.num_answers - found.num_identical} of {found.num_answers} "
+            f"answers, first in question {first.question_id}, turn {first.turn + 1}, token {first.position} "
+            f"({first.ours} instead of {first.theirs}); {result.figures(name).stats.num_near_ties} near ties"
+        )
+
+
+def _model(model: ModelIdentity) -> str:
+    rounded = f", linear layers in {model.quantization}" if model.quantization else ""
+    return f"{model.name} ({model.dtype}{rounded}{'' if model.row_exact else ', rows not bit-exact here'})"
+
+
+def _position_rows(result: BenchResult) -> list[list[str]]:
+    found = ((name, result.figures(name).acceptance_by_position) for name in result.names)
+    return [[name, *map(_number, alphas)] for name, alphas in found if alphas]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    padded = [[*row, *[""] * (len(head) - len(row))] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *padded])
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.interval is None:
+        return f"{ratio.value:.2f}"
+    return f"{ratio.value:.2f} ({ratio.interval.low:.2f} to {ratio.interval.high:.2f})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}".replace("%", " %")
+
+
+def _milliseconds(percentiles: Percentiles | None) -> str:
+    return "" if percentiles is None else f"{1e3 * percentiles.p50:.2f} / {1e3 * percentiles.p95:.2f}"
+
+
+def _identical(identity: Identity | None) -> str:
+    return "" if identity is None else f"{identity.num_identical} of {identity.num_answers}"

@@ -1,0 +1,186 @@
+"""foredraft bench"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli.app import app
+from foredraft.cli.inputs import read_text, seconds_of
+from foredraft.cli.options import (
+    DEFAULT_TOKENS,
+    DeviceOption,
+    DraftOption,
+    DraftQuantizationOption,
+    DtypeOption,
+    IgnoreEosOption,
+    JsonOption,
+    MinPOption,
+    ModelOption,
+    Models,
+    QuantizationOption,
+    RevisionOption,
+    SeedOption,
+    ThreadsOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
+    TrustOption,
+    sampling_params,
+)
+
+if TYPE_CHECKING:
+    from foredraft.bench import BenchResult, Workload
+
+
+@app.command()
+def bench(
+    context: typer.Context,
+    model: ModelOption = None,
+    draft_model: DraftOption = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="CONFIG",
+            help="plain, METHOD or METHOD:TOKENS, with @N for another batch size; repeatable. The first is what the others "
+            "are compared with. Default: plain, and what LLM does by itself.",
+        ),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="In a .jsonl file an object per line with turns (as in Spec-Bench and MT-bench) or prompt, and category and "
+            "question_id; in any other a prompt per line. Default: built-in prompts.",
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option("--num-prompts", help="Only so many, the categories in turn. Default: all.")
+    ] = None,
+    max_tokens: TokensOption = DEFAULT_TOKENS,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Prompts that run together.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    ignore_eos: IgnoreEosOption = False,
+    budget: Annotated[
+        str, typer.Option(help="How long to measure, as 90s, 2m or 1h: prompts are repeated until then.")
+    ] = "1m",
+    repeats: Annotated[
+        int | None, typer.Option(help="At most so many passes over the prompts. Default: as the budget allows.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The report's directory. Default: a new one here, named after the time."),
+    ] = None,
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
+    device: DeviceOption = "auto",
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    num_threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure configurations against each other on your models, prompts and machine.
+
+    Every prompt runs under every configuration in turn, over models that
+    are loaded once. The report directory holds report.md, results.json,
+    runs.jsonl and plots; docs/benchmarking.md says what each figure is.
+
+    --json prints results.json.
+    """
+    params = sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    seconds = seconds_of(budget)
+    from foredraft.bench import Configuration, run_bench
+    from foredraft.bench.configurations import default_configurations
+    from foredraft.bench.report import as_dict, make_directory, write_report
+
+    given = [Configuration.parse(text, batch_size) for text in config or []]
+    questions = _workload(workload, num_prompts)
+    directory = output or Path(time.strftime("foredraft-bench-%Y%m%d-%H%M%S"))
+    llm = Models.of(context).load()
+    make_directory(directory)
+    with _shares("measuring") as show:
+        result = run_bench(
+            llm,
+            given or default_configurations(batch_size),
+            questions,
+            params,
+            budget=seconds,
+            repeats=repeats,
+            progress=show,
+        )
+    write_report(result, directory)
+    if as_json:
+        typer.echo(json.dumps(as_dict(result)))
+    else:
+        _print_tables(result)
+    typer.echo(f"report: {directory}", err=True)
+
+
+def _workload(file: Path | None, num_prompts: int | None) -> Workload:
+    from foredraft.bench import Workload
+    from foredraft.bench.built_in import built_in_workload
+
+    if file is None:
+        found = built_in_workload()
+    elif file.suffix == ".jsonl":
+        found = Workload.parse(read_text(file), file.name)
+    else:
+        found = Workload.of([line for line in read_text(file).split("\n") if line.strip()], file.name)
+    return found if num_prompts is None else found.first(num_prompts)
+
+
+@contextmanager
+def _shares(description: str) -> Iterator[Callable[[float], None]]:
+    """A bar of a hundred steps that is told which share is done."""
+    from foredraft.render import progress_bar
+
+    with progress_bar(description, 100) as advance:
+        shown = 0
+
+        def show(share: float) -> None:
+            nonlocal shown
+            while shown < round(100 * share):
+                advance()
+                shown += 1
+
+        yield show
+
+
+def _print_tables(result: BenchResult) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from foredraft import render
+    from foredraft.bench.report import COLUMNS, facts, table_rows
+
+    console = render.output_console()
+    for category in [*(result.categories if len(result.categories) > 1 else []), None]:
+        table = Table(box=SIMPLE_HEAD, title=category or "all questions", title_justify="left")
+        table.add_column("configuration", no_wrap=True)
+        for name in COLUMNS:
+            table.add_column(name, justify="right")
+        for row in table_rows(result, category):
+            table.add_row(*row)
+        console.print(table)
+    for line in facts(result):
+        console.out(line, highlight=False)

@@ -1,0 +1,243 @@
+"""Who runs what, in which order, and that nothing but the clock depends on it. Nothing here is timed."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft import LLM, ForedraftError, RequestError, SamplingParams
+from foredraft.bench import BenchResult, Configuration, Question, Workload, run_bench
+from foredraft.bench.runner import _in_order
+from foredraft.stats import SpeculationStats
+
+CONFIGURATIONS = [Configuration.plain(), Configuration("draft_model", 3), Configuration("suffix", 4)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+PROMPTS = ["def area(width, height):", "Once upon a time there was", "import os\nimport re"]
+TALK = Workload(
+    "talk",
+    (
+        Question("a", "talk", ("Once upon a time", "Then she said", "And the dog"), is_chat=True),
+        Question("b", "talk", ("def mean(values):",), is_chat=True),
+        Question("c", "code", ("import os", "import re"), is_chat=True),
+    ),
+)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(num_threads=1, seed=0)
+
+
+@pytest.fixture(scope="module")
+def result(llm: LLM) -> BenchResult:
+    """Two passes over three prompts under three configurations."""
+    return run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, repeats=2)
+
+
+def texts(result: BenchResult, name: str) -> list[list[tuple[int, ...]]]:
+    return [[turn.token_ids for turn in answer.turns] for run in result.runs_of(name) for answer in run.answers]
+
+
+def test_every_configuration_writes_what_the_llm_writes(llm: LLM, result: BenchResult) -> None:
+    outputs = llm.generate(PROMPTS, GREEDY)
+    expected = [[tuple(output.outputs[0].token_ids)] for output in outputs for _ in range(2)]
+    for name in result.names:
+        assert texts(result, name) == expected
+        identity = result.compare(name).identity
+        assert identity is not None
+        assert (identity.num_answers, identity.num_identical, identity.first_difference) == (6, 6, None)
+
+
+def test_every_configuration_runs_a_group_before_the_next_begins(result: BenchResult) -> None:
+    rounds = [list(runs) for _, runs in groupby(result.runs, key=lambda run: (run.repeat, run.group))]
+    assert [(runs[0].repeat, runs[0].group) for runs in rounds] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert all({run.configuration for run in runs} == set(result.names) for runs in rounds)
+
+
+@given(st.integers(1, 6))
+def test_everyone_begins_as_often_and_follows_everyone(num: int) -> None:
+    contenders: list[Any] = list(range(num))
+    orders = [_in_order(contenders, row) for row in range(2 * num)]
+    assert all(sorted(order) == contenders for order in orders)
+    assert all(sum(order[0] == one for order in orders) == 2 for one in contenders)
+    if num > 2:
+        before = {(a, b) for order in orders for a, b in pairwise(order)}
+        assert all((one, (one + 1) % num) in before and ((one + 1) % num, one) in before for one in contenders)
+
+
+def test_times_and_counts_of_a_turn_belong_together(result: BenchResult) -> None:
+    for run in result.runs:
+        for answer in run.answers:
+            for turn in answer.turns:
+                assert turn.seconds == pytest.approx(turn.time_to_first_token + sum(turn.gaps))
+                # a delivery is a verified row
+                assert len(turn.gaps) + 1 == turn.stats.num_steps
+                assert len(turn.token_ids) == turn.stats.num_emitted_tokens
+        assert run.seconds == pytest.approx(sum(answer.seconds for answer in run.answers))
+
+
+def test_counts_are_the_sums_of_the_requests_own(llm: LLM, result: BenchResult) -> None:
+    """But for drafters that learn from request to request: those drafted otherwise in another order."""
+    for configuration in CONFIGURATIONS[:2]:
+        own = llm.with_drafter(configuration.method, configuration.speculative_tokens)  # type: ignore[arg-type]
+        outputs = [own.generate([prompt], GREEDY)[0] for prompt in PROMPTS]
+        own.engine.drop_retained()
+        expected = sum((output.metrics.stats for output in outputs), SpeculationStats())
+        assert result.figures(configuration.name).stats == expected + expected
+
+
+def test_only_drafters_draft(result: BenchResult) -> None:
+    drafted = {name: result.figures(name).stats.num_draft_tokens for name in result.names}
+    assert drafted["plain"] == 0
+    assert min(drafted["draft_model:3"], drafted["suffix:4"]) > 0
+
+
+def test_nothing_is_left_behind(llm: LLM) -> None:
+    llm.engine.drop_retained()
+    run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, repeats=1)
+    assert llm.engine.pool.used == 0
+
+
+def test_no_run_finds_its_prompt_in_a_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    start = type(llm.frontend).start
+
+    def spy(frontend: Any, request: Any) -> None:
+        held.append(frontend.engine.cache.bytes_retained)
+        start(frontend, request)
+
+    monkeypatch.setattr(type(llm.frontend), "start", spy)
+    run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS[:1]), GREEDY, repeats=2)
+    assert held == [0] * len(CONFIGURATIONS) * 3
+
+
+def test_a_later_turn_sees_the_answers_before_it(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    found = run_bench(llm, CONFIGURATIONS, TALK, GREEDY, repeats=1)
+    questions = {question.question_id: question for question in TALK.questions}
+    for run in found.runs:
+        for answer in run.answers:
+            said = ""
+            for text, turn in zip(questions[answer.question_id].turns, answer.turns, strict=True):
+                said += text
+                assert turn.prompt_len == len(llm.tokenizer(said)["input_ids"])
+                said += llm.tokenizer.decode(turn.token_ids) + "\n\n"
+    assert found.figures("plain").num_tokens == 6 * 12
+    assert all(found.compare(name).identity.share == 1.0 for name in found.names)  # type: ignore[union-attr]
+
+
+def test_turns_go_through_the_chat_template_where_there_is_one() -> None:
+    llm = LLM(num_threads=1)
+    assert llm.tokenizer is not None
+    llm.tokenizer.chat_template = TEMPLATE
+    found = run_bench(llm, CONFIGURATIONS[:1], TALK.first(1), GREEDY, repeats=1)
+    first, second, _ = found.runs[0].answers[0].turns
+    answer = llm.tokenizer.decode(first.token_ids)
+    asked = "<user>Once upon a time\n<assistant>"
+    again = f"{asked}{answer}\n<user>Then she said\n<assistant>"
+    expected = [len(llm.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (asked, again)]
+    assert [first.prompt_len, second.prompt_len] == expected
+    plain = run_bench(llm, CONFIGURATIONS[:1], Workload.of(["Once upon a time"]), GREEDY, repeats=1)
+    assert plain.runs[0].answers[0].turns[0].prompt_len == len(llm.tokenizer("Once upon a time")["input_ids"])
+
+
+def test_batches_of_every_size_write_the_same(llm: LLM) -> None:
+    configurations = [Configuration("draft_model", 3, size) for size in (1, 2, 3)]
+    found = run_bench(llm, configurations, TALK, GREEDY, repeats=1)
+    assert [run.group for run in found.runs_of(found.baseline)] == [0, 1]
+    for name in found.names:
+        assert texts(found, name) == texts(found, found.baseline)
+    for run in found.runs_of("draft_model:3@3"):
+        assert run.seconds >= max(answer.seconds for answer in run.answers) * 0.999
+
+
+def test_seeded_texts_agree_and_unseeded_ones_are_not_compared(llm: LLM) -> None:
+    seeded = SamplingParams(max_tokens=12, temperature=0.9, seed=3)
+    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), seeded, repeats=1)
+    assert all(found.compare(name).identity.share == 1.0 for name in found.names)  # type: ignore[union-attr]
+    unseeded = SamplingParams(max_tokens=12, temperature=0.9)
+    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), unseeded, repeats=1)
+    assert [found.compare(name).identity for name in found.names] == [None, None, None]
+
+
+def test_a_text_that_differs_is_found(llm: LLM) -> None:
+    found = run_bench(llm, CONFIGURATIONS[:2], Workload.of(PROMPTS[:1]), GREEDY, repeats=1)
+    (run,) = found.runs_of("draft_model:3")
+    turn = run.answers[0].turns[0]
+    object.__setattr__(turn, "token_ids", (*turn.token_ids[:5], turn.token_ids[5] + 1, *turn.token_ids[6:]))
+    identity = found.compare("draft_model:3").identity
+    assert identity is not None
+    assert (identity.num_answers, identity.num_identical) == (1, 0)
+    assert identity.first_difference is not None
+    assert (identity.first_difference.question_id, identity.first_difference.position) == ("1", 5)
+    assert identity.first_difference.ours == turn.token_ids[5]
+
+
+def test_a_spent_budget_still_asks_one_group(llm: LLM) -> None:
+    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=0.0)
+    assert [run.group for run in found.runs] == [0, 0, 0]
+    assert {run.configuration for run in found.runs} == set(found.names)
+
+
+def test_a_budget_is_spent_on_repeats_up_to_as_many_as_are_wanted(llm: LLM) -> None:
+    found = run_bench(llm, CONFIGURATIONS[:1], Workload.of(PROMPTS[:1]), GREEDY, budget=600.0, repeats=4)
+    assert [run.repeat for run in found.runs] == [0, 1, 2, 3]
+
+
+def test_progress_goes_from_nothing_to_all(llm: LLM) -> None:
+    shares: list[float] = []
+    run_bench(llm, CONFIGURATIONS[:1], Workload.of(PROMPTS), GREEDY, repeats=2, progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert shares[-1] == 1.0
+
+
+def test_the_defaults_are_plain_decoding_and_the_llm_as_it_is(llm: LLM) -> None:
+    found = run_bench(llm, workload=Workload.of(PROMPTS[:1]), params=GREEDY)
+    assert found.names == ["plain", f"{llm.method}:{llm.speculative_tokens}"]
+    assert len(found.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"params": SamplingParams(n=2)}, "n must be 1"),
+        ({"params": SamplingParams(max_tokens=None)}, "needs max_tokens"),
+        ({"params": SamplingParams(stop="\n")}, "leave stop out"),
+        ({"budget": -1.0}, "budget must be 0 seconds or more"),
+        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"params": SamplingParams(max_tokens=800)}, "question a: its turns and their answers may take"),
+        ({"workload": Workload.of(["x " * 3000])}, "question 1: the prompt has"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(
+    llm: LLM, settings: dict[str, Any], words: str
+) -> None:
+    steps = llm.engine.stats.num_steps
+    with pytest.raises(ForedraftError, match=words):
+        run_bench(llm, CONFIGURATIONS, **{"workload": TALK, **settings})
+    assert llm.engine.stats.num_steps == steps
+
+
+def test_what_was_not_measured_is_refused_by_name(result: BenchResult) -> None:
+    with pytest.raises(ForedraftError, match="'ngram:3' was not measured: there are plain, "):
+        result.figures("ngram:3")
+    with pytest.raises(ForedraftError, match="category 'math' was not measured: there are prompts"):
+        result.compare("plain", "math")
+
+
+def test_a_request_that_fails_ends_it_and_leaves_nothing(llm: LLM) -> None:
+    def fail(prefix: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise KeyError("oops")
+
+    params = SamplingParams(max_tokens=4, temperature=0.0, logits_processors=[fail])
+    with pytest.raises(RequestError, match="oops"):
+        run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), params)
+    llm.engine.drop_retained()
+    assert llm.engine.pool.used == 0

@@ -1,0 +1,102 @@
+"""What a workload's file may hold, what is refused, and which questions run together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft import ForedraftError
+from foredraft.bench import Question, Workload
+from foredraft.bench.built_in import built_in_workload
+
+MT_BENCH = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "mt_bench.jsonl"
+
+Texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
+Categories = st.sampled_from(["math", "roleplay", "Übersetzung"])
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    questions = []
+    for number in range(draw(st.integers(1, 8))):
+        is_chat = draw(st.booleans())
+        turns = draw(st.lists(Texts, min_size=1, max_size=3 if is_chat else 1))
+        questions.append(Question(f"q{number}", draw(Categories), tuple(turns), is_chat))
+    return Workload("file.jsonl", tuple(questions))
+
+
+def line(question: Question) -> str:
+    said = {"turns": list(question.turns)} if question.is_chat else {"prompt": question.turns[0]}
+    return json.dumps({"question_id": question.question_id, "category": question.category, **said})
+
+
+@given(workloads())
+def test_what_is_written_is_read(workload: Workload) -> None:
+    assert Workload.parse("\n".join(map(line, workload.questions)) + "\n", "file.jsonl") == workload
+
+
+@given(workloads(), st.integers(1, 5))
+def test_groups_hold_every_question_once_and_one_category_each(workload: Workload, size: int) -> None:
+    groups = workload.groups(size)
+    assert sorted(q.question_id for group in groups for q in group) == sorted(q.question_id for q in workload.questions)
+    assert all(len(group) <= size and len({q.category for q in group}) == 1 for group in groups)
+    # each category's first group comes before any category's second
+    assert len({group[0].category for group in groups[: len(workload.categories)]}) == len(workload.categories)
+
+
+@given(workloads(), st.integers(1, 10))
+def test_the_first_few_are_of_as_many_kinds_as_can_be(workload: Workload, count: int) -> None:
+    few = workload.first(count)
+    assert len(few.questions) == min(count, len(workload.questions))
+    assert set(few.questions) <= set(workload.questions)
+    assert len(few.categories) == min(count, len(workload.categories))
+
+
+def test_ids_and_categories_may_be_left_out() -> None:
+    workload = Workload.parse('{"prompt": "a"}\n\n{"turns": ["b", "c"], "reference": ["x"]}\n', "w")
+    assert workload.questions == (Question("1", "prompts", ("a",)), Question("3", "prompts", ("b", "c"), is_chat=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no question"),
+        ("nonsense", "w, line 1: no JSON"),
+        ('["a"]', "line 1: needs an object"),
+        ('{"text": "a"}', 'needs an object with "turns" or "prompt"'),
+        ('{"prompt": "a", "turns": ["a"]}', "not both"),
+        ('{"turns": []}', '"turns" must be a list of texts'),
+        ('{"turns": "a"}', '"turns" must be a list of texts'),
+        ('{"turns": ["a", ""]}', "none of them empty"),
+        ('{"prompt": 3}', '"prompt" one text'),
+        ('{"prompt": "a", "category": 1.5}', "category must be a text"),
+        ('{"prompt": "a", "question_id": null}', "question_id must be a text"),
+        ('{"prompt": "a", "question_id": 1}\n{"prompt": "b", "question_id": "1"}', "question_id 1 comes twice"),
+    ],
+)
+def test_what_is_no_workload_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ForedraftError, match=words):
+        Workload.parse(text, "w")
+
+
+def test_no_questions_cannot_be_chosen() -> None:
+    with pytest.raises(ForedraftError, match="at least 1"):
+        built_in_workload().first(0)
+
+
+def test_the_built_in_prompts_are_of_several_kinds_and_end_where_a_token_ends() -> None:
+    workload = built_in_workload()
+    assert len(workload.categories) >= 4
+    assert not any(turn.endswith(("\n", " ")) for question in workload.questions for turn in question.turns)
+
+
+@pytest.mark.skipif(not MT_BENCH.exists(), reason="the shared prompts are not here")
+def test_mt_bench_is_read() -> None:
+    workload = Workload.parse(MT_BENCH.read_text(), MT_BENCH.name)
+    assert len(workload.questions) == 80
+    assert len(workload.categories) == 8
+    assert all(len(question.turns) == 2 for question in workload.questions)
