@@ -150,7 +150,7 @@ def test_turns_go_through_the_chat_template_where_there_is_one() -> None:
 def test_batches_of_every_size_write_the_same(llm: LLM) -> None:
     configurations = [Configuration("draft_model", 3, size) for size in (1, 2, 3)]
     found = run_bench(llm, configurations, TALK, GREEDY, repeats=1)
-    assert [run.group for run in found.runs_of(found.baseline)] == [0, 1]
+    assert [run.category for run in found.runs_of(found.baseline)] == ["mixed"]
     for name in found.names:
         assert texts(found, name) == texts(found, found.baseline)
     for run in found.runs_of("draft_model:3@3"):

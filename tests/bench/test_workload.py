@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foredraft import ForedraftError
 from foredraft.bench import Question, Workload
 from foredraft.bench.built_in import built_in_workload
+from foredraft.bench.workload import category_of
 
 MT_BENCH = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "mt_bench.jsonl"
 
@@ -40,12 +41,30 @@ def test_what_is_written_is_read(workload: Workload) -> None:
 
 
 @given(workloads(), st.integers(1, 5))
-def test_groups_hold_every_question_once_and_one_category_each(workload: Workload, size: int) -> None:
+def test_groups_hold_every_question_once_and_are_full_but_for_the_last(workload: Workload, size: int) -> None:
     groups = workload.groups(size)
-    assert sorted(q.question_id for group in groups for q in group) == sorted(q.question_id for q in workload.questions)
-    assert all(len(group) <= size and len({q.category for q in group}) == 1 for group in groups)
-    # each category's first group comes before any category's second
-    assert len({group[0].category for group in groups[: len(workload.categories)]}) == len(workload.categories)
+    ids = [question.question_id for group in groups for question in group]
+    assert sorted(ids) == sorted(question.question_id for question in workload.questions)
+    assert all(len(group) == size for group in groups[:-1])
+    assert 1 <= len(groups[-1]) <= size
+
+
+@given(workloads(), st.integers(1, 5))
+def test_groups_are_of_one_category_as_far_as_it_goes(workload: Workload, size: int) -> None:
+    groups = workload.groups(size)
+    for category in workload.categories:
+        num_questions = sum(question.category == category for question in workload.questions)
+        of_one = [group for group in groups if category_of(group) == category]
+        assert len(of_one) >= num_questions // size
+    if len(workload.questions) <= size:
+        assert len(groups) == 1
+
+
+def test_a_question_alone_runs_with_its_category_and_the_categories_take_turns() -> None:
+    questions = [Question(str(i), category, ("a",)) for i, category in enumerate(["x", "x", "x", "y", "z", "z"])]
+    workload = Workload("w", tuple(questions))
+    assert [category_of(group) for group in workload.groups(1)] == ["x", "y", "z", "x", "z", "x"]
+    assert [category_of(group) for group in workload.groups(2)] == ["x", "z", "mixed"]
 
 
 @given(workloads(), st.integers(1, 10))

@@ -13,7 +13,7 @@ from foredraft.bench.configurations import Configuration, Contender, contenders_
 from foredraft.bench.environment import Environment
 from foredraft.bench.records import Answer, GroupRun, Turn
 from foredraft.bench.result import BenchResult
-from foredraft.bench.workload import Question, Workload
+from foredraft.bench.workload import Question, Workload, category_of
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import LLM
 from foredraft.request import Prompt, Request
@@ -174,7 +174,7 @@ def _run_group(
         seconds += took
         answers += some
     engine.drop_retained()
-    return GroupRun(contender.name, index, repeat, questions[0].category, seconds, tuple(answers))
+    return GroupRun(contender.name, index, repeat, category_of(questions), seconds, tuple(answers))
 
 
 def _ask(llm: LLM, questions: Sequence[Question], params: SamplingParams) -> tuple[float, list[Answer]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from foredraft.errors import ForedraftError
 
-_UNNAMED = "prompts"
+_UNNAMED, _MIXED = "prompts", "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,22 @@ class Workload:
         return Workload(self.name, tuple(questions)[:count])
 
     def groups(self, size: int) -> list[tuple[Question, ...]]:
-        """The questions that run together: at most `size`, of one category; the categories in turn."""
-        parts = [[found[i : i + size] for i in range(0, len(found), size)] for found in self._by_category()]
-        return [tuple(part) for part in _in_turn(parts)]
+        """The questions that run together, `size` of them but in the last group. Of one category as far as they go, the
+        categories in turn; what is left of each category makes up the last groups."""
+        kinds = self._by_category()
+        full = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in kinds]
+        left = [[[one] for one in kind[len(kind) - len(kind) % size :]] for kind in kinds]
+        rest = list(chain.from_iterable(_in_turn(left)))
+        return [*map(tuple, _in_turn(full)), *(tuple(rest[i : i + size]) for i in range(0, len(rest), size))]
 
     def _by_category(self) -> list[list[Question]]:
         return [[one for one in self.questions if one.category == category] for category in self.categories]
+
+
+def category_of(questions: Sequence[Question]) -> str:
+    """Of questions that run together: theirs, or "mixed"."""
+    categories = {question.category for question in questions}
+    return categories.pop() if len(categories) == 1 else _MIXED
 
 
 def _in_turn(parts: Sequence[Sequence[list[Question]]]) -> Iterator[list[Question]]:
