@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -255,7 +254,6 @@ def _field(plan: Plan) -> Iterator[Field]:
 
 def row(contender: Contender, plain: Contender | None, reference: Contender | None, plan: Plan) -> dict[str, Any]:
     """reference: foredraft's plain decoding at the same precision. Texts are compared only where nothing is drawn."""
-    rng = random.Random(0)
     written = plan.batch * plan.tokens
     rates = [written / seconds for seconds in contender.seconds]
     compare = plan.temperature == 0
@@ -267,9 +265,9 @@ def row(contender: Contender, plain: Contender | None, reference: Contender | No
         "mode": contender.mode,
         "gamma": contender.gamma,
         "tokens_per_second": statistics.median(rates),
-        "tokens_per_second_interval": interval(rates, rng),
+        "tokens_per_second_interval": interval(rates),
         "over_plain": None if over_plain is None else statistics.median(over_plain),
-        "over_plain_interval": None if over_plain is None else interval(over_plain, rng),
+        "over_plain_interval": None if over_plain is None else interval(over_plain),
         "tau": _tau(contender),
         "tokens_per_pass": _tokens_per_pass(contender, written),
         "repeated_8gram_share": statistics.mean(repeated_share(ids) for text in contender.texts for ids in text),

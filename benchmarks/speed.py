@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
 from foredraft.bench.figures import repeated_share
+from foredraft.bench.statistics import median_with_interval
+from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED
 from foredraft.stats import SpeculationStats
 
@@ -84,10 +84,10 @@ def transformers_system(model: Any, temperature: float) -> System:
     return System("transformers generate", write)
 
 
-def interval(ratios: list[float], rng: random.Random, rounds: int = 2000) -> tuple[float, float]:
-    """Bootstrap 95 % interval of the median."""
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(rounds))
-    return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
+def interval(values: list[float]) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the median; of a single value, that value."""
+    found = median_with_interval(values).interval
+    return (values[0], values[0]) if found is None else (found.low, found.high)
 
 
 def run(systems: list[System], prompts: list[list[int]], max_tokens: int) -> int:
@@ -104,16 +104,16 @@ def run(systems: list[System], prompts: list[list[int]], max_tokens: int) -> int
     return same
 
 
-def row(system: System, plain: System, reference: System, max_tokens: int, rng: random.Random) -> dict[str, Any]:
+def row(system: System, plain: System, reference: System, max_tokens: int) -> dict[str, Any]:
     over_plain = [a / b for a, b in zip(plain.seconds, system.seconds, strict=True)]
     over_reference = [a / b for a, b in zip(reference.seconds, system.seconds, strict=True)]
     return {
         "system": system.name,
         "tokens_per_second": max_tokens / statistics.median(system.seconds),
         "over_plain": statistics.median(over_plain),
-        "over_plain_interval": interval(over_plain, rng),
+        "over_plain_interval": interval(over_plain),
         "over_transformers": statistics.median(over_reference),
-        "over_transformers_interval": interval(over_reference, rng),
+        "over_transformers_interval": interval(over_reference),
         "tau": system.stats.mean_acceptance_length,
         "alpha": system.stats.conditional_acceptance,
         "acceptance_rate": system.stats.draft_acceptance_rate,
@@ -175,17 +175,14 @@ def acceptance_table(rows: list[dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
+    found = this_machine()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": cpu,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "processor": found.processor,
+        "capability": found.cpu_capability,
+        "threads": found.num_threads,
+        "torch": found.torch,
+        "transformers": found.transformers,
     }
 
 
@@ -197,7 +194,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    rng = random.Random(0)
 
     llms = {name: LLM(method=name, seed=0, enable_prefix_caching=False) for name in DRAFTERS}
     reference = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16).eval()
@@ -216,7 +212,7 @@ def main() -> None:
                 foredraft_system(llms[name], f"{name}, γ = {gamma}", gamma, temperature) for gamma in args.gammas
             ]
         same = run(systems, code, args.max_tokens)
-        rows = [row(system, systems[1], systems[0], args.max_tokens, rng) for system in systems]
+        rows = [row(system, systems[1], systems[0], args.max_tokens) for system in systems]
         report[f"temperature {temperature}"] = {"rows": rows, "prompts_with_one_text": same}
         title = "greedy" if temperature == 0 else f"temperature {temperature}"
         parts.append(f"**Code prompts, {title}, batch 1**\n\n{table(rows)}")

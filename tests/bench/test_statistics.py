@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.bench.statistics import Interval, Percentiles, Samples, bootstrap, median_of_ratios, ratio_of_rates
+from foredraft.bench.statistics import Interval, Percentiles, Samples, bootstrap, median_with_interval, ratio_of_rates
 
 Pairs = st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 10.0)), min_size=2, max_size=12)
 
@@ -38,7 +38,7 @@ def test_the_ratios_interval_covers_the_truth_about_19_times_in_20() -> None:
 def test_the_medians_interval_covers_the_truth() -> None:
     """Log-normal ratios about a median of 0.9; 300 trials of 25 prompts, as above."""
     rng = np.random.default_rng(2)
-    intervals = [median_of_ratios(0.9 * np.exp(rng.normal(0, 0.2, size=25))).interval for _ in range(300)]
+    intervals = [median_with_interval(0.9 * np.exp(rng.normal(0, 0.2, size=25))).interval for _ in range(300)]
     assert 262 <= sum(found is not None and found.low <= 0.9 <= found.high for found in intervals) < 300
 
 
@@ -75,13 +75,13 @@ def test_a_ratio_is_of_the_totals(ours: list[tuple[int, float]], theirs: list[tu
 
 def test_one_sample_has_no_interval() -> None:
     assert ratio_of_rates(Samples.of([(10, 1.0)]), Samples.of([(10, 2.0)])).interval is None
-    assert median_of_ratios([1.5]).value == 1.5
+    assert median_with_interval([1.5]).value == 1.5
     assert bootstrap(1, lambda drawn: drawn[:, 0].astype(np.float64)) is None
 
 
 def test_the_same_data_give_the_same_interval() -> None:
     ratios = [1.1, 1.4, 0.9, 1.2]
-    assert median_of_ratios(ratios) == median_of_ratios(ratios)
+    assert median_with_interval(ratios) == median_with_interval(ratios)
 
 
 def test_percentiles() -> None:

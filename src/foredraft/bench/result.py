@@ -11,7 +11,7 @@ from foredraft.bench.configurations import Configuration
 from foredraft.bench.environment import Environment
 from foredraft.bench.figures import Figures, first_difference
 from foredraft.bench.records import Answer, GroupRun
-from foredraft.bench.statistics import Ratio, Samples, median_of_ratios, ratio_of_rates
+from foredraft.bench.statistics import Ratio, Samples, median_with_interval, ratio_of_rates
 from foredraft.bench.workload import Workload
 from foredraft.errors import ForedraftError
 from foredraft.sampling import SamplingParams
@@ -106,7 +106,7 @@ class BenchResult:
             configuration=name,
             baseline=against,
             speedup=ratio_of_rates(_by_group(ours), _by_group(theirs)),
-            median_speedup=median_of_ratios(_paired_ratios(ours, theirs)),
+            median_speedup=median_with_interval(_paired_ratios(ours, theirs)),
             spec_bench_speedup=Figures.of(ours).spec_bench_tokens_per_second
             / Figures.of(theirs).spec_bench_tokens_per_second,
             identity=_identity(ours, theirs) if self.is_promised else None,

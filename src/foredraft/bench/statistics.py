@@ -88,12 +88,12 @@ def ratio_of_rates(ours: Samples, theirs: Samples) -> Ratio:
     return Ratio(float(ratios(np.arange(num)[None])[0]), bootstrap(num, ratios))
 
 
-def median_of_ratios(ratios: Sequence[float]) -> Ratio:
-    """The median over prompts of paired ratios: what a single disturbed run cannot move."""
-    values = np.array(ratios)
+def median_with_interval(values: Sequence[float]) -> Ratio:
+    """Of one value for each prompt, as a paired ratio: what a single disturbed run cannot move."""
+    found = np.array(values)
 
     def medians(drawn: Indices) -> Floats:
-        found: Floats = np.median(values[drawn], axis=-1)
-        return found
+        drawn_medians: Floats = np.median(found[drawn], axis=-1)
+        return drawn_medians
 
-    return Ratio(float(np.median(values)), bootstrap(len(values), medians))
+    return Ratio(float(np.median(found)), bootstrap(len(found), medians))
