@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft import ForedraftError
-from foredraft.bench import Question, Workload
-from foredraft.bench.built_in import built_in_workload
+from foredraft.bench import Question, Workload, built_in_workload
 from foredraft.bench.workload import category_of
 
 MT_BENCH = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "mt_bench.jsonl"

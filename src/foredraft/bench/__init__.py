@@ -1,5 +1,6 @@
 """Configurations against each other on the user's models, prompts and machine: paired, interleaved, with intervals."""
 
+from foredraft.bench.built_in import built_in_workload
 from foredraft.bench.configurations import Configuration
 from foredraft.bench.figures import Figures
 from foredraft.bench.records import Answer, GroupRun, Turn
@@ -23,5 +24,6 @@ __all__ = [
     "Ratio",
     "Turn",
     "Workload",
+    "built_in_workload",
     "run_bench",
 ]

@@ -164,6 +164,18 @@ def table_rows(
     return [[name, *(show(row) for show in columns.values())] for name, row in rows]
 
 
+def summary_columns(result: BenchResult) -> list[list[str]]:
+    """For a narrow screen, the first column the figures' names, then one for each configuration: all questions, and the
+    speedup in each category."""
+    columns = [["", *COLUMNS], *table_rows(result)]
+    for category in result.categories if len(result.categories) > 1 else []:
+        columns[0] += [f"speedup, {category}", "in repeated 8-grams"]
+        for name, column in zip(result.names, columns[1:], strict=True):
+            share = result.figures(name, category).repeated_share
+            column += [_ratio(result.compare(name, category).speedup), _share(share)]
+    return columns
+
+
 def facts(result: BenchResult) -> list[str]:
     """What must stand beside the figures, a line each."""
     return [line for line in _facts(result) if line]

@@ -137,8 +137,7 @@ def bench(
 
 
 def _workload(file: Path | None, num_prompts: int | None) -> Workload:
-    from foredraft.bench import Workload
-    from foredraft.bench.built_in import built_in_workload
+    from foredraft.bench import Workload, built_in_workload
 
     if file is None:
         found = built_in_workload()
@@ -171,15 +170,17 @@ def _print_tables(result: BenchResult) -> None:
     from rich.table import Table
 
     from foredraft import render
-    from foredraft.bench.report import COLUMNS, facts, table_rows
+    from foredraft.bench.report import facts, summary_columns
 
     console = render.output_console()
-    for category in [*(result.categories if len(result.categories) > 1 else []), None]:
-        table = Table(box=SIMPLE_HEAD, title=category or "all questions", title_justify="left")
-        table.add_column("configuration", no_wrap=True)
-        for name in COLUMNS:
-            table.add_column(name, justify="right")
-        for row in table_rows(result, category):
+    names, *columns = summary_columns(result)
+    at_once = max(1, (console.width - max(map(len, names))) // (max(len(cell) for one in columns for cell in one) + 3))
+    for start in range(0, len(columns), at_once):
+        shown = [names, *columns[start : start + at_once]]
+        table = Table(box=SIMPLE_HEAD)
+        for index, (head, *_) in enumerate(shown):
+            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+        for row in list(zip(*shown, strict=True))[1:]:
             table.add_row(*row)
         console.print(table)
     for line in facts(result):
