@@ -147,7 +147,7 @@ def test_the_page_documents_every_field(results: dict[str, Any], runs: list[dict
 def test_markdown_names_the_machine_the_models_and_the_settings(outcome: tuple[Any, Path]) -> None:
     text = (outcome[1] / "report.md").read_text()
     for word in ("embedded/target (bfloat16", "embedded/draft", "1 threads", "torch ", "temperature 0.0", "at most 10 tokens",
-                 "questions.jsonl: 4 of 4 questions", "in repeated 8-grams", "## writing", "## coding", "(speedup.svg)",
+                 "questions.jsonl: 4 of 4 questions", "120 tokens under plain", "in repeated 8-grams", "## writing", "## coding", "(speedup.svg)",
                  "Spec-Bench speedup", *NAMES):  # fmt: skip
         assert word in text
 

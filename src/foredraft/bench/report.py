@@ -138,6 +138,7 @@ Row = tuple[Figures, Comparison]
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "tokens/s": lambda row: f"{row[0].tokens_per_second:.1f}",
     "speedup": lambda row: _ratio(row[1].speedup),
+    "median of pairs": lambda row: _ratio(row[1].median_speedup),
     "ITL p50 / p95, ms": lambda row: _milliseconds(row[0].inter_token_latency),
     "TTFT p50 / p95, ms": lambda row: _milliseconds(row[0].time_to_first_token),
     "accepted": lambda row: _share(row[0].stats.draft_acceptance_rate),
@@ -148,7 +149,6 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "in repeated 8-grams": lambda row: _share(row[0].repeated_share),
 }
 _MORE_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "median of paired ratios": lambda row: _ratio(row[1].median_speedup),
     "TPOT p50 / p95, ms": lambda row: _milliseconds(row[0].time_per_output_token),
     "tokens": lambda row: str(row[0].num_tokens),
     "Spec-Bench speedup": lambda row: f"{row[1].spec_bench_speedup:.2f}",
@@ -201,7 +201,7 @@ _LEGEND = """\
 ## What the columns are
 
 Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's over the same questions, in brackets the
-bootstrap 95 % interval over groups of questions. ITL: the time from one delivery of a text to the next; the tokens of one step
+bootstrap 95 % interval over groups of questions. Median of pairs: the median over groups of their own ratios. ITL: the time from one delivery of a text to the next; the tokens of one step
 arrive together. TPOT: a text's mean time per token after the first. TTFT: to its first token. Accepted: of the draft tokens.
 α: accepted over evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α alone
 would give. Identical: answers that are token for token the baseline's. A looping text flatters every drafter, so the share of
@@ -211,7 +211,7 @@ mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
 
 def _facts(result: BenchResult) -> Iterator[str]:
     params, environment, machine = result.params, result.environment, result.environment.machine
-    num_measured = result.figures(result.baseline).num_questions
+    measured = result.figures(result.baseline)
     yield f"{environment.date}, foredraft {environment.foredraft}"
     yield f"target {_model(environment.target)}"
     yield f"draft model {_model(environment.draft)}" if environment.draft else ""
@@ -227,8 +227,9 @@ def _facts(result: BenchResult) -> Iterator[str]:
     )
     yield f"{temperature}, at most {params.max_tokens} tokens an answer{', ' + settings if settings else ''}"
     yield (
-        f"{result.workload.name}: {num_measured} of {len(result.workload.questions)} questions, asked up to "
-        f"{_num_repeats(result)} times under each configuration, in an order that rotates"
+        f"{result.workload.name}: {measured.num_questions} of {len(result.workload.questions)} questions, asked up to "
+        f"{_num_repeats(result)} times under each configuration, in an order that rotates; {measured.num_tokens} tokens "
+        f"under {result.baseline}"
     )
     yield f"compared with {result.baseline}"
     yield from _differences(result)
