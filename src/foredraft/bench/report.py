@@ -200,13 +200,14 @@ def markdown(result: BenchResult, plots: Sequence[str] = ()) -> str:
 _LEGEND = """\
 ## What the columns are
 
-Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's over the same questions, in brackets the
-bootstrap 95 % interval over groups of questions. Median of pairs: the median over groups of their own ratios. ITL: the time from one delivery of a text to the next; the tokens of one step
-arrive together. TPOT: a text's mean time per token after the first. TTFT: to its first token. Accepted: of the draft tokens.
-α: accepted over evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α alone
-would give. Identical: answers that are token for token the baseline's. A looping text flatters every drafter, so the share of
-tokens inside repeated 8-grams stands beside every speed. Spec-Bench's speedup is the ratio of mean tokens/s over questions, its
-mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
+Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's over the same questions, in
+brackets the bootstrap 95 % interval over groups of questions. Median of pairs: the median over groups of their own
+ratios. ITL: the time from one delivery of a text to the next; the tokens of one step arrive together. TPOT: a text's
+mean time per token after the first. TTFT: to its first token. Accepted: of the draft tokens. α: accepted over
+evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α alone would
+give. Identical: answers that are token for token the baseline's. A looping text flatters every drafter, so the share
+of tokens inside repeated 8-grams stands beside every speed. Spec-Bench's speedup is the ratio of mean tokens/s over
+questions, its mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
 
 
 def _facts(result: BenchResult) -> Iterator[str]:
