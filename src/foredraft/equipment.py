@@ -23,11 +23,13 @@ _UNKNOWN_MEMORY = 4 * 2**30
 
 
 def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Method]:
-    """The drafters' names, or the drafters themselves. Raises ForedraftError for a name that is none, and for a draft model
+    """The drafters' names, or the drafters themselves. methods: one, several, or names with "+" between them. Raises ForedraftError for a name that is none, and for a draft model
     that is missing or that nobody asks for."""
     if methods is None:
         return ["draft_model" if has_draft_model else "suffix"]
-    chosen = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
+    if isinstance(methods, str):
+        methods = methods.split("+")
+    chosen: list[Method] = [*methods] if isinstance(methods, Sequence) else [methods]
     names = [name_of(method) for method in chosen]
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")

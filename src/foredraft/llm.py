@@ -47,7 +47,7 @@ class LLM:
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must speak the target's vocabulary.
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" (the target's own int8 copy), or any
-        object with propose and forget; or a list of them, to choose from step by step. None: "draft_model" where one is
+        object with propose and forget; or a list of them (or names with "+" between them), to choose from step by step. None: "draft_model" where one is
         given, else "suffix".
     speculative_tokens: γ, draft tokens per step unless a request says otherwise. "auto" measures what drafting costs and
         brings, and takes what pays, down to nothing; a number asks the first drafter for that many.
@@ -134,7 +134,7 @@ class LLM:
         """
         methods = self._methods
         if method is not None:
-            only_own = isinstance(method, str) and method in SELF_DRAFTS
+            only_own = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model stays out of it
             methods = choose_methods(method, has_draft_model="draft_model" in self._drafts and not only_own)
         wanted = self.speculative_tokens if speculative_tokens is None else speculative_tokens
         _check_draft_len(wanted)

@@ -93,8 +93,7 @@ def contenders_for(llm: LLM, configurations: Sequence[Configuration]) -> list[Co
 def _contender(llm: LLM, configuration: Configuration) -> Contender:
     tokens = 0 if configuration.is_plain else configuration.speculative_tokens
     try:
-        # what is no number of tokens is refused there, by name
-        own = llm.with_drafter(configuration.method, tokens)  # type: ignore[arg-type]
+        own = llm.with_drafter(configuration.method, tokens)
     except ForedraftError as error:
         raise type(error)(f"configuration {configuration.name}: {error}") from error
     method = own.method if isinstance(configuration.method, str | None) else configuration.method

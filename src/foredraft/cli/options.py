@@ -25,7 +25,7 @@ DraftOption = Annotated[
 MethodOption = Annotated[
     str | None,
     typer.Option(
-        help="none, ngram, suffix, draft_model or self-int8, or several with commas between them, to choose from. Default: "
+        help="none, ngram, suffix, draft_model or self-int8, or several with + between them, to choose from. Default: "
         "draft_model where there is one, else suffix."
     ),
 ]
@@ -81,10 +81,6 @@ class Models:
         return cls(**{one.name: context.params[one.name] for one in fields(cls) if one.name in context.params})
 
     @property
-    def methods(self) -> list[str] | str | None:
-        return self.method.split(",") if self.method and "," in self.method else self.method
-
-    @property
     def draft_len(self) -> int | str:
         """A number where the user gave one."""
         return int(self.speculative_tokens) if self.speculative_tokens.isdecimal() else self.speculative_tokens
@@ -97,7 +93,7 @@ class Models:
             return LLM(
                 self.model,
                 self.draft_model,
-                method=self.methods,
+                method=self.method,
                 speculative_tokens=self.draft_len,
                 dtype=self.dtype,
                 device=self.device,
