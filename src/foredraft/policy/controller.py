@@ -14,9 +14,10 @@ from foredraft.policy.probes import Probes
 from foredraft.sequence import TokenSequence
 from foredraft.step import Step, Work
 
-_QUIET, _MANY, _SELDOM = 16, 8, 64
-"""Rounds between two plans where nothing is drafted, and where there are many texts; between two measurements of plain steps
-where nothing else happens. On a small model a plan takes as long as a tenth of a step."""
+_PLAN_SECONDS = 0.02
+_SOONEST, _LATEST = 2, 64
+"""A plan takes some 50 microseconds, so one is made every 20 milliseconds: on a small model that is 50 steps, on a large one
+the next. Bounds in rounds."""
 _HORIZON = 64
 _PROBE_DEPTH = 3
 _PLAIN_AGE = 256
@@ -81,6 +82,7 @@ class Controller:
         self._num_drafts = 0
         self._plain_at: dict[tuple[int, bool], int] = {}
         self._wants_plain = False
+        self._step_time = 0.0
         self._last_asked: Set[str] = frozenset()
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
@@ -90,22 +92,23 @@ class Controller:
             self._replan(running)
 
     def ask(self, sequence: TokenSequence) -> Ask:
-        most = max(sequence.room - 1, 0)
-        if sequence.speculative_tokens is not None:
-            wanted = 0 if self._first in self._pause else sequence.speculative_tokens
-            return Ask(self._first, min(wanted, most))
+        wanted = sequence.speculative_tokens
+        most = sequence.max_len - len(sequence.tokens) - 1
+        if wanted is not None:
+            return Ask(self._first, max(min(wanted, most), 0)) if self._first not in self._pause else NOBODY
         text = self._texts.get(sequence.seq_id)
         if text is None:
             text = self._new_text(sequence)
             self._plan([sequence])
             self._num_planned += 1
         ask = text.ask
-        return ask if ask.max_draft <= most else Ask(ask.drafter, most)
+        return ask if ask.max_draft <= most or ask is NOBODY else Ask(ask.drafter, max(most, 0))
 
     def observe(self, step: Step) -> None:
+        self._step_time = step.total_time
         self._probes.pass_time(step.total_time)
         asked = step.draft_times.keys()
-        if asked or self._wants_plain or self._round % _SELDOM == 0:
+        if asked or self._wants_plain or self._round % _LATEST == 0:
             self._measure(step)
         self._last_asked = asked
         if asked:
@@ -132,14 +135,14 @@ class Controller:
         known = [s for s in running if s.speculative_tokens is None and s.seq_id in self._texts]
         if known:
             self._plan(known)
-        if self._wants_plain:
-            interval = 1
-        elif any(self._texts[s.seq_id].ask.max_draft for s in known):
-            interval = 1 if len(known) == 1 else _MANY
-        else:
+        drafts = any(self._texts[s.seq_id].ask.max_draft for s in known)
+        if not drafts and not self._wants_plain:
             self._probe(known)
-            interval = _QUIET if self._probing is None else 1
-        self._next_plan = self._round + interval
+        if self._wants_plain or self._probing is not None or (drafts and len(known) == 1):
+            self._next_plan = self._round + 1
+        else:
+            interval = int(_PLAN_SECONDS / max(self._step_time, 1e-6))
+            self._next_plan = self._round + min(max(interval, _SOONEST), _LATEST)
 
     def _plan(self, sequences: Sequence[TokenSequence]) -> None:
         """Give each of these its ask. What their plain step takes is measured before anything is drafted."""
@@ -173,8 +176,7 @@ class Controller:
         length, now = len(sequence.tokens), self._round
         records = self._texts[sequence.seq_id].records.values()
         most = max(min(self._max_draft, sequence.room - 1), 0)
-        # under 32 tokens are read in a pass that is made anyway
-        return most, tuple([(record.mood(now), (length - record.num_read) >> 5) for record in records])
+        return most, tuple([(record.mood(now), _magnitude(length - record.num_read)) for record in records])
 
     def _candidate(self, state: _State) -> Candidate:
         max_draft, records = state
@@ -183,7 +185,7 @@ class Controller:
         for (name, acceptance), (mood, missed) in zip(self.acceptance.items(), records, strict=True):
             if name not in self._pause:
                 forecasts[name] = acceptance.forecast(mood)
-                start_times[name] = self.costs.reading_time(name, missed << 5) / num_rounds
+                start_times[name] = self.costs.reading_time(name, _size(missed)) / num_rounds
         return Candidate(max_draft, forecasts, start_times)
 
     def _probe(self, sequences: Sequence[TokenSequence]) -> None:
@@ -268,3 +270,13 @@ class Controller:
             self.acceptance[work.drafter].record(mood, work.max_draft, outcome.num_drafted, num_accepted)
             record.record(work.max_draft, num_accepted, self._round)
             record.num_read = len(sequence.tokens)
+
+
+def _magnitude(num_tokens: int) -> int:
+    """0 for fewer than 32, which are read in a pass that is made anyway; 1 for up to 63, 2 for up to 127, and so on."""
+    return (num_tokens >> 5).bit_length()
+
+
+def _size(magnitude: int) -> int:
+    """About so many tokens."""
+    return 24 << magnitude if magnitude else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHARE = 0.01
+SHARE = 0.005
 """Of all time, for the probes of all drafters together."""
 
 
