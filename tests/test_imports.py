@@ -30,7 +30,7 @@ LAYERS = (
     {"llm"},
     {"hf", "aio"},
     {"__init__"},
-    {"train", "bench", "inspection", "quality"},
+    {"train", "bench", "inspection", "quality", "trace"},
     {"server", "demo"},
     {"render"},
     {"cli"},

@@ -4,7 +4,7 @@ Exit codes: 0; 2 for a mistake in the input, told in one line; 130 after Ctrl-C;
 What is slow to import is imported where it is used, so that help is quick. A command is one file, named here.
 """
 
-from foredraft.cli import bench, chat, demo, generate, inspect
+from foredraft.cli import bench, chat, demo, generate, inspect, trace
 from foredraft.cli.app import app, main
 
-__all__ = ["app", "bench", "chat", "demo", "generate", "inspect", "main"]
+__all__ = ["app", "bench", "chat", "demo", "generate", "inspect", "main", "trace"]

@@ -31,10 +31,12 @@ from foredraft.cli.options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
+    TraceOption,
     TrustOption,
     sampling_params,
 )
 from foredraft.cli.streaming import closing_stream
+from foredraft.cli.tracing import recorded
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def chat(
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer; Ctrl-D or /exit ends."""
     params = sampling_params(
@@ -88,7 +91,9 @@ def chat(
     models = Models.of(context)
     if template is None:
         _require_template(models)
-    _Chat(models.load(), params, template, system).run()
+    llm = models.load()
+    with recorded(llm, trace):
+        _Chat(llm, params, template, system).run()
 
 
 def _require_template(models: Models) -> None:

@@ -22,9 +22,12 @@ from foredraft.cli.options import (
     QuantizationOption,
     ThreadsOption,
     TokensOption,
+    TraceOption,
     sampling_params,
 )
 from foredraft.cli.streaming import stream_text
+from foredraft.cli.tracing import recorded
+from foredraft.errors import ForedraftError
 
 
 @app.command()
@@ -40,11 +43,14 @@ def demo(
     draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
     num_threads: ThreadsOption = None,
+    trace: TraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation."""
     from foredraft.demo import DEMO_PROMPT
 
+    if trace is not None and as_json:
+        raise ForedraftError("--trace records the text that is shown, and with --json none is: leave one of them out")
     params = sampling_params(max_tokens=max_tokens, temperature=0.0)
     models = Models.of(context)
     llm = models.load()
@@ -55,7 +61,8 @@ def demo(
 
     console = render.output_console()
     console.out(DEMO_PROMPT, style="dim", end="", highlight=False)
-    output = stream_text(llm, DEMO_PROMPT, params)
+    with recorded(llm, trace):
+        output = stream_text(llm, DEMO_PROMPT, params)
     console.print()
     console.print(render.legend(output.outputs[0].origins))
     console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, models.draft_len)))

@@ -35,10 +35,12 @@ from foredraft.cli.options import (
     TokensOption,
     TopKOption,
     TopPOption,
+    TraceOption,
     TrustOption,
     sampling_params,
 )
 from foredraft.cli.streaming import stream_text
+from foredraft.cli.tracing import recorded
 from foredraft.errors import ForedraftError, RequestError
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run plain decoding, interleaved, and show both side by side.")
     ] = False,
+    trace: TraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. On a terminal each token is coloured by where it came from.
@@ -95,6 +98,8 @@ def generate(
     finish_reason, stop_reason, usage, metrics. Of several texts (--n)
     these are the first one's, and "choices" lists all with their index;
     usage and metrics are of all together. --compare adds "comparison".
+
+    --trace records the rounds of what is asked for, not of a comparison.
     """
     params = sampling_params(
         max_tokens=max_tokens,
@@ -114,22 +119,26 @@ def generate(
     models = Models.of(context)
     llm = models.load()
     if as_json:
-        _generate_json(llm, batch, params, models.draft_len if compare else None)
+        _generate_json(llm, batch, params, models.draft_len if compare else None, trace)
         return
-    if len(batch) > 1 or params.n > 1:
-        _generate_many(llm, batch, params)
-    else:
-        _generate_one(llm, batch[0], params)
+    with recorded(llm, trace):
+        if len(batch) > 1 or params.n > 1:
+            _generate_many(llm, batch, params)
+        else:
+            _generate_one(llm, batch[0], params)
     if compare:
         _show_comparison(llm, batch[0], params, models.draft_len)
 
 
-def _generate_json(llm: LLM, batch: list[Prompt], params: SamplingParams, gamma: int | str | None) -> None:
+def _generate_json(
+    llm: LLM, batch: list[Prompt], params: SamplingParams, gamma: int | str | None, trace: Path | None
+) -> None:
     """gamma: also compare, with that many draft tokens."""
     from foredraft.render import as_json
 
     try:
-        outputs = _generate(llm, batch, params)
+        with recorded(llm, trace):
+            outputs = _generate(llm, batch, params)
     except RequestError as error:
         for output in cast("list[RequestOutput]", error.outputs):
             typer.echo(json.dumps(as_json(output)))

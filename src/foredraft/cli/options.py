@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +58,9 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
 ThreadsOption = Annotated[int | None, typer.Option("--num-threads", help="Of PyTorch's CPU kernels.")]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Record every round there; see foredraft trace view.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else there.")]
 
 

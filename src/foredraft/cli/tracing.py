@@ -1,0 +1,19 @@
+"""Recording what a command writes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+
+
+def recorded(llm: LLM, trace: Path | None) -> AbstractContextManager[object]:
+    """Records into the file that --trace names, if it names one."""
+    if trace is None:
+        return nullcontext()
+    from foredraft.trace import record
+
+    return record(llm, trace)

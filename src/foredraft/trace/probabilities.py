@@ -1,0 +1,71 @@
+"""What target and draft thought of each token of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foredraft.proposal import CERTAIN, Proposal
+from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of
+from foredraft.step import Outcome
+
+
+class TargetSays(NamedTuple):
+    """Of the draft tokens and, last, the token after them: after all warps, and before any. None: no number came out."""
+
+    p: list[float | None]
+    p_raw: list[float | None]
+
+
+def target_says(
+    outcome: Outcome, sampler: Sampler, history: Sequence[int], drafted: Sequence[int], own: int | None
+) -> TargetSays:
+    """history: the tokens before the step. drafted: all draft tokens, in order. own: the target's token, which stands
+    in the row after the accepted draft tokens; None leaves it out."""
+    places, ids = list(range(len(drafted))), list(drafted)
+    if own is not None:
+        places.append(len(outcome.new_ids) - 1)
+        ids.append(own)
+    if not ids:
+        return TargetSays([], [])
+    with torch.inference_mode():
+        logits = outcome.logits[places]
+        tokens = torch.tensor(ids, dtype=torch.int64, device=logits.device)
+        rows = [Row(sampler, history, drafted[:place]) for place in places]
+        raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
+        return TargetSays(_numbers(_warped(logits, rows, tokens)), _numbers(raw))
+
+
+def _warped(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
+    """Each row's probability of its token under the law it is verified by: one-hot where it is greedy."""
+    if rows[0].sampler.is_greedy:
+        return (choose(logits, rows).ids == tokens).float()
+    laws = laws_of(adjusted(logits, rows), rows)
+    return laws.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
+
+
+def draft_said(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[float | None]:
+    """With which probability each was drafted: 1 where it was certain. row: the sequence's row of the proposal."""
+    found: list[float | None] = [1.0] * len(drafted)
+    laws, rows = proposal.laws, proposal.prob_rows[row, : len(drafted)]
+    places = (rows != CERTAIN).nonzero()[:, 0].tolist()
+    if laws is None or not places:
+        return found
+    tokens = torch.tensor([drafted[place] for place in places], device=laws.probs.device)
+    drawn = laws.at(rows[places].to(laws.probs.device), tokens[:, None])[:, 0]
+    for place, value in zip(places, _numbers(drawn), strict=True):
+        found[place] = value
+    return found
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | None:
+    """Rounded to what a reader can use; a sum in float32 may pass 1 by a hair."""
+    return float(f"{min(value, 1.0):.6g}") if math.isfinite(value) else None

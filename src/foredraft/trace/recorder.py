@@ -1,0 +1,243 @@
+"""Writes what the engine does to a file, a line for every step and for every text in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any, TextIO
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft import __version__
+from foredraft.errors import ForedraftError
+from foredraft.llm import LLM
+from foredraft.model import EMBEDDED, LanguageModel
+from foredraft.sampling import SamplingParams
+from foredraft.sequence import Origin, TokenSequence
+from foredraft.stats import SpeculationStats
+from foredraft.step import Outcome, Step, Work
+from foredraft.text import IncrementalDecoder
+from foredraft.trace.format import (
+    Counts,
+    DraftToken,
+    EndLine,
+    Footer,
+    Header,
+    Line,
+    ModelInfo,
+    OwnToken,
+    RoundLine,
+    StepLine,
+    TextLine,
+    Verdict,
+)
+from foredraft.trace.probabilities import draft_said, target_says
+
+_NOT_TOLD = {"logits_processors", "n"}
+_OWN = {Origin.PLAIN: "plain", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
+
+
+@contextmanager
+def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
+    """Record all that `llm` writes inside the block. The file is replaced.
+
+    Raises ForedraftError if it cannot be written.
+    """
+    try:
+        file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by the with below
+    except OSError as error:
+        raise ForedraftError(f"{path}: cannot be written: {error.strerror}") from None
+    with file:
+        recorder = Recorder(file, header_of(llm), tokenizer=llm.tokenizer)
+        llm.engine.observers.append(recorder)
+        try:
+            yield recorder
+        finally:
+            llm.engine.observers.remove(recorder)
+            recorder.close()
+
+
+def header_of(llm: LLM) -> Header:
+    return Header(
+        foredraft=__version__,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        method=llm.method,
+        device=str(llm.target.device),
+        target=_model_info(llm.target, llm.options.quantization),
+        draft=None if llm.draft is None else _model_info(llm.draft, llm.draft_options.quantization),
+    )
+
+
+def _model_info(model: LanguageModel, quantization: str | None) -> ModelInfo:
+    name = model.traits.name
+    if Path(name).is_relative_to(EMBEDDED):  # where this package lies is nobody's business
+        name = f"embedded {Path(name).name}"
+    dtype = str(model.hf.dtype).removeprefix("torch.")
+    return ModelInfo(name=name, dtype=dtype, quantization=None if quantization == "none" else quantization)
+
+
+class Recorder:
+    """An Observer that writes every text it sees from the first token on; one that was running before is passed over.
+
+    file: gets the lines, and is left open. tokenizer: for the text of the tokens; None leaves it out.
+    """
+
+    def __init__(self, file: TextIO, header: Header, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        self._file = file
+        self._tokenizer = tokenizer
+        self._texts: dict[int, _Text] = {}
+        self._num_texts = 0
+        self._num_steps = 0
+        self._stats = SpeculationStats()
+        self._began = time.perf_counter()
+        self._write(header)
+
+    def observe(self, step: Step) -> None:
+        if not step.works:
+            return
+        start = max(0.0, time.perf_counter() - step.total_time - self._began)
+        num_kept = {id(work): kept for work, kept in zip(step.scoring, step.num_kept, strict=True)}
+        for work in step.works:
+            self._meet(work.sequence, num_kept.get(id(work), 0))
+        self._write(self._step_line(step, start))
+        for row, (work, outcome, kept) in enumerate(zip(step.scoring, step.outcomes, step.num_kept, strict=True)):
+            text = self._texts.get(work.sequence.seq_id)
+            if text is not None:
+                self._write(self._round_line(text, step, row, work, outcome, kept))
+        for work in step.works:
+            if work.sequence.is_finished and work.sequence.seq_id in self._texts:
+                self._end(work.sequence.seq_id)
+        self._num_steps += 1
+
+    def close(self) -> None:
+        """Nothing more will come: texts that were given up end here, and so does the file's account."""
+        for seq_id in list(self._texts):
+            self._end(seq_id)
+        self._write(Footer(num_texts=self._num_texts, num_steps=self._num_steps, counts=Counts.of(self._stats)))
+
+    def _meet(self, sequence: TokenSequence, num_kept: int) -> None:
+        """A text that has no output but this step's is new."""
+        if sequence.seq_id in self._texts or sequence.num_output > num_kept:
+            return
+        text = _Text(self._num_texts, sequence, self._tokenizer)
+        self._texts[sequence.seq_id] = text
+        self._num_texts += 1
+        prompt_ids = sequence.tokens[: sequence.prompt_len]
+        self._write(
+            TextLine(
+                text=text.number,
+                child=sequence.sampler.child,
+                prompt_ids=prompt_ids,
+                prompt=None if self._tokenizer is None else str(self._tokenizer.decode(prompt_ids)),
+                params=_params(sequence.sampler.params),
+            )
+        )
+
+    def _step_line(self, step: Step, start: float) -> StepLine:
+        return StepLine(
+            step=self._num_steps,
+            start=_seconds(start),
+            draft=_seconds(step.draft_time),
+            verify=_seconds(step.read_time + step.verify_time),
+            rest=_seconds(max(0.0, step.total_time - step.draft_time - step.read_time - step.verify_time)),
+            read=_seconds(step.read_time),
+            num_rows=step.num_rows,
+            num_texts=len(step.works),
+            drafters={name: _seconds(seconds) for name, seconds in step.draft_times.items()},
+        )
+
+    def _round_line(self, text: _Text, step: Step, row: int, work: Work, outcome: Outcome, num_kept: int) -> RoundLine:
+        sequence, num_accepted = work.sequence, len(outcome.new_ids) - 1
+        before = len(sequence.tokens) - num_kept
+        drafted = step.proposal.ids[row, : outcome.num_drafted].tolist()
+        has_own = num_kept > num_accepted
+        own_id = outcome.new_ids[-1] if has_own else None
+        said = target_says(outcome, sequence.sampler, sequence.tokens[:before], drafted, own_id)
+        draft_texts = text.draft_texts(drafted)
+        kept_texts = text.push(outcome.new_ids[:num_kept])
+        draft = [
+            DraftToken(
+                id=drafted[i], text=draft_texts[i], p=said.p[i], p_raw=said.p_raw[i], q=q,
+                verdict=_verdict(i, num_accepted, num_kept),
+            )
+            for i, q in enumerate(draft_said(step.proposal, row, drafted))
+        ]  # fmt: skip
+        own = None
+        if own_id is not None:
+            origin: Any = _OWN[sequence.origins[-1]]
+            own = OwnToken(id=own_id, text=kept_texts[-1], p=said.p[-1], p_raw=said.p_raw[-1], origin=origin)
+        return RoundLine(
+            text=text.number,
+            step=self._num_steps,
+            at=before - sequence.prompt_len,
+            drafter=work.drafter if drafted else "",
+            draft=draft,
+            own=own,
+        )
+
+    def _end(self, seq_id: int) -> None:
+        text = self._texts.pop(seq_id)
+        sequence = text.sequence
+        self._stats += sequence.stats
+        self._write(
+            EndLine(
+                text=text.number,
+                finish_reason=sequence.finish_reason,
+                error=sequence.error,
+                token_ids=sequence.output_ids,
+                num_preemptions=sequence.num_preemptions,
+                counts=Counts.of(sequence.stats),
+            )
+        )
+
+    def _write(self, line: Line) -> None:
+        """At once, so that a recording that is killed is whole up to there."""
+        try:
+            self._file.write(line.model_dump_json() + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ForedraftError(f"the trace cannot be written: {error.strerror}") from error
+
+
+class _Text:
+    """A text that is being recorded, and the characters of its tokens."""
+
+    def __init__(self, number: int, sequence: TokenSequence, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.number = number
+        self.sequence = sequence
+        self._decoder = None
+        if tokenizer is not None:
+            prompt_ids = sequence.tokens[: sequence.prompt_len]
+            self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=False, prompt_ids=prompt_ids)
+
+    def draft_texts(self, ids: Sequence[int]) -> list[str]:
+        """What each would add, if all before it stood."""
+        return [""] * len(ids) if self._decoder is None else _pieces(self._decoder.clone(), ids)
+
+    def push(self, ids: Sequence[int]) -> list[str]:
+        return [""] * len(ids) if self._decoder is None else _pieces(self._decoder, ids)
+
+
+def _pieces(decoder: IncrementalDecoder, ids: Sequence[int]) -> list[str]:
+    return [decoder.push(token) for token in ids]
+
+
+def _verdict(i: int, num_accepted: int, num_kept: int) -> Verdict:
+    """unused: nobody looked at it, because one before it was rejected or the text had ended."""
+    if i < min(num_accepted, num_kept):
+        return "accepted"
+    return "rejected" if i == num_accepted < num_kept else "unused"
+
+
+def _params(params: SamplingParams) -> dict[str, Any]:
+    return {one.name: getattr(params, one.name) for one in fields(params) if one.name not in _NOT_TOLD}
+
+
+def _seconds(value: float) -> float:
+    """To the tenth of a microsecond."""
+    return round(value, 7)

@@ -1,0 +1,92 @@
+"""One HTML page that shows a trace: everything it needs is inside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, Template
+from markupsafe import Markup
+
+from foredraft.errors import ForedraftError
+from foredraft.stats import SpeculationStats
+from foredraft.trace.charts import alpha_chart, histogram_chart
+from foredraft.trace.format import TextTrace, Trace
+from foredraft.trace.library import three_js
+
+_SCRIPTS = ("data.js", "text.js", "timeline.js", "replay.js", "rounds.js", "main.js")  # in the order they build on
+
+
+def write_page(trace: Trace, path: str | PathLike[str]) -> Path:
+    """Raises ForedraftError if it cannot be written."""
+    page, path = page_of(trace), Path(path)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ForedraftError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def page_of(trace: Trace) -> str:
+    """A self-contained page. Raises ForedraftError for a trace without any text."""
+    if not trace.texts:
+        raise ForedraftError("this trace holds no text: nothing was generated while it was recorded")
+    stats = trace.stats
+    return _template().render(
+        style=Markup(_file("style.css")),
+        library=Markup(three_js()),
+        scripts=[Markup(_file(name)) for name in _SCRIPTS],
+        data=Markup(_script_json(_data(trace))),
+        header=trace.header,
+        stats=stats,
+        num_texts=len(trace.texts),
+        alpha=Markup(alpha_chart(stats)) if stats.num_spec_steps else None,
+        histogram=Markup(histogram_chart(stats)) if stats.num_spec_steps else None,
+        is_complete=trace.is_complete,
+    )
+
+
+def _data(trace: Trace) -> dict[str, Any]:
+    return {
+        "texts": [_text(text) for text in trace.texts],
+        "steps": [step.model_dump(exclude={"type"}) for step in trace.steps],
+        "counts": _counts(trace.stats),
+    }
+
+
+def _text(text: TextTrace) -> dict[str, Any]:
+    return {
+        "prompt": text.begin.prompt,
+        "numPromptIds": len(text.begin.prompt_ids),
+        "child": text.begin.child,
+        "params": text.begin.params,
+        "finishReason": text.end.finish_reason if text.end else None,
+        "error": text.end.error if text.end else None,
+        "rounds": [one.model_dump(exclude={"type", "text"}) for one in text.rounds],
+    }
+
+
+def _counts(stats: SpeculationStats) -> dict[str, Any]:
+    found = asdict(stats)
+    del found["num_near_ties"]  # cannot be seen in the rounds
+    return found
+
+
+def _script_json(data: object) -> str:
+    """JSON that nothing in it can end the script with, whatever a model wrote."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _file(name: str) -> str:
+    return files("foredraft.trace").joinpath("viewer", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_file("page.html"))

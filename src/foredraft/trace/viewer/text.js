@@ -1,0 +1,147 @@
+"use strict";
+/* The text: a listbox of its tokens, rejected ones among them. */
+
+class TextView {
+  /** onChoose(round index): a token was chosen. */
+  constructor(onChoose) {
+    this.onChoose = onChoose;
+    this.list = document.getElementById("tokens");
+    this.tip = document.getElementById("tip");
+    this.infos = new WeakMap();
+    this.options = [];
+    this.byRound = [];
+    this.current = [];
+    this.focused = null;
+    this.list.addEventListener("click", (event) => this.choose(event.target.closest("[role=option]")));
+    this.list.addEventListener("pointerover", (event) => this.showTip(event.target.closest("[role=option]"), event));
+    this.list.addEventListener("pointerleave", () => this.hideTip());
+    this.list.addEventListener("focusin", (event) => this.showTip(event.target));
+    this.list.addEventListener("focusout", () => this.hideTip());
+    this.list.addEventListener("keydown", (event) => this.onKey(event));
+    document.getElementById("text").addEventListener("scroll", () => this.hideTip(), { passive: true });
+    const box = document.getElementById("show-rejected");
+    box.addEventListener("change", () => document.body.classList.toggle("hide-rejected", !box.checked));
+  }
+
+  show(text) {
+    document.getElementById("prompt").textContent = text.prompt === null ? "" : Data.visible(text.prompt);
+    const parts = document.createDocumentFragment();
+    this.options = [];
+    this.byRound = text.rounds.map((round, index) => {
+      const made = Data.acceptedOf(round).map((token) => this.option(token, "accepted", index, round));
+      const rejected = Data.rejectedOf(round);
+      if (rejected) made.push(this.option(rejected, "rejected", index, round));
+      if (round.own) made.push(this.option(round.own, round.own.origin, index, round));
+      for (const option of made) parts.append(option);
+      this.options.push(...made);
+      return made;
+    });
+    this.list.replaceChildren(parts);
+    this.current = [];
+    this.focused = null;
+    if (this.options.length) this.setFocusable(this.options[0]);
+  }
+
+  option(token, kind, index, round) {
+    const option = document.createElement("span");
+    option.className = `tok ${kind}`;
+    option.setAttribute("role", "option");
+    option.setAttribute("aria-selected", "false");
+    option.tabIndex = -1;
+    const text = Data.visible(token.text);
+    if (token.text === "" || !text.trim()) option.setAttribute("aria-label", `${kind} ${Data.nameOf(token)}`);
+    if (token.text === "") option.append(TextView.mark("▯"));
+    else if (kind === "rejected") option.textContent = Data.nameOf(token);
+    else if (text.includes("\n")) {
+      for (const piece of text.split(/(?=\n)/)) {
+        if (piece.startsWith("\n")) option.append(TextView.mark("↵"));
+        option.append(piece);
+      }
+    } else option.textContent = text;
+    this.infos.set(option, { token, kind, index, round });
+    return option;
+  }
+
+  static mark(sign) {
+    const mark = document.createElement("span");
+    mark.className = "ws";
+    mark.textContent = sign;
+    return mark;
+  }
+
+  /** Marks the tokens of a round, and brings them into sight within the text. */
+  select(index) {
+    for (const option of this.current) {
+      option.classList.remove("current");
+      option.setAttribute("aria-selected", "false");
+    }
+    this.current = this.byRound[index] ?? [];
+    for (const option of this.current) {
+      option.classList.add("current");
+      option.setAttribute("aria-selected", "true");
+    }
+    const first = this.current[0];
+    if (!first) return;
+    if (!this.current.includes(this.focused)) this.setFocusable(first);
+    const box = document.getElementById("text");
+    const top = first.offsetTop;
+    if (top < box.scrollTop || top > box.scrollTop + box.clientHeight - 40) box.scrollTop = top - box.clientHeight / 2;
+  }
+
+  setFocusable(option) {
+    if (this.focused) this.focused.tabIndex = -1;
+    this.focused = option;
+    option.tabIndex = 0;
+  }
+
+  choose(option) {
+    if (!option) return;
+    this.setFocusable(option);
+    this.onChoose(this.infos.get(option).index);
+  }
+
+  onKey(event) {
+    const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+    if (event.key in moves && !event.shiftKey) {
+      const shown = this.options.filter((option) => option.offsetParent !== null);
+      const at = shown.indexOf(this.focused) + moves[event.key];
+      const next = shown[Math.max(0, Math.min(shown.length - 1, at))];
+      this.choose(next);
+      next.focus();
+    } else if (event.key === "Enter") this.choose(event.target);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  showTip(option, event) {
+    const info = option && this.infos.get(option);
+    if (!info) return;
+    const { token, kind, index, round } = info;
+    const name = document.createElement("b");
+    name.textContent = Data.nameOf(token);
+    const lines = [`\n${kind}, round ${index + 1}, token id ${token.id}`];
+    lines.push("q" in token ? `q ${Data.probability(token.q)}   p ${Data.probability(token.p)}` : `p ${Data.probability(token.p)}`);
+    lines[1] += `   raw p ${Data.probability(token.p_raw)}`;
+    const fell = Data.rejectedOf(round);
+    if (kind === "recovered" && fell) lines.push(`in the place of ${Data.nameOf(fell)}`);
+    this.tip.replaceChildren(name, lines.join("\n"));
+    this.tip.hidden = false;
+    const rect = event ? { left: event.clientX, bottom: event.clientY + 14, top: event.clientY } : option.getBoundingClientRect();
+    Tip.place(this.tip, rect);
+  }
+
+  hideTip() {
+    this.tip.hidden = true;
+  }
+}
+
+const Tip = {
+  /** Near a place, and inside the window. */
+  place(tip, { left, bottom, top }) {
+    const box = tip.getBoundingClientRect();
+    const x = Math.max(8, Math.min(left, window.innerWidth - box.width - 8));
+    const y = bottom + 6 + box.height > window.innerHeight ? top - box.height - 8 : bottom + 6;
+    tip.style.transform = `translate(${Math.round(x)}px, ${Math.round(Math.max(8, y))}px)`;
+  },
+};

@@ -1,0 +1,307 @@
+"""The page in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from foredraft import LLM, RequestOutput, SamplingParams
+from foredraft.stats import SpeculationStats
+from foredraft.trace import read_trace, record, write_page
+from tests.trace.test_reader import sound, written
+from tests.trace.test_view import HOSTILE
+
+axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.browser
+
+ARTIFACTS = Path(__file__).parents[2] / "artifacts"
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True}
+LOOKS = {"light": DESKTOP, "dark": {**DESKTOP, "color_scheme": "dark"}, "phone": PHONE}
+NO_WEBGL = """
+    const given = HTMLCanvasElement.prototype.getContext;
+    HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+        return kind.includes("webgl") ? null : given.call(this, kind, ...rest);
+    };
+"""
+CODE, STORY = "def read_lines(path):", "Once upon a time </script> <b>there & was"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        missing = "no chromium here: apt-get install chromium"
+        if os.environ.get("FOREDRAFT_NEEDS_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    # a container's root has no sandbox to give; software WebGL, so that every machine draws the same
+    options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=options)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def outputs_and_page(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RequestOutput], Path]:
+    """Two texts sampled from one prompt, one greedy, one without drafts, in one batch; and their page."""
+    llm = LLM(seed=7, speculative_tokens=4)
+    folder = tmp_path_factory.mktemp("page")
+    params = [
+        SamplingParams(max_tokens=60, temperature=0.9, top_p=0.95, n=2, ignore_eos=True),
+        SamplingParams(max_tokens=60, temperature=0.0),
+        SamplingParams(max_tokens=9, temperature=0.0, speculative_tokens=0),
+    ]
+    with record(llm, folder / "trace.jsonl"):
+        outputs = llm.generate([CODE, STORY, STORY], params)
+    return outputs, write_page(read_trace(folder / "trace.jsonl"), folder / "trace.html")
+
+
+@pytest.fixture
+def open_page(browser: Any, outputs_and_page: tuple[list[RequestOutput], Path]) -> Iterator[Callable[..., Any]]:
+    """Opens a page where any request but the file's own fails, and nothing may go wrong in silence."""
+    contexts, faults = [], []
+
+    def refuse(route: Any) -> None:
+        faults.append(f"asked for {route.request.url}")
+        route.abort()
+
+    def opened(path: Path = outputs_and_page[1], **settings: Any) -> Any:
+        context = browser.new_context(**{**DESKTOP, **settings})
+        contexts.append(context)
+        context.route(lambda url: url != path.as_uri(), refuse)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def round_name(page: Any) -> str:
+    return str(page.inner_text("#round-name"))
+
+
+def counts_of(page: Any) -> dict[str, tuple[str, str]]:
+    """name -> (of this text, of all)"""
+    rows = page.eval_on_selector_all("#counts tr", "rows => rows.map(r => [...r.cells].map(c => c.textContent))")
+    return {name: (own, every) for name, own, every in rows}
+
+
+def as_shown(stats: SpeculationStats) -> dict[str, str]:
+    """As JavaScript writes a number or a list; near ties cannot be seen in a trace."""
+    found = asdict(stats)
+    del found["num_near_ties"]
+    return {name: ",".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in found.items()}
+
+
+def picture(page: Any) -> Image.Image:
+    return Image.open(io.BytesIO(page.locator("#stage canvas").screenshot())).convert("RGB")
+
+
+def test_its_counts_are_the_runs(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
+    outputs, _ = outputs_and_page
+    page = open_page()
+    every = sum((output.metrics.stats for output in outputs), SpeculationStats())
+    shown: list[dict[str, str]] = []
+    for value in range(4):
+        page.select_option("#text-choice", str(value))
+        counts = counts_of(page)
+        assert {name: both[1] for name, both in counts.items()} == as_shown(every)
+        shown.append({name: both[0] for name, both in counts.items()})
+    single = [as_shown(output.metrics.stats) for output in outputs if len(output.outputs) == 1]
+    assert all(wanted in shown for wanted in single)
+    emitted = sorted(int(one["num_emitted_tokens"]) for one in shown)
+    assert emitted == sorted(len(text.token_ids) for output in outputs for text in output.outputs)
+
+
+def test_its_text_is_the_outputs(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
+    outputs, _ = outputs_and_page
+    page = open_page()
+    found = set()
+    for value in range(4):
+        page.select_option("#text-choice", str(value))
+        found.add(
+            page.evaluate(
+                """() => [...document.querySelectorAll("#tokens > :not(.rejected)")].map((option) => {
+                    const bare = option.cloneNode(true);
+                    bare.querySelectorAll(".ws").forEach((mark) => mark.remove());
+                    return bare.textContent;
+                }).join("")"""
+            )
+        )
+    assert found == {text.text for output in outputs for text in output.outputs}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_no_serious_fault_of_accessibility(look: str, open_page: Callable[..., Any]) -> None:
+    page = open_page(**LOOKS[look])
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    found = axe_playwright.Axe().run(page).response["violations"]
+    assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_it_fits_and_its_picture_is_kept(look: str, open_page: Callable[..., Any]) -> None:
+    page = open_page(**LOOKS[look])
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= LOOKS[look]["viewport"]["width"]
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = false; })")
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"trace-{look}.png", full_page=True)
+
+
+def test_dark_is_dark(open_page: Callable[..., Any]) -> None:
+    brightness = []
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        shot = Image.open(io.BytesIO(page.screenshot())).convert("L").resize((1, 1))
+        brightness.append(shot.getpixel((0, 0)))
+    assert brightness[0] > 200
+    assert brightness[1] < 60
+
+
+def test_keys_play_and_step(open_page: Callable[..., Any]) -> None:
+    page = open_page(reduced_motion="reduce")  # steps arrive at once
+    page.keyboard.press("Home")
+    assert round_name(page).startswith("Round 1 of")
+    phases = []
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        phases.append((round_name(page).split()[1], page.inner_text("#phase")))
+    assert phases == [("1", "accept"), ("2", "draft"), ("2", "verify"), ("2", "accept")]
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#phase") == "verify"
+    page.keyboard.press("Shift+ArrowRight")
+    assert round_name(page).startswith("Round 3 of")
+    page.keyboard.press("Shift+ArrowLeft")
+    assert round_name(page).startswith("Round 2 of")
+    page.keyboard.press("End")
+    _, number, _, count = round_name(page).split()
+    assert number == count
+    page.keyboard.press("Home")
+    page.keyboard.press("Space")
+    assert page.inner_text("#play") == "Pause"
+    page.keyboard.press("Space")
+    assert page.inner_text("#play") == "Play"
+
+
+def test_every_control_is_reached_by_tab(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    wanted = page.eval_on_selector_all(
+        "button, select, input, summary, [tabindex='0']",
+        "all => all.filter(one => one.checkVisibility()).map(one => one.id || one.className || one.tagName)",
+    )
+    reached = set()
+    for _ in range(len(wanted) + 4):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("(e => e.id || e.className || e.tagName)(document.activeElement)"))
+    assert set(wanted) <= reached
+
+
+def test_the_text_is_walked_token_by_token(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.focus("#tokens [tabindex='0']")
+    page.keyboard.press("Home")
+    first = page.evaluate("document.activeElement.textContent")
+    assert page.is_visible("#tip")
+    assert "token id" in page.inner_text("#tip")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('#tokens > *')[1]")
+    page.keyboard.press("End")
+    number, count = round_name(page).split()[1::2]
+    assert number == count
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.textContent") == first
+    assert page.locator("#tokens [tabindex='0']").count() == 1
+
+
+def test_a_token_and_a_bar_lead_to_their_round(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    token = page.locator("#tokens .rejected").nth(2)
+    token.hover()
+    tip = page.inner_text("#tip")
+    assert "rejected, round" in tip
+    assert "q " in tip
+    assert "p " in tip
+    token.click()
+    assert f"round {round_name(page).split()[1]}," in tip
+    assert token.get_attribute("aria-selected") == "true"
+    page.locator("#timeline").click(position={"x": 2, "y": 100})
+    assert round_name(page).startswith("Round 1 of")
+
+
+def test_rejected_tokens_can_be_hidden(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    rejected = page.locator("#tokens .rejected")
+    assert rejected.count() > 0
+    assert rejected.first.is_visible()
+    page.uncheck("#show-rejected")
+    assert rejected.first.is_hidden()
+
+
+def test_the_replay_is_drawn_and_moves(open_page: Callable[..., Any]) -> None:
+    page = open_page(reduced_motion="reduce")
+    page.keyboard.press("Home")
+    verified = picture(page)
+    assert len(verified.getcolors(maxcolors=1 << 24)) > 200
+    page.keyboard.press("ArrowRight")
+    assert picture(page).tobytes() != verified.tobytes()
+
+
+def test_playing_goes_on_by_itself(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.keyboard.press("Home")
+    page.select_option("#speed", "8")
+    page.click("#play")
+    playwright.expect(page.locator("#round-name")).not_to_contain_text("Round 1 of")
+    page.click("#play")
+    assert page.inner_text("#play") == "Play"
+
+
+def test_without_webgl_it_is_told_in_words(browser: Any, outputs_and_page: Any) -> None:
+    context = browser.new_context(**DESKTOP)
+    context.add_init_script(script=NO_WEBGL)
+    page = context.new_page()
+    page.goto(outputs_and_page[1].as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert "no WebGL" in page.inner_text("#stage")
+    page.keyboard.press("End")
+    assert page.inner_text("#round-said")
+    context.close()
+
+
+def test_what_a_model_wrote_does_nothing(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    lines = sound()
+    lines[1].update(prompt=HOSTILE)
+    lines[3]["own"]["text"] = HOSTILE
+    page = open_page(write_page(read_trace(written(lines, tmp_path)), tmp_path / "page.html"))
+    assert page.evaluate("window.bad") is None
+    assert "</script><script>window.bad=1</script>" in page.inner_text("#prompt")
+    assert "{{ 7 * 7 }}" in page.inner_text("#tokens")
+
+
+def test_a_recording_without_drafts_or_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    lines = sound()[:4]
+    lines[3].update(draft=[], own={"id": 9, "text": "", "p": None, "p_raw": None, "origin": "plain"})
+    page = open_page(write_page(read_trace(written(lines, tmp_path)), tmp_path / "page.html"))
+    assert "Nothing was drafted" in page.inner_text("main")
+    assert "broke off" in page.inner_text("main")
+    assert "#9" in page.inner_text("#round-rows")

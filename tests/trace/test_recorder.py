@@ -1,0 +1,247 @@
+"""A trace is what happened: its counts are the run's, its tokens the output, its p and q those of the two laws."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft import LLM, SamplingParams
+from foredraft.drafters import ScriptedDrafter
+from foredraft.engine import Engine
+from foredraft.proposal import DraftRequest, Proposal
+from foredraft.sampling import Row, adjusted, laws_of
+from foredraft.scheduler import Limits
+from foredraft.stats import SpeculationStats
+from foredraft.step import Step
+from foredraft.trace import Recorder, Trace, read_trace, record
+from foredraft.trace.format import Header
+
+CODE, STORY = "def read_lines(path):", "Once upon a time"
+HEADER = Header(foredraft="0", created="2026-01-01T00:00:00+00:00")
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95)
+KINDS = {
+    "greedy": SamplingParams(max_tokens=24, temperature=0.0),
+    "sampled": SAMPLED,
+    "seeded": SamplingParams(max_tokens=24, temperature=1.0, seed=5, repetition_penalty=1.2),
+    "two texts": SamplingParams(max_tokens=24, temperature=1.0, n=2),
+    "plain": SamplingParams(max_tokens=24, temperature=0.0, speculative_tokens=0),
+    "stopped": SamplingParams(max_tokens=48, temperature=0.0, stop="\n"),
+}
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(seed=0, speculative_tokens=4)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+def traced(engine: Engine, run: Callable[[], object], file: Path) -> Trace:
+    """What `run` does to an engine, recorded."""
+    with file.open("w", encoding="utf-8") as stream:
+        recorder = Recorder(stream, HEADER)
+        engine.observers.append(recorder)
+        run()
+        recorder.close()
+    return read_trace(file)
+
+
+def run_dry(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_counts_are_the_outputs(kind: str, llm: LLM, file: Path) -> None:
+    with record(llm, file):
+        outputs = llm.generate([CODE, STORY], KINDS[kind])
+    trace = read_trace(file)
+    assert trace.is_complete
+    texts = sorted(trace.texts, key=lambda text: (text.begin.prompt_ids, text.begin.child))
+    wanted = sorted(
+        ((out.prompt_token_ids, text.index, text, out) for out in outputs for text in out.outputs),
+        key=lambda one: one[:2],
+    )
+    assert [text.token_ids for text in texts] == [one.token_ids for _, _, one, _ in wanted]
+    for text, (prompt_ids, _, one, _) in zip(texts, wanted, strict=True):
+        assert text.begin.prompt_ids == prompt_ids
+        assert text.end is not None
+        assert text.end.finish_reason == one.finish_reason
+    found = sum((out.metrics.stats for out in outputs), SpeculationStats())
+    found.num_near_ties = 0  # nothing in a round tells of them
+    assert trace.stats == found
+
+
+def test_the_pieces_of_a_text_join_to_it(llm: LLM, file: Path) -> None:
+    assert llm.tokenizer is not None
+    prompt = "# größe, naïveté, 你好\nword = '"
+    with record(llm, file):
+        (output,) = llm.generate(prompt, SamplingParams(max_tokens=64, temperature=1.2, seed=3, ignore_eos=True))
+    (text,) = read_trace(file).texts
+    found = "".join(token.text for one in text.rounds for token in one.kept)
+    whole = llm.tokenizer.decode(output.outputs[0].token_ids)
+    assert whole.startswith(found)
+    assert len(whole) - len(found) < 4  # the bytes of a character that the last token left open
+    assert text.begin.prompt == llm.tokenizer.decode(output.prompt_token_ids)
+
+
+def test_one_prompt_with_both_kinds_of_drafts(llm: LLM, file: Path) -> None:
+    """Requests of every kind in one batch keep their own rounds."""
+    with record(llm, file):
+        outputs = llm.generate([CODE] * len(KINDS), list(KINDS.values()))
+    trace = read_trace(file)
+    assert sorted(text.token_ids for text in trace.texts) == sorted(t.token_ids for o in outputs for t in o.outputs)
+
+
+class DraftsByLaw:
+    """Sampled drafts from known laws: q is 3/4 for id 11, 1/4 for id 12."""
+
+    law = torch.zeros(4096).scatter(0, torch.tensor([11, 12]), torch.tensor([0.75, 0.25]))
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        lens = torch.tensor([min(2, request.max_len) for request in requests])
+        ids = torch.tensor([[11, 12]]).expand(len(requests), 2)
+        rows = torch.tensor([[0, -1]]).expand(len(requests), 2)
+        return Proposal(ids, lens, rows, self.law[None])
+
+    def forget(self, seq_ids: list[int]) -> None: ...
+
+
+class Laws:
+    """Each round's p again, from the step itself."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[tuple[float, float]]] = []
+
+    def observe(self, step: Step) -> None:
+        for work, outcome, kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
+            sequence = work.sequence
+            before = sequence.tokens[: len(sequence.tokens) - kept]
+            drafted = [11, 12][: outcome.num_drafted]
+            found = []
+            for place, token in [*enumerate(drafted), (len(outcome.new_ids) - 1, outcome.new_ids[-1])]:
+                row = [Row(sequence.sampler, before, drafted[:place])]
+                logits = outcome.logits[place][None]
+                law = laws_of(adjusted(logits, row), row).dense(logits.shape[1])[0]
+                found.append((float(law[token]), float(logits[0].float().softmax(-1)[token])))
+            self.rounds.append(found)
+
+
+def test_p_and_q_are_those_of_the_laws(make_engine: MakeEngine, file: Path) -> None:
+    laws = Laws()
+    engine = make_engine(DraftsByLaw(), observers=[laws], seed=1)
+    params = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.9, presence_penalty=1.0, ignore_eos=True)
+    engine.add([0, 549, 300, 11, 12, 300], params.resolve({}))
+    trace = traced(engine, lambda: run_dry(engine), file)
+    rounds = trace.texts[0].rounds
+    assert len(rounds) == len(laws.rounds) > 5
+    for one, expected in zip(rounds, laws.rounds, strict=True):
+        assert [token.q for token in one.draft] == [0.75, 1.0][: len(one.draft)]  # the second was certain
+        tokens = [*one.draft, *([] if one.own is None else [one.own])]
+        for token, (p, p_raw) in zip(tokens, expected, strict=False):
+            assert token.p == pytest.approx(p, abs=1e-6)
+            assert token.p_raw == pytest.approx(p_raw, abs=1e-6)
+
+
+def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> None:
+    """Known drafts with known faults: every verdict can be told beforehand."""
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True).resolve({})
+    prompt = [0, 549, 300, 11]
+    plain = make_engine("none")
+    text = plain.add(prompt, params)
+    run_dry(plain)
+    drafter = ScriptedDrafter.from_continuations({0: text.tokens}, corrupt_every=5)
+    engine = make_engine(drafter, speculative_tokens=3)
+    engine.add(prompt, params)
+    trace = traced(engine, lambda: run_dry(engine), file)
+    assert trace.texts[0].token_ids == text.output_ids
+    for one in trace.texts[0].rounds:
+        start = len(prompt) + one.at
+        for i, token in enumerate(one.draft):
+            is_right = token.id == text.tokens[start + i]
+            assert is_right == bool((start + i + 1) % 5)
+            first_wrong = next((j for j, t in enumerate(one.draft) if t.id != text.tokens[start + j]), len(one.draft))
+            assert token.verdict == ("accepted" if i < first_wrong else "rejected" if i == first_wrong else "unused")
+            if i <= first_wrong:
+                assert token.p == float(is_right)
+                assert token.p_raw is not None
+                assert 0 < token.p_raw < 1
+            assert token.q == 1.0
+        assert one.own is not None
+        assert one.own.p == 1.0
+        expected = "recovered" if any(t.verdict == "rejected" for t in one.draft) else "bonus" if one.draft else "plain"
+        assert one.own.origin == expected
+
+
+def test_a_prompt_in_pieces_is_steps_without_rounds(make_engine: MakeEngine, file: Path) -> None:
+    engine = make_engine("ngram", limits=Limits(max_batch_tokens=8))
+    engine.add([0, *range(500, 540)], SamplingParams(max_tokens=6, temperature=0.0).resolve({}))
+    trace = traced(engine, lambda: run_dry(engine), file)
+    first = trace.texts[0].rounds[0].step
+    assert first > 3
+    assert all(step.num_rows <= 8 for step in trace.steps)
+    assert [step.step for step in trace.steps] == list(range(len(trace.steps)))
+    assert all(a.start + a.total <= b.start + 1e-6 for a, b in zip(trace.steps, trace.steps[1:], strict=False))
+
+
+def test_an_aborted_text_ends_with_the_recording(llm: LLM, file: Path) -> None:
+    with record(llm, file):
+        stream = llm.stream(STORY, SamplingParams(max_tokens=200, temperature=0.0))
+        got = [next(stream) for _ in range(3)]
+        stream.close()
+        (other,) = llm.generate(CODE, KINDS["greedy"])
+    trace = read_trace(file)
+    assert [text.end.finish_reason for text in trace.texts if text.end] == ["abort", "length"]
+    given = [token for delta in got for token in delta.token_ids]
+    assert trace.texts[0].token_ids[: len(given)] == given
+    assert trace.texts[1].token_ids == other.outputs[0].token_ids
+
+
+def test_a_text_that_was_running_before_is_passed_over(make_engine: MakeEngine, file: Path) -> None:
+    engine = make_engine("ngram")
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True).resolve({})
+    engine.add([0, 549, 300], params)
+    engine.step()
+    late = engine.add([0, 616, 635], params)
+    trace = traced(engine, lambda: run_dry(engine), file)
+    assert [text.begin.prompt_ids for text in trace.texts] == [[0, 616, 635]]
+    assert trace.texts[0].token_ids == late.output_ids
+
+
+def test_recording_changes_nothing(llm: LLM, file: Path) -> None:
+    params = SamplingParams(max_tokens=32, temperature=0.9, seed=4, frequency_penalty=0.4, top_k=40)
+    (before,) = llm.generate(CODE, params)
+    with record(llm, file):
+        (during,) = llm.generate(CODE, params)
+    assert llm.engine.observers == []
+    (after,) = llm.generate(CODE, params)
+    assert before.outputs[0].token_ids == during.outputs[0].token_ids == after.outputs[0].token_ids
+
+
+def test_every_line_is_json_by_itself(llm: LLM, file: Path) -> None:
+    with record(llm, file):
+        llm.generate(CODE, KINDS["greedy"])
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert lines[0]["type"] == "trace"
+    assert lines[0]["version"] == 1
+    assert lines[0]["target"]["name"] == "embedded target"
+    assert lines[-1]["type"] == "close"
+    assert {line["type"] for line in lines} == {"trace", "text", "step", "round", "end", "close"}
+
+
+def test_without_a_tokenizer_there_are_ids(make_engine: MakeEngine) -> None:
+    stream = io.StringIO()
+    engine = make_engine("ngram", observers=[Recorder(stream, HEADER)])
+    engine.add([0, 549, 300], SamplingParams(max_tokens=4, temperature=0.0).resolve({}))
+    run_dry(engine)
+    lines = [json.loads(line) for line in stream.getvalue().split("\n") if line]
+    assert all(line["own"]["text"] == "" for line in lines if line["type"] == "round")
