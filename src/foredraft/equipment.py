@@ -27,10 +27,7 @@ def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Me
     that is missing or that nobody asks for."""
     if methods is None:
         return ["draft_model" if has_draft_model else "suffix"]
-    if isinstance(methods, str):
-        methods = methods.split("+")
-    chosen: list[Method] = [*methods] if isinstance(methods, Sequence) else [methods]
-    names = [name_of(method) for method in chosen]
+    chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
     if NO_DRAFT in names and len(names) > 1:
@@ -43,6 +40,16 @@ def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Me
     if has_draft_model and all(name in SELF_DRAFTS for name in names):
         raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
     return chosen
+
+
+def _listed(methods: Methods) -> list[Method]:
+    if isinstance(methods, str):
+        return [*methods.split("+")]
+    return [*methods] if isinstance(methods, Sequence) else [methods]
+
+
+def names_of(methods: Methods) -> list[str]:
+    return [name_of(method) for method in _listed(methods)]
 
 
 def name_of(method: Method) -> str:

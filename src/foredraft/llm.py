@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
-from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of
+from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of, names_of
 from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
 from foredraft.machine import this_machine
 from foredraft.model import (
@@ -101,7 +101,7 @@ class LLM:
             torch.set_num_threads(num_threads)
         if model is None:
             model = EMBEDDED / "target"
-            if draft_model is None and method in (None, "draft_model"):
+            if draft_model is None and (method is None or "draft_model" in names_of(method)):
                 draft_model = EMBEDDED / "draft"
         methods = choose_methods(method, has_draft_model=draft_model is not None)
         options = LoadOptions(dtype, device, revision, trust_remote_code, quantization)

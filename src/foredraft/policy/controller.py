@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ _SOONEST, _LATEST = 2, 64
 """A plan takes some 50 microseconds, so one is made every 20 milliseconds: on a small model that is 50 steps, on a large one
 the next. Bounds in rounds."""
 _HORIZON = 64
-_PROBE_DEPTH = 3
+_PROBE_DEPTH = 2
 _PLAIN_AGE = 256
 _PLAN_ROUNDS, _PLAN_DRAFTS = 1024, 8
 """A plan is good for so many rounds, or until so many more drafts have come back."""
@@ -83,13 +84,16 @@ class Controller:
         self._plain_at: dict[tuple[int, bool], int] = {}
         self._wants_plain = False
         self._step_time = 0.0
+        self._interval = _SOONEST
         self._last_asked: Set[str] = frozenset()
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._round += 1
         self._pause.begin()
         if running and (self._round >= self._next_plan or len(running) != self._num_planned):
+            started = time.perf_counter()
             self._replan(running)
+            self._probes.plan(time.perf_counter() - started)
 
     def ask(self, sequence: TokenSequence) -> Ask:
         wanted = sequence.speculative_tokens
@@ -106,9 +110,9 @@ class Controller:
 
     def observe(self, step: Step) -> None:
         self._step_time = step.total_time
-        self._probes.pass_time(step.total_time)
+        self._probes.pass_time(step.total_time, len(step.works))
         asked = step.draft_times.keys()
-        if asked or self._wants_plain or self._round % _LATEST == 0:
+        if asked or self._wants_plain or self._round % self._interval == 0:
             self._measure(step)
         self._last_asked = asked
         if asked:
@@ -141,8 +145,8 @@ class Controller:
         if self._wants_plain or self._probing is not None or (drafts and len(known) == 1):
             self._next_plan = self._round + 1
         else:
-            interval = int(_PLAN_SECONDS / max(self._step_time, 1e-6))
-            self._next_plan = self._round + min(max(interval, _SOONEST), _LATEST)
+            self._interval = min(max(int(_PLAN_SECONDS / max(self._step_time, 1e-6)), _SOONEST), _LATEST)
+            self._next_plan = self._round + self._interval
 
     def _plan(self, sequences: Sequence[TokenSequence]) -> None:
         """Give each of these its ask. What their plain step takes is measured before anything is drafted."""

@@ -6,12 +6,17 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 _KEPT = 32
 _ENOUGH = 3
 _KINDS = {False: "greedy", True: "sampled"}
+
+
+Point = tuple[int, int, float]
+"""Seconds of x things for a group of n."""
 
 
 class Curve:
@@ -29,13 +34,12 @@ class Curve:
         self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=_KEPT)).append(seconds)
         self._lines.pop(n, None)
 
-    def add_known(self, points: Iterable[tuple[int, int, float]]) -> None:
-        """What points() gave once, as good as a few samples."""
+    def add_known(self, points: Iterable[Point], factor: float) -> None:
+        """What points() gave once, times a factor: as good as a few samples, for what was not measured since."""
         for n, x, seconds in points:
-            if not 0.0 <= float(seconds) < math.inf:
-                raise ValueError(f"{seconds} is no time")
-            for _ in range(_ENOUGH):
-                self.add(int(n), int(x), float(seconds))
+            if not self.num_samples(n, x):
+                for _ in range(_ENOUGH):
+                    self.add(n, x, factor * seconds)
 
     def num_samples(self, n: int, x: int) -> int:
         """At most as many as are kept."""
@@ -58,7 +62,7 @@ class Curve:
         anchor = right if x > xs[-1] else left
         return max(seconds[anchor] + rise * (x - xs[anchor]), 0.1 * seconds[0])
 
-    def points(self) -> Iterator[tuple[int, int, float]]:
+    def points(self) -> Iterator[Point]:
         """(n, x, seconds) of all that is known."""
         for n in self._samples:
             xs, seconds = self._line(n)
@@ -94,13 +98,41 @@ def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     return [mean for mean, _, count in pools for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Costs.as_dict, read again."""
+
+    steps: dict[bool, list[Point]]
+    drafts: dict[tuple[str, bool], list[Point]]
+    reading: dict[str, float]
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Remembered:
+        """Raises KeyError, TypeError or ValueError for what as_dict never gave."""
+        kinds = {name: sampled for sampled, name in _KINDS.items()}
+        return cls(
+            {sampled: [_point(*point) for point in found["steps"][name]] for name, sampled in kinds.items()},
+            {(str(name), kinds[kind]): [_point(*point) for point in points] for name, kind, points in found["drafts"]},
+            {str(name): _point(0, 0, seconds)[2] for name, seconds in found["reading"].items()},
+        )
+
+
+def _point(n: int, x: int, seconds: float) -> Point:
+    if not 0.0 <= float(seconds) < math.inf:
+        raise ValueError(f"{seconds} is no time")
+    return int(n), int(x), float(seconds)
+
+
 class Costs:
     """The target's steps (all but the drafting) by sequences and rows, each drafter's time by requests and depth.
 
     sampled: greedy and sampling requests are told apart, since drawing and weighing take their own time.
+    remembered: what an earlier process has measured. The machine may be busier now, or less: all of it is moved by one factor
+    as soon as plain steps were measured again, and counts only from then on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: Remembered | None = None) -> None:
+        self._remembered = remembered
         self.steps = {sampled: Curve(slope=0.05) for sampled in (False, True)}
         self.drafts: dict[tuple[str, bool], Curve] = {}
         self._reading: dict[str, deque[float]] = {}
@@ -114,22 +146,13 @@ class Costs:
             "reading": {name: median(samples) for name, samples in self._reading.items()},
         }
 
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Costs:
-        """Raises KeyError, TypeError or ValueError for what as_dict never gave."""
-        costs = cls()
-        for sampled, kind in _KINDS.items():
-            costs.steps[sampled].add_known(found["steps"][kind])
-        for name, kind, points in found["drafts"]:
-            costs._drafts(str(name), {kind: sampled for sampled, kind in _KINDS.items()}[kind]).add_known(points)
-        for name, seconds in found["reading"].items():
-            costs._reading[str(name)] = deque([float(seconds)], maxlen=_KEPT)
-        return costs
-
     def record_step(self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool) -> None:
         """num_rows: of the target's pass, one of each sequence and its draft tokens."""
-        self.steps[sampled].add(num_sequences, num_rows, seconds)
+        curve = self.steps[sampled]
+        curve.add(num_sequences, num_rows, seconds)
         self.num_samples += 1
+        if num_rows == num_sequences and curve.num_samples(num_sequences, num_rows) >= _ENOUGH:
+            self._recall(num_sequences, sampled)
 
     def record_draft(
         self, drafter: str, num_requests: int, depth: int, num_missed: int, seconds: float, *, sampled: bool
@@ -160,6 +183,23 @@ class Costs:
         curve = self.steps[sampled]
         near = range(num_sequences * 2 // 3, num_sequences * 3 // 2 + 1)
         return any(curve.num_samples(n, n) >= _ENOUGH for n in near)
+
+    def _recall(self, num_sequences: int, sampled: bool) -> None:
+        """Plain steps are known: what is remembered can be brought up to date."""
+        if self._remembered is None:
+            return
+        before = Curve(slope=0.05)
+        before.add_known(self._remembered.steps[sampled], 1.0)
+        then, now = before.at(num_sequences, num_sequences), self.steps[sampled].at(num_sequences, num_sequences)
+        if not then or not now:
+            return
+        for kind, points in self._remembered.steps.items():
+            self.steps[kind].add_known(points, now / then)
+        for (name, kind), points in self._remembered.drafts.items():
+            self._drafts(name, kind).add_known(points, now / then)
+        for name, seconds in self._remembered.reading.items():
+            self._reading.setdefault(name, deque([seconds * now / then], maxlen=_KEPT))
+        self._remembered = None
 
     def _drafts(self, drafter: str, sampled: bool) -> Curve:
         key = (drafter, sampled)
