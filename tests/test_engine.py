@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foredraft import engine as engine_module
 from foredraft.cache import KVCache, MemoryPool, Region
 from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, build
 from foredraft.engine import Engine
@@ -262,7 +261,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_the_engine_usable(
     engine.step()
     owner, name = {
         "read": (LanguageModel, "read"),
-        "verify": (engine_module, "verify"),
+        "verify": (Engine, "_verify"),
         "commit": (Engine, "_commit"),
     }[place]
     original = getattr(owner, name)

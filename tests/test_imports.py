@@ -28,7 +28,7 @@ LAYERS = (
     {"text", "outputs"},
     {"request"},
     {"llm"},
-    {"hf", "aio"},
+    {"hf", "aio", "certificate"},
     {"__init__"},
     {"train", "bench", "inspection", "quality", "trace"},
     {"server", "demo"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foredraft.aio import AsyncLLM
+    from foredraft.certificate import Certificate, check
     from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
     from foredraft.hf import custom_generate, generate
     from foredraft.llm import LLM
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "Certificate",
     "CompletionOutput",
     "Delta",
     "DraftRequest",
@@ -35,6 +37,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "VocabularyError",
+    "check",
     "custom_generate",
     "generate",
 ]
@@ -42,6 +45,7 @@ __all__ = [
 # PyTorch takes seconds to import: the command line's --help should not wait for it.
 _HOMES = {
     "aio": ("AsyncLLM",),
+    "certificate": ("Certificate", "check"),
     "errors": ("ForedraftError", "ModelError", "RequestError", "VocabularyError"),
     "hf": ("custom_generate", "generate"),
     "llm": ("LLM",),

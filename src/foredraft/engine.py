@@ -23,7 +23,7 @@ from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
 from foredraft.stats import SpeculationStats
 from foredraft.step import Observer, Outcome, Step, Work
-from foredraft.verify import verify
+from foredraft.verify import Verifier, verify
 
 NEAR_TIE = 1e-4
 
@@ -35,7 +35,8 @@ class Engine:
     included. speculative_tokens: the default number of draft tokens; None leaves it to the policy. end_ids: the ids that
     end a text unless ignored. policy: whom to ask and for how much; by default the first drafter for what a request wants.
     observers: are shown every step. seed: of the noise of unseeded requests. retain: keep finished sequences' keys and
-    values for prompts that begin like them, until the room is needed.
+    values for prompts that begin like them, until the room is needed. verifier: what decides on the draft tokens; another
+    one only to test a test.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         limits: Limits | None = None,
         seed: int | None = None,
         retain: bool = True,
+        verifier: Verifier = verify,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -66,6 +68,7 @@ class Engine:
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
         self._retain = retain
+        self._verifier = verifier
         self._seq_ids = count()
         self._near_tie = 0.0 if model.traits.row_exact else NEAR_TIE
 
@@ -206,7 +209,7 @@ class Engine:
         for sampler in samplers:
             sampler.errors.clear()
         histories = [work.sequence.tokens for work in scoring]
-        verdict, ties = verify(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+        verdict, ties = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
         rows = (t.tolist() for t in (proposal.ids, proposal.lens, verdict.num_accepted, verdict.next_ids))
         near_ties = ties.tolist() if self._near_tie else [[]] * len(scoring)
         return [

@@ -33,6 +33,7 @@ from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.scheduler import Limits
 from foredraft.text import render_chat
+from foredraft.verify import Verifier, verify
 
 logger = logging.getLogger("foredraft")
 
@@ -163,26 +164,75 @@ class LLM:
         self.draft = self._drafts.get(draft_of(methods[0]))
         self.speculative_tokens = speculative_tokens
         self.policy = self._policy_for(list(drafters))
-        self.engine = Engine(
-            self.target,
+        self.drafters = drafters
+        self.engine = self._engine(self.target, drafters, pool, self.policy, seed=self._seed, retain=self._retain)
+        self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
+
+    def trial(
+        self,
+        drafters: Mapping[str, Drafter],
+        *,
+        target: LanguageModel | None = None,
+        policy: Policy | None = None,
+        seed: int | None = None,
+        verifier: Verifier = verify,
+    ) -> Frontend:
+        """Another engine with the settings of this one, to try it without touching what it holds. Its keys and values
+        have room beside those of the drafters, and are gone with it.
+
+        drafters: in place of this one's. policy: None makes one like this one's, from the costs known so far; what it
+        measures is not kept. target: None takes this one's.
+
+        Raises ForedraftError while requests of this LLM run: they would share the drafters.
+        """
+        if self.engine.has_work:
+            raise ForedraftError("requests of this LLM are running: finish or close them first")
+        self.engine.drop_retained()
+        engine = self._engine(
+            target or self.target,
+            drafters,
+            MemoryPool(self.engine.pool.free),
+            policy or self._policy_for(list(drafters), keeps_costs=False),
+            seed=seed,
+            retain=False,
+            verifier=verifier,
+        )
+        return Frontend(engine, self.tokenizer, _sampling_defaults(self.target))
+
+    def _engine(
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter],
+        pool: MemoryPool,
+        policy: Policy,
+        *,
+        seed: int | None,
+        retain: bool,
+        verifier: Verifier = verify,
+    ) -> Engine:
+        return Engine(
+            target,
             drafters,
             pool,
             end_ids=_end_ids(self.target, self.tokenizer),
-            speculative_tokens=None if isinstance(speculative_tokens, str) else speculative_tokens,
-            policy=self.policy,
+            speculative_tokens=None if isinstance(self.speculative_tokens, str) else self.speculative_tokens,
+            policy=policy,
             limits=self._limits,
-            seed=self._seed,
-            retain=self._retain,
+            seed=seed,
+            retain=retain,
+            verifier=verifier,
         )
-        self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
 
-    def _policy_for(self, drafters: list[str]) -> Policy:
+    def _policy_for(self, drafters: list[str], *, keeps_costs: bool = True) -> Policy:
         """Who drafts nothing needs nobody to decide on it."""
         if drafters == [NO_DRAFT]:
             return FixedPolicy(NO_DRAFT)
         store = None if isinstance(self._source, PreTrainedModel) else CostFile.of(self._costs_of(drafters))
         return Controller(
-            drafters, max_draft=self._max_speculative_tokens, costs=store.load() if store else None, store=store
+            drafters,
+            max_draft=self._max_speculative_tokens,
+            costs=store.load() if store else None,
+            store=store if keeps_costs else None,
         )
 
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ __all__ = [
     "Case",
     "OutcomeLaw",
     "Rule",
+    "Verifier",
     "block_law",
     "draw",
     "next_weights",
@@ -36,6 +38,22 @@ __all__ = [
 ]
 
 
+class Verifier(Protocol):
+    """What an engine asks for a verdict: `verify`, or what a test puts in its place."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        samplers: Sequence[Sampler],
+        histories: Sequence[Sequence[int]],
+        *,
+        near_tie: float = 0.0,
+    ) -> tuple[Verdict, Tensor]:
+        """See verify."""
+        ...
+
+
 def verify(
     logits: Tensor,
     proposal: Proposal,
@@ -43,11 +61,13 @@ def verify(
     histories: Sequence[Sequence[int]],
     *,
     near_tie: float = 0.0,
+    rules: Mapping[str, Rule] | None = None,
 ) -> tuple[Verdict, Tensor]:
     """What the target says to each proposal.
 
     logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
     its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this.
+    rules: by the name that a request asks for; None takes RULES, or the kernels' own of that name.
     -> (Verdict of B rows, which of their K + 1 possible tokens would be near ties [B, K + 1] bool)
     """
     rows, starts = _rows(proposal, samplers, histories)
@@ -64,7 +84,7 @@ def verify(
         outcomes |= zip(by_walk, zip(accepted.tolist(), ids.tolist(), strict=True), strict=True)
         ties[by_walk, : part_ties.shape[1]] = part_ties
     for group in _ratio_groups(samplers, by_ratio):
-        outcomes |= zip(group, _draw_by_ratio(logits, rows, starts, proposal, group), strict=True)
+        outcomes |= zip(group, _draw_by_ratio(logits, rows, starts, proposal, group, rules), strict=True)
     num_accepted, next_ids = (tensor_of([outcomes[b][i] for b in range(len(samplers))]) for i in range(2))
     return Verdict(num_accepted, next_ids), ties
 
@@ -124,7 +144,12 @@ def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[in
 
 
 def _draw_by_ratio(
-    logits: Tensor, rows: list[Row], starts: list[int], proposal: Proposal, batch: list[int]
+    logits: Tensor,
+    rows: list[Row],
+    starts: list[int],
+    proposal: Proposal,
+    batch: list[int],
+    rules: Mapping[str, Rule] | None,
 ) -> list[tuple[int, int]]:
     """-> (how many draft tokens stand, the next token) of each sequence in `batch`"""
     part = [r for b in batch for r in range(starts[b], starts[b + 1])]
@@ -133,14 +158,14 @@ def _draw_by_ratio(
     sampler = part_rows[0].sampler
     uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
     kernels = kernels_for(selected)
-    if kernels is not None and sampler.params.verifier in NATIVE_RULES:
+    if rules is None and kernels is not None and sampler.params.verifier in NATIVE_RULES:
         return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
     target = laws_of(selected, part_rows)
     if report_nan(target.probs[:, 0], part_rows):
         # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
         target = replace(target, probs=target.probs.nan_to_num())
     case, columns_to_ids = _case(target, proposal, batch)
-    law = RULES[sampler.params.verifier](case)
+    law = (RULES if rules is None else rules)[sampler.params.verifier](case)
     stop, column = draw(case, law, uniforms)
     batch_rows = torch.arange(len(batch), device=stop.device)
     next_ids = column if columns_to_ids is None else columns_to_ids[batch_rows, stop, column]

@@ -1,0 +1,382 @@
+"""Negative controls: verifiers that are broken on purpose, one mistake each, which the tests have to reject.
+
+Each is made of the real `verify` and changes what goes in, what comes out, or the rule in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from foredraft.cache import KVCache, MemoryPool
+from foredraft.model import LanguageModel
+from foredraft.proposal import CERTAIN, Proposal, Verdict
+from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
+from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
+from foredraft.verify.law import drafted
+
+GREEDY, SEEDED, SAMPLED = "greedy", "seeded", "sampled"
+
+Histories: TypeAlias = Sequence[Sequence[int]]
+Mutation = Callable[[Tensor, Proposal, Sequence[Sampler], Histories], Verdict]
+
+_LIKELY_ENOUGH = 0.1
+_LENIENCE = 2.0
+_LOW = 0.3
+_COOLER = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One mistake. tests: the kinds of text in which it shows. needs: "" or what must happen for it to make a difference:
+    "drafts"; "certain" or "sampled" drafts; "block": sampled drafts under that rule.
+    verifier: the broken one. target: what else is broken, given the target.
+    """
+
+    name: str
+    says: str
+    tests: tuple[str, ...]
+    needs: str = ""
+    verifier: Verifier = verify
+    target: Callable[[LanguageModel], LanguageModel] | None = None
+
+
+def _verifier(mutation: Mutation) -> Verifier:
+    def broken(
+        logits: Tensor,
+        proposal: Proposal,
+        samplers: Sequence[Sampler],
+        histories: Histories,
+        *,
+        near_tie: float = 0.0,
+    ) -> tuple[Verdict, Tensor]:
+        width = proposal.ids.shape[1] + 1
+        return mutation(logits, proposal, samplers, histories), torch.zeros(len(samplers), width, dtype=torch.bool)
+
+    return broken
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+def accepts_everything(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    return _standing(proposal.lens, logits, proposal, samplers, histories)
+
+
+def accepts_what_is_likely_enough(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """As in "typical acceptance" (arXiv:2401.10774), which is quick and not lossless."""
+    p = _raw_laws(logits, proposal)
+    likely = p.gather(2, proposal.ids[..., None])[..., 0] >= _LIKELY_ENOUGH
+    stands = (likely & proposal.drafted).long().cumprod(1).sum(1)
+    return _standing(stands, logits, proposal, samplers, histories)
+
+
+def accepts_one_too_many(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    right, _ = verify(logits, proposal, samplers, histories)
+    more = torch.minimum(right.num_accepted + 1, proposal.lens)
+    return _standing(more, logits, proposal, samplers, histories)
+
+
+def takes_the_bonus_one_row_early(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    right, _ = verify(logits, proposal, samplers, histories)
+    early = _own_tokens((proposal.lens - 1).clamp(min=0), logits, proposal, samplers, histories)
+    is_bonus = (right.num_accepted == proposal.lens) & (proposal.lens > 0)
+    return replace(right, next_ids=torch.where(is_bonus, early, right.next_ids))
+
+
+def drops_a_token(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories) -> Verdict:
+    """The last draft token that stands never reaches the text."""
+    right, _ = verify(logits, proposal, samplers, histories)
+    return replace(right, num_accepted=(right.num_accepted - 1).clamp(min=0))
+
+
+def forgets_the_residual(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """After a rejection it draws from p, in place of what q left of it."""
+    right, _ = verify(logits, proposal, samplers, histories)
+    own = _own_tokens(right.num_accepted, logits, proposal, samplers, histories)
+    return replace(right, next_ids=torch.where(right.num_accepted < proposal.lens, own, right.next_ids))
+
+
+def exchanges_p_and_q(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories) -> Verdict:
+    """After a rejection it draws from max(q - p, 0)."""
+    right, _ = verify(logits, proposal, samplers, histories)
+    next_ids = right.next_ids.clone()
+    starts = _starts(proposal)
+    for b, stop in enumerate(right.num_accepted.tolist()):
+        row = int(proposal.prob_rows[b, stop]) if stop < proposal.lens[b] else CERTAIN
+        if row == CERTAIN or proposal.probs is None:
+            continue
+        rows = [Row(samplers[b], histories[b], proposal.ids[b, :stop].tolist())]
+        at = int(starts[b]) + stop
+        p = laws_of(adjusted(logits[at : at + 1], rows), rows).dense(logits.shape[1])[0]
+        wrong = (proposal.probs[row].to(p) - p).clamp(min=0)
+        if bool(wrong.any()):
+            uniform = torch.rand(1, generator=samplers[b].generator, dtype=torch.float64)
+            next_ids[b] = inverse_cdf(wrong[None], uniform.to(wrong.device))[0]
+    return replace(right, next_ids=next_ids)
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+def weighs_by_another_law(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """q as it was before the drafter's temperature, or a softmax for a draft that was the argmax."""
+    probs = proposal.probs
+    if probs is not None:
+        flat = probs.sqrt()
+        proposal = replace(proposal, probs=flat / flat.sum(-1, keepdim=True))
+    return verify(logits, proposal, samplers, histories)[0]
+
+
+def drops_unlikely_drafts(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """A draft is cut before its first token whose own q is low, after that token was drawn."""
+    if proposal.probs is None:
+        return verify(logits, proposal, samplers, histories)[0]
+    rows = proposal.prob_rows.clamp(min=0)
+    own = torch.where(proposal.prob_rows == CERTAIN, 1, proposal.probs.cpu()[rows, proposal.ids])
+    lens = ((own >= _LOW) & proposal.drafted).long().cumprod(1).sum(1)
+    kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(_starts(proposal), lens, strict=True)])
+    return verify(logits[kept.to(logits.device)], replace(proposal, lens=lens), samplers, histories)[0]
+
+
+def _with_params(**changes: Any) -> Mutation:
+    """Each request's parameters, changed behind its back. A callable gets the old value."""
+
+    def mutation(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories) -> Verdict:
+        others = [_changed(sampler, history, changes) for sampler, history in zip(samplers, histories, strict=True)]
+        return verify(logits, proposal, others, histories)[0]
+
+    return mutation
+
+
+def _changed(sampler: Sampler, history: Sequence[int], changes: Mapping[str, Any]) -> Sampler:
+    old = sampler.params
+    values = {name: change(getattr(old, name)) if callable(change) else change for name, change in changes.items()}
+    return Sampler(
+        replace(old, **values),
+        history[: sampler.prompt_len],
+        sampler.generator,
+        child=sampler.child,
+        end_ids=sampler.end_ids,
+        bad_words=sampler.bad_words,
+    )
+
+
+# --- the rule -----------------------------------------------------------------------------------------------------
+
+
+def lenient(rule: Rule, case: Case) -> OutcomeLaw:
+    """Draft tokens stand with min(1, 2 p/q)."""
+    return rule(replace(case, p_draft=case.p_draft * _LENIENCE))
+
+
+def stops_at_first_failure(case: Case) -> OutcomeLaw:
+    """Block verification that does not try the later places."""
+    right = block_law(case)
+    holds = _holds_of(right.stop, case)
+    ones = torch.ones_like(holds[:, :1])
+    reached = torch.cat([ones, holds.cumprod(1)], dim=1)
+    return OutcomeLaw(reached * torch.cat([1 - holds, ones], dim=1), right.scale)
+
+
+def token_residual(case: Case) -> OutcomeLaw:
+    """Block verification with the residual max(p - q, 0) of single tokens."""
+    return OutcomeLaw(block_law(case).stop, torch.ones_like(case.p[..., 0]))
+
+
+def uncapped_scale(case: Case) -> OutcomeLaw:
+    """Block verification whose product of ratios may go above 1 on the way."""
+    ratios = case.p_draft / torch.where(drafted(case), case.q_draft, 1)
+    return OutcomeLaw(block_law(case).stop, torch.cat([torch.ones_like(ratios[:, :1]), ratios.cumprod(1)], dim=1))
+
+
+def _holds_of(stop: Tensor, case: Case) -> Tensor:
+    """h_1 .. h_K again, out of stop_i = h_i * prod_{j > i} (1 - h_j)."""
+    held_by_none_later = stop.flip(1).cumsum(1).flip(1)[:, 1:]
+    missed = torch.cat([1 - held_by_none_later, torch.ones_like(stop[:, :1])], dim=1)[:, 1:]
+    holds = stop[:, 1:] / torch.where(missed > 0, missed, 1)
+    return torch.where(drafted(case), holds, 0)
+
+
+def _by(**rules: Rule) -> Verifier:
+    return partial(verify, rules=rules)
+
+
+LENIENT: Mapping[str, Rule] = MappingProxyType({name: partial(lenient, rule) for name, rule in RULES.items()})
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------
+
+
+class StaleCache(KVCache):
+    """Keeps the keys and values of the first rejected token where they are; what follows is read one place later."""
+
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
+        super().__init__(pool, bytes_per_token, max_len)
+        self._num_stale: dict[int, int] = {}
+
+    def num_held(self, seq_id: int) -> int:
+        return super().num_held(seq_id) - self._num_stale.get(seq_id, 0)
+
+    def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
+        region, held = self.region(seq_id), self.num_held(seq_id)
+        most = len(wanted) if at_most is None else at_most
+        num_stale = self._num_stale.get(seq_id, 0)
+        if held > most and len(region.tokens) < self.max_len // 2:
+            num_stale += 1
+        kept = min(held, most)
+        del region.tokens[kept + num_stale :]
+        self._num_stale[seq_id] = num_stale
+        return len(wanted) - kept
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        return super().reserve(seq_id, num_tokens + self._num_stale.get(seq_id, 0))
+
+    def drop(self, seq_ids: Sequence[int]) -> None:
+        super().drop(seq_ids)
+        for seq_id in seq_ids:
+            self._num_stale.pop(seq_id, None)
+
+
+class _StaleModel(LanguageModel):
+    def new_cache(self, pool: MemoryPool) -> KVCache:
+        return StaleCache(pool, self.traits.bytes_per_token, self.traits.context_len)
+
+
+def _with_stale_cache(model: LanguageModel) -> LanguageModel:
+    return _StaleModel(model.hf, model.traits, model.body)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+_ALL = (GREEDY, SEEDED, SAMPLED)
+
+CONTROLS: tuple[Control, ...] = (
+    Control("accept all", "every draft token stands", _ALL, "drafts", _verifier(accepts_everything)),
+    Control(
+        "accept the likely",
+        "a draft token stands where the target gives it a tenth or more",
+        _ALL,
+        "drafts",
+        _verifier(accepts_what_is_likely_enough),
+    ),
+    Control("one too many", "one draft token more stands", _ALL, "drafts", _verifier(accepts_one_too_many)),
+    Control(
+        "early bonus", "the bonus token comes from the row before its own", _ALL, "drafts",
+        _verifier(takes_the_bonus_one_row_early),
+    ),
+    Control("lost token", "the last draft token that stands is lost", _ALL, "drafts", _verifier(drops_a_token)),
+    Control(
+        "stale cache", "a rejected token stays in the cache", _ALL, "drafts", target=_with_stale_cache
+    ),
+    Control("lenient", "draft tokens stand with min(1, 2 p/q)", (SAMPLED,), "sampled", _by(**LENIENT)),
+    Control(
+        "no residual", "a recovered token is drawn from p", (SAMPLED,), "sampled", _verifier(forgets_the_residual)
+    ),
+    Control(
+        "p and q exchanged", "a recovered token is drawn from max(q - p, 0)", (SAMPLED,), "sampled",
+        _verifier(exchanges_p_and_q),
+    ),
+    Control(
+        "another q", "drafts are weighed by a law they were not drawn from", (SAMPLED,), "sampled",
+        _verifier(weighs_by_another_law),
+    ),
+    Control(
+        "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (SAMPLED,), "sampled",
+        _verifier(drops_unlikely_drafts),
+    ),
+    Control(
+        "first failure", "block verification that does not try the later places", (SAMPLED,), "block",
+        _by(block=stops_at_first_failure),
+    ),
+    Control(
+        "token residual", "block verification with the residual of single tokens", (SAMPLED,), "block",
+        _by(block=token_residual),
+    ),
+    Control(
+        "uncapped scale", "block verification whose ratios are not capped at 1", (SAMPLED,), "block",
+        _by(block=uncapped_scale),
+    ),
+    Control(
+        "drawn", "a token is drawn where the likeliest is asked for", (GREEDY,), "",
+        _verifier(_with_params(temperature=1.0)),
+    ),
+    Control(
+        "other noise", "the noise of another seed", (SEEDED,), "", _verifier(_with_params(seed=lambda s: s + 1))
+    ),
+    Control(
+        "likeliest", "the likeliest token in place of a drawn one", (SAMPLED,), "",
+        _verifier(_with_params(temperature=0.0)),
+    ),
+    Control(
+        "cooler", "the temperature a fifth lower than asked for", (SAMPLED,), "",
+        _verifier(_with_params(temperature=lambda t: _COOLER * t)),
+    ),
+)  # fmt: skip
+
+
+def applying(kind: str, *, num_drafted: int, num_sampled: int, rule: str) -> list[Control]:
+    """Those that can show in texts of this kind. num_drafted, num_sampled: draft tokens of the real run, and those of
+    them that were drawn from a law. rule: the verification of sampled drafts."""
+    there = {
+        "": True,
+        "drafts": num_drafted > 0,
+        "sampled": num_sampled > 0,
+        "block": num_sampled > 0 and rule == "block",
+    }
+    return [control for control in CONTROLS if kind in control.tests and there[control.needs]]
+
+
+# --- shared -------------------------------------------------------------------------------------------------------
+
+
+def _starts(proposal: Proposal) -> Tensor:
+    """[B], the first row of logits of each sequence."""
+    sizes = proposal.lens + 1
+    return sizes.cumsum(0) - sizes
+
+
+def _own_tokens(
+    stops: Tensor, logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Tensor:
+    """The target's own token behind each history and its first stops[b] draft tokens. [B]"""
+    prefixes = [
+        [*history, *ids[:stop]]
+        for history, ids, stop in zip(histories, proposal.ids.tolist(), stops.tolist(), strict=True)
+    ]
+    rows = logits[(_starts(proposal) + stops).to(logits.device)]
+    return verify(rows, Proposal.certain([()] * len(samplers)), samplers, prefixes)[0].next_ids
+
+
+def _standing(
+    stops: Tensor, logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """So many draft tokens stand, and the target's own follows them."""
+    return Verdict(stops, _own_tokens(stops, logits, proposal, samplers, histories))
+
+
+def _raw_laws(logits: Tensor, proposal: Proposal) -> Tensor:
+    """softmax of the rows behind each draft token. [B, K, V], rubbish beyond lens"""
+    places = torch.arange(proposal.ids.shape[1])[None].minimum((proposal.lens[:, None] - 1).clamp(min=0))
+    rows = (_starts(proposal)[:, None] + places).to(logits.device)
+    return torch.softmax(logits[rows].float(), dim=-1).cpu()

@@ -1,0 +1,94 @@
+"""The certificate as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One test of the real verifier.
+
+    name: "identity", "teacher-forced" or "distribution". kind: of the texts: "greedy", "seeded" or "sampled".
+    num_texts, num_tokens: what was looked at; by a test of identity, texts with drafts.
+    num_drafted: draft tokens that were verified for it. passed: whether the claim holds.
+    detail: what was found, in one line. odds: of a false alarm and of a miss, in one line.
+    figures: the numbers in them, by name.
+    """
+
+    name: str
+    kind: str
+    num_texts: int
+    num_tokens: int
+    num_drafted: int
+    passed: bool
+    detail: str
+    odds: str
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlResult:
+    """One broken verifier under the same test. rejected: as it must be. by: the test that did it, None if none did.
+    num_tokens: what that took. power: the odds that the test of the real verifier, with as many tokens as that had, would
+    reject such a one; estimated, None where no chance is involved."""
+
+    name: str
+    says: str
+    kind: str
+    rejected: bool
+    by: str | None
+    num_tokens: int
+    power: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """verdict: "passed" where every test passed and every control was rejected; "failed" where a test failed;
+    "inconclusive" where all tests passed but a control passed too, so that they prove little. reason: in one line, None
+    where it passed. left_out: what was not tested, and why, a line each.
+
+    row_exact: whether rows are bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
+    false_alarm: the odds that all of it fails a target and a drafter that keep the promise. power: the least odds of
+    rejecting a control by the distribution test, None without one.
+    """
+
+    verdict: str
+    reason: str | None
+    method: str
+    speculative_tokens: int
+    temperature: float
+    seed: int
+    row_exact: bool
+    tie: float
+    num_prompts: int
+    seconds: float
+    false_alarm: float
+    power: float | None
+    checks: list[CheckResult]
+    controls: list[ControlResult]
+    left_out: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == PASSED
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return asdict(self)
+
+
+def verdict_of(checks: list[CheckResult], controls: list[ControlResult]) -> tuple[str, str | None]:
+    """(verdict, reason)"""
+    failed = next((check for check in checks if not check.passed), None)
+    if failed is not None:
+        return FAILED, f"{failed.name}, {failed.kind}: {failed.detail}"
+    missed = [f"{control.name} ({control.kind})" for control in controls if not control.rejected]
+    if missed:
+        return INCONCLUSIVE, (
+            f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts that are drafted for"
+        )
+    return PASSED, None

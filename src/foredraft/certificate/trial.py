@@ -1,0 +1,86 @@
+"""Texts written on trial: with the user's models and settings, and a verifier that may be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from foredraft.certificate.drafts import Law, WatchedDrafter
+from foredraft.errors import RequestError
+from foredraft.llm import LLM
+from foredraft.model import LanguageModel
+from foredraft.request import Prompt, Request
+from foredraft.sampling import Sampler, SamplingParams
+from foredraft.sequence import TokenSequence
+from foredraft.verify import Verifier, verify
+
+
+class Text(NamedTuple):
+    """tokens: prompt and output. firsts: the laws of the first draft tokens, by position in tokens (WatchedDrafter)."""
+
+    tokens: list[int]
+    prompt_len: int
+    sampler: Sampler
+    firsts: Mapping[int, Law] = {}
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    def fresh_sampler(self) -> Sampler:
+        """As the request had it when it began: a sampler counts the tokens of the text that it has seen."""
+        s = self.sampler
+        return Sampler(
+            s.params,
+            self.tokens[: self.prompt_len],
+            s.generator,
+            child=s.child,
+            end_ids=s.end_ids,
+            bad_words=s.bad_words,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is tried. verifier: what decides on the drafts; target: what reads."""
+
+    llm: LLM
+    verifier: Verifier = verify
+    target: LanguageModel | None = None
+
+
+class Trial:
+    """One engine of a subject, and its texts. Raises ForedraftError while requests of the LLM run."""
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        llm = subject.llm
+        generator = torch.Generator().manual_seed(seed + 1)
+        self.drafts = WatchedDrafter(llm.drafter, llm.method != "none", generator)
+        target = subject.target or llm.target
+        self._frontend = llm.trial(target, self.drafts, seed=seed, verifier=subject.verifier)
+
+    def write(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Text]:
+        """All texts of all prompts, prompt after prompt. Raises RequestError for one that failed on its way."""
+        requests = [self._frontend.prepare(prompt, params) for prompt in prompts]
+        try:
+            for request in requests:
+                self._frontend.start(request)
+            while not all(request.is_finished for request in requests):
+                self._frontend.engine.step()
+        finally:
+            for request in requests:
+                self._frontend.abort(request)
+        return [self._text(request, sequence) for request in requests for sequence in request.sequences]
+
+    def _text(self, request: Request, sequence: TokenSequence) -> Text:
+        if sequence.error:
+            raise RequestError(f"request {request.request_id}: {sequence.error}")
+        firsts = self.drafts.take(sequence.seq_id)
+        return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts)
+
+
+def plain(params: SamplingParams) -> SamplingParams:
+    return replace(params, speculative_tokens=0)
