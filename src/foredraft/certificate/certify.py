@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from foredraft.certificate.betting import FALSE_ALARM, Bets
-from foredraft.certificate.controls import GREEDY, SAMPLED, SEEDED, Control, applying
-from foredraft.certificate.distribution import bet_on, new_bets
+from foredraft.certificate.controls import DRAWN, GREEDY, SAMPLED, SEEDED, Control, applying
+from foredraft.certificate.distribution import Judge
+from foredraft.certificate.draws import Draws, Pair, pairs_of, telling
 from foredraft.certificate.forced import Forced, force
 from foredraft.certificate.identity import Identity, compare_texts
 from foredraft.certificate.prompts import PROMPTS
 from foredraft.certificate.reading import row_noise
 from foredraft.certificate.report import Certificate, CheckResult, ControlResult, verdict_of
 from foredraft.certificate.trial import Subject, Text, Trial, plain
+from foredraft.certificate.wording import bets_line, bets_odds, finite, forced_line, identity_line, identity_odds
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.request import Prompt
@@ -23,8 +25,14 @@ from foredraft.sampling import SamplingParams
 
 BUDGET = 60.0
 MAX_TOKENS = 32
-NUM_TOKENS = 16_384
+NUM_TOKENS = 12_288
 """That the distribution test looks at, where the time is there."""
+
+_DRAWN_PER_TOKEN = 24
+"""So many tokens does the test of the verifier alone look at, for each of those: it needs no model."""
+
+_NUM_PAIRS = 32
+_CANDIDATES = 256
 
 _CHUNK = 4
 _ROUNDS = 8
@@ -113,21 +121,31 @@ class _Check:
         self._left_out: list[str] = []
         self._pending: list[tuple[Control, str]] = []
         self._plain: dict[str, list[Text]] = {}
+        self._pairs: list[Pair] = []
+        self._seconds: dict[str, float] = {}
         self._len = params.max_tokens or MAX_TOKENS
 
     def run(self) -> Certificate:
         self._progress("measuring")
         self._measure()
-        self._check_identity(GREEDY)
+        self._timed(GREEDY, self._check_identity)
         if self._params.is_greedy:
             self._left_out.append("distribution and seeded identity: at temperature 0 nothing is drawn")
         else:
-            self._check_identity(SEEDED)
-            self._check_distribution()
+            self._timed(SEEDED, self._check_identity)
+            self._timed(SAMPLED, self._check_distribution)
+            self._timed(DRAWN, self._check_draws)
+        # the quick ones leave more time to those that need it
+        self._pending.sort(key=lambda pair: pair[1] == DRAWN)
         for index, (control, kind) in enumerate(self._pending):
             self._progress(f"control {index + 1} of {len(self._pending)}: {control.name}")
             self._run_control(control, kind, len(self._pending) - index)
         return self._certificate()
+
+    def _timed(self, kind: str, test: Callable[[str], None]) -> None:
+        started = time.perf_counter()
+        test(kind)
+        self._seconds[kind] = time.perf_counter() - started
 
     # --- sizes
 
@@ -150,6 +168,10 @@ class _Check:
                 f"{len(self._prompts) - num_prompts} of {len(self._prompts)} prompts, for lack of time: raise --budget"
             )
             self._prompts = self._prompts[:num_prompts]
+
+    @property
+    def _gamma(self) -> int:
+        return self._params.speculative_tokens or self._llm.speculative_tokens
 
     @property
     def _time_left(self) -> float:
@@ -176,13 +198,13 @@ class _Check:
         self._checks += [
             CheckResult(
                 "identity", kind, num_texts, written.num_tokens, drafted, not found.num_different,
-                _identity_line(found), _identity_odds(num_texts, self._noise),
+                identity_line(found), identity_odds(num_texts, self._noise),
                 {"num_tied": found.num_tied, "num_different": found.num_different,
                  "first_difference": found.first_difference},
             ),
             CheckResult(
                 "teacher-forced", kind, num_texts, forced.num_tokens, drafted, not forced.num_wrong,
-                _forced_line(forced, self._noise), "no chance involved",
+                forced_line(forced, self._noise), "no chance involved",
                 {"num_missed": forced.num_missed, "num_wrong": forced.num_wrong, "worst_margin": forced.worst_margin},
             ),
         ]  # fmt: skip
@@ -210,35 +232,32 @@ class _Check:
 
     # --- distribution
 
-    def _check_distribution(self) -> None:
+    def _check_distribution(self, kind: str) -> None:
         self._progress("sampled texts")
         bets, written, drafted, sampled = self._sample(Subject(self._llm), self._num_tokens, _SHARE * self._budget)
         num_tokens = sum(len(text.output_ids) for text in written)
         share = bets.smallest_share("draft stands") if "draft stands" in bets.bets else None
         likeliest = bets.smallest_share("likeliest")
-        evidence = bets.log_evidence
         self._checks.append(
             CheckResult(
-                "distribution", SAMPLED, len(written), num_tokens, drafted, not bets.is_rejected,
-                _distribution_line(bets), _distribution_odds(share, likeliest),
-                {"log10_evidence": evidence if math.isfinite(evidence) else None,
+                "distribution", kind, len(written), num_tokens, drafted, not bets.is_rejected,
+                bets_line(bets), bets_odds(share, likeliest),
+                {"log10_evidence": finite(bets.log_evidence),
                  "log10_limit": -math.log10(FALSE_ALARM), "num_impossible": bets.num_impossible,
                  "false_alarm": FALSE_ALARM, "smallest_unverified_share": share,
                  "smallest_likeliest_share": likeliest},
             )
         )  # fmt: skip
-        self._queue(SAMPLED, _Written(written, drafted, sampled))
+        self._queue(kind, _Written(written, drafted, sampled))
 
     def _sample(self, subject: Subject, num_tokens: int, seconds: float) -> tuple[Bets, list[Text], int, int]:
         """Round after round of texts, until there are num_tokens, or the time is up, or the bets are won.
         -> (the bets, the texts, draft tokens, those drawn from a law)"""
         started = time.perf_counter()
         trial = Trial(subject, self._seed)
-        bets, texts, prompts, n = (
-            new_bets(with_drafts=self._llm.method != "none"),
-            list[Text](),
-            *self._round(num_tokens),
-        )
+        judge = self._judge()
+        bets, texts = judge.new_bets(), list[Text]()
+        prompts, n = self._round(num_tokens)
         params = replace(self._kind_params(SAMPLED), n=n)
         seen, turn = 0, 0
         while seen < num_tokens and not bets.is_rejected:
@@ -246,12 +265,17 @@ class _Check:
             some = [self._prompts[(turn + i) % len(self._prompts)] for i in range(prompts)]
             turn += prompts
             found = trial.write(some, params)
-            bet_on(bets, self._llm.target, found, border=self._noise)
+            judge.settle(bets, found)
+            if not self._pairs and trial.drafts.num_sampled:
+                self._pairs = telling(pairs_of(self._llm.target, found, _CANDIDATES), params, _NUM_PAIRS)
             texts += [text._replace(firsts={}) for text in found]
             seen += sum(len(text.output_ids) for text in found)
             if time.perf_counter() - started > seconds:
                 break
         return bets, texts, trial.drafts.num_drafted, trial.drafts.num_sampled
+
+    def _judge(self) -> Judge:
+        return Judge(self._llm.target, with_drafts=self._llm.method != "none", border=self._noise)
 
     def _round(self, num_tokens: int) -> tuple[int, int]:
         """(prompts, texts of each) of one round: an eighth of all tokens, and of the time for them."""
@@ -259,11 +283,45 @@ class _Check:
         prompts = max(1, min(len(self._prompts), int(wanted / 2)))
         return prompts, 2 * max(1, int(wanted / 2 / prompts))
 
+    # --- the verifier alone
+
+    def _check_draws(self, kind: str) -> None:
+        if not self._pairs:
+            self._left_out.append(
+                "verification of drawn drafts: none was drawn from a law, so that ids are only compared"
+            )
+            return
+        self._progress("draws")
+        bets, draws = self._draw(Subject(self._llm), _DRAWN_PER_TOKEN * self._num_tokens, _SHARE / 2 * self._budget)
+        self._checks.append(
+            CheckResult(
+                "verification", kind, draws.num_steps, draws.num_tokens, draws.num_drafted, not bets.is_rejected,
+                bets_line(bets), bets_odds(None, None),
+                {"log10_evidence": finite(bets.log_evidence), "log10_limit": -math.log10(FALSE_ALARM),
+                 "num_impossible": bets.num_impossible, "false_alarm": FALSE_ALARM},
+            )
+        )  # fmt: skip
+        self._queue(kind, _Written([], draws.num_drafted, draws.num_drafted))
+
+    def _draw(self, subject: Subject, num_tokens: int, seconds: float) -> tuple[Bets, Draws]:
+        """The same for the verifier alone."""
+        started = time.perf_counter()
+        params = self._kind_params(SAMPLED)
+        draws, bets = Draws(self._pairs, params, self._gamma, subject.verifier, self._seed), Draws.new_bets()
+        while draws.num_tokens < num_tokens and not bets.is_rejected and time.perf_counter() - started < seconds:
+            draws.settle(bets)
+        return bets, draws
+
     # --- controls
 
     def _queue(self, kind: str, written: _Written) -> None:
         rule = self._kind_params(kind).verifier
-        found = applying(kind, num_drafted=written.num_drafted, num_sampled=written.num_sampled, rule=rule)
+        found = applying(
+            kind,
+            num_drafted=written.num_drafted,
+            num_sampled=written.num_sampled,
+            is_block=rule == "block" and self._gamma > 1,
+        )
         self._pending += [(control, kind) for control in found]
         if not written.num_drafted:
             self._left_out.append(f"controls of drafts in {kind} texts: nothing was drafted")
@@ -271,8 +329,9 @@ class _Check:
     def _run_control(self, control: Control, kind: str, num_left: int) -> None:
         llm = self._llm
         subject = Subject(llm, control.verifier, control.target(llm.target) if control.target else None)
-        seconds = max(self._time_left / num_left, 0.02 * self._budget)
-        run = self._control_by_bets if kind == SAMPLED else self._control_by_identity
+        # as long as the test of the real verifier took, while there is time; never less than its part of what is left
+        seconds = max(min(self._seconds[kind], self._time_left), self._time_left / num_left, 0.02 * self._budget)
+        run = self._control_by_bets if kind in (SAMPLED, DRAWN) else self._control_by_identity
         self._controls.append(run(control, kind, subject, seconds))
 
     def _control_by_identity(self, control: Control, kind: str, subject: Subject, seconds: float) -> ControlResult:
@@ -288,22 +347,25 @@ class _Check:
         return ControlResult(control.name, control.says, kind, by is not None, by, seen, None)
 
     def _control_by_bets(self, control: Control, kind: str, subject: Subject, seconds: float) -> ControlResult:
-        real = next(check for check in self._checks if check.name == "distribution")
-        bets, texts, _, _ = self._sample(subject, real.num_tokens, seconds)
-        seen = sum(len(text.output_ids) for text in texts)
-        by = "distribution" if bets.is_rejected else None
+        real = next(check for check in self._checks if check.kind == kind)
+        if kind == DRAWN:
+            bets, draws = self._draw(subject, real.num_tokens, seconds)
+            seen = draws.num_tokens
+        else:
+            bets, texts, _, _ = self._sample(subject, real.num_tokens, seconds)
+            seen = sum(len(text.output_ids) for text in texts)
+        by = real.name if bets.is_rejected else None
         power = bets.power_at(real.num_tokens / max(seen, 1))
         return ControlResult(control.name, control.says, kind, by is not None, by, seen, power)
 
     def _certificate(self) -> Certificate:
         verdict, reason = verdict_of(self._checks, self._controls)
         powers = [control.power for control in self._controls if control.power is not None]
-        gamma = self._params.speculative_tokens or self._llm.speculative_tokens
         return Certificate(
             verdict=verdict,
             reason=reason,
             method=self._llm.method,
-            speculative_tokens=gamma,
+            speculative_tokens=self._gamma,
             temperature=float(self._params.temperature or 0.0),
             seed=self._seed,
             row_exact=self._llm.target.traits.row_exact,
@@ -322,46 +384,3 @@ def _rejected_by(found: Identity, forced: Forced) -> str | None:
     """Both tests where both did."""
     names = [("identity", found.num_different), ("teacher-forced", forced.num_wrong)]
     return ", ".join(name for name, bad in names if bad) or None
-
-
-def _identity_line(found: Identity) -> str:
-    same = found.num_texts - found.num_tied - found.num_different
-    line = f"{same} of {found.num_texts} texts identical to plain decoding's"
-    if found.num_tied:
-        line += f", {found.num_tied} part at a tie"
-    if found.first_difference is not None:
-        text, position = found.first_difference
-        line += f", text {text + 1} differs from token {position + 1}"
-    return line
-
-
-def _identity_odds(num_texts: int, noise: float) -> str:
-    share = 1 - 0.01 ** (1 / num_texts)
-    alarm = "no false alarm" if noise == 0 else f"ties up to {2 * noise:.1e} in the logits are let through"
-    return f"{alarm}; a fault in {share:.0%} of such texts is found with odds 0.99"
-
-
-def _forced_line(forced: Forced, noise: float) -> str:
-    right = forced.num_tokens - forced.num_missed
-    line = f"{right:,} of {forced.num_tokens:,} tokens are the choice of an independent pass"
-    if forced.num_missed:
-        line += f"; the widest margin missed is {forced.worst_margin:.2g} ({2 * noise:.2g} would be a tie)"
-    return line
-
-
-def _distribution_line(bets: Bets) -> str:
-    if bets.num_impossible:
-        return f"{bets.num_impossible} tokens have probability 0 under the target"
-    best = bets.bets[bets.best].says
-    won = f"the best bet against the target's law won {10**bets.log_evidence:,.1f} to 1, and {1 / FALSE_ALARM:,.0f} rejects"
-    return f"{best}: {won}" if bets.is_rejected else won
-
-
-def _distribution_odds(share: float | None, likeliest: float | None) -> str:
-    found = []
-    if share is not None:
-        found.append(f"draft tokens that stand unverified in {share:.1%} of steps")
-    if likeliest is not None:
-        found.append(f"the likeliest token in place of a drawn one in {likeliest:.1%}")
-    seen = "; found with odds 0.99: " + ", or ".join(found) if found else ""
-    return f"false alarm at most {FALSE_ALARM:.0e}{seen}"

@@ -21,7 +21,8 @@ from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
 from foredraft.verify.law import drafted
 
-GREEDY, SEEDED, SAMPLED = "greedy", "seeded", "sampled"
+GREEDY, SEEDED, SAMPLED, DRAWN = "greedy", "seeded", "sampled", "drawn"
+"""The kinds of what is tested: three of text, and the verifier's draws alone."""
 
 Histories: TypeAlias = Sequence[Sequence[int]]
 Mutation = Callable[[Tensor, Proposal, Sequence[Sampler], Histories], Verdict]
@@ -35,7 +36,7 @@ _COOLER = 0.8
 @dataclass(frozen=True, slots=True)
 class Control:
     """One mistake. tests: the kinds of text in which it shows. needs: "" or what must happen for it to make a difference:
-    "drafts"; "certain" or "sampled" drafts; "block": sampled drafts under that rule.
+    "drafts"; "sampled": drafts drawn from a law; "block": those, under that rule.
     verifier: the broken one. target: what else is broken, given the target.
     """
 
@@ -289,32 +290,32 @@ CONTROLS: tuple[Control, ...] = (
     Control(
         "stale cache", "a rejected token stays in the cache", _ALL, "drafts", target=_with_stale_cache
     ),
-    Control("lenient", "draft tokens stand with min(1, 2 p/q)", (SAMPLED,), "sampled", _by(**LENIENT)),
+    Control("lenient", "draft tokens stand with min(1, 2 p/q)", (DRAWN,), "sampled", _by(**LENIENT)),
     Control(
-        "no residual", "a recovered token is drawn from p", (SAMPLED,), "sampled", _verifier(forgets_the_residual)
+        "no residual", "a recovered token is drawn from p", (SAMPLED, DRAWN), "sampled", _verifier(forgets_the_residual)
     ),
     Control(
-        "p and q exchanged", "a recovered token is drawn from max(q - p, 0)", (SAMPLED,), "sampled",
+        "p and q exchanged", "a recovered token is drawn from max(q - p, 0)", (DRAWN,), "sampled",
         _verifier(exchanges_p_and_q),
     ),
     Control(
-        "another q", "drafts are weighed by a law they were not drawn from", (SAMPLED,), "sampled",
+        "another q", "drafts are weighed by a law they were not drawn from", (DRAWN,), "sampled",
         _verifier(weighs_by_another_law),
     ),
     Control(
-        "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (SAMPLED,), "sampled",
+        "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (DRAWN,), "sampled",
         _verifier(drops_unlikely_drafts),
     ),
     Control(
-        "first failure", "block verification that does not try the later places", (SAMPLED,), "block",
+        "first failure", "block verification that does not try the later places", (DRAWN,), "block",
         _by(block=stops_at_first_failure),
     ),
     Control(
-        "token residual", "block verification with the residual of single tokens", (SAMPLED,), "block",
+        "token residual", "block verification with the residual of single tokens", (DRAWN,), "block",
         _by(block=token_residual),
     ),
     Control(
-        "uncapped scale", "block verification whose ratios are not capped at 1", (SAMPLED,), "block",
+        "uncapped scale", "block verification whose ratios are not capped at 1", (DRAWN,), "block",
         _by(block=uncapped_scale),
     ),
     Control(
@@ -335,14 +336,14 @@ CONTROLS: tuple[Control, ...] = (
 )  # fmt: skip
 
 
-def applying(kind: str, *, num_drafted: int, num_sampled: int, rule: str) -> list[Control]:
+def applying(kind: str, *, num_drafted: int, num_sampled: int, is_block: bool) -> list[Control]:
     """Those that can show in texts of this kind. num_drafted, num_sampled: draft tokens of the real run, and those of
-    them that were drawn from a law. rule: the verification of sampled drafts."""
+    them that were drawn from a law. is_block: whether those are verified by that rule, and more than one at a time."""
     there = {
         "": True,
         "drafts": num_drafted > 0,
         "sampled": num_sampled > 0,
-        "block": num_sampled > 0 and rule == "block",
+        "block": num_sampled > 0 and is_block,
     }
     return [control for control in CONTROLS if kind in control.tests and there[control.needs]]
 

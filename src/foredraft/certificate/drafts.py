@@ -6,80 +6,112 @@ seldom drafts shows nothing at all. Worse drafts are still honest ones, so what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.sampling import Sampler
 
 _WRONG_EVERY = 3
+_HOTTER = 2.0
 
-Law: TypeAlias = int | Tensor
-"""What a step's first draft token was drawn from: a law [V], or the token itself where it was certain."""
+
+class FirstDraft(NamedTuple):
+    """What a step began with. law: [V], of its first draft token, or the token itself where it was certain. sampler: what
+    the drafter drew with. num_drafted: its draft tokens. All of it was settled before anything was drawn."""
+
+    law: int | Tensor
+    sampler: Sampler
+    num_drafted: int
 
 
 @dataclass(slots=True)
 class WatchedDrafter:
-    """Passes on to `inner`. firsts: by sequence and position in its tokens, the law of the first draft token of each
-    step that began there; kept for requests whose draws are independent of the drafts, until `take`.
+    """Passes on to `inner`. fills: propose something, to every second sequence, where inner does not.
+
+    firsts: by sequence and position in its tokens, the drafts of each step that began there; kept for requests whose
+    draws are independent of the drafts, until `take`. num_sampled: draft tokens that were drawn from a law.
     """
 
     inner: Drafter
     fills: bool
-    generator: torch.Generator
     num_drafted: int = 0
     num_sampled: int = 0
-    firsts: dict[int, dict[int, Law]] = field(default_factory=dict)
+    firsts: dict[int, dict[int, FirstDraft]] = field(default_factory=dict)
+    _hotter: dict[int, Sampler] = field(default_factory=dict)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
+        requests = [self._worsened(request) for request in requests]
         proposal = self.inner.propose(requests)
         if any(_is_worsened(request) for request in requests):
-            proposal = self._worsened(proposal, requests)
-        drafted = proposal.drafted
-        self.num_drafted += int(drafted.sum())
-        self.num_sampled += int((drafted & (proposal.prob_rows != CERTAIN)).sum())
-        for b, request in enumerate(requests):
-            if proposal.lens[b] and not (request.sampler.is_greedy or request.sampler.shares_noise):
-                self.firsts.setdefault(request.seq_id, {})[len(request.tokens)] = _first_law(proposal, b)
+            proposal = _with_wrong_tokens(_filled(proposal, requests) if self.fills else proposal, requests)
+        self._note(proposal, requests)
         return proposal
 
     def forget(self, seq_ids: list[int]) -> None:
+        for seq_id in seq_ids:
+            self._hotter.pop(seq_id, None)
         self.inner.forget(seq_ids)
 
-    def take(self, seq_id: int) -> dict[int, Law]:
+    def take(self, seq_id: int) -> dict[int, FirstDraft]:
         """What was noted of a sequence; it is not kept longer."""
         return self.firsts.pop(seq_id, {})
 
-    def _worsened(self, proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
-        """Certain tokens wrong at every third position, sampled ones drawn anew from a flatter law, and something
-        proposed where nothing was."""
-        if self.fills:
-            proposal = _filled(proposal, requests)
-        ids, prob_rows = proposal.ids.clone(), proposal.prob_rows.clone()
-        laws = [] if proposal.probs is None else [proposal.probs]
-        num_laws = 0 if proposal.probs is None else len(proposal.probs)
-        for b, request in enumerate(requests):
-            if not _is_worsened(request):
-                continue
-            for i in range(int(proposal.lens[b])):
-                row = int(prob_rows[b, i])
-                if row == CERTAIN:
-                    if (len(request.tokens) + i) % _WRONG_EVERY == 0:
-                        ids[b, i] = _another(int(ids[b, i]), request)
-                    continue
-                assert proposal.probs is not None
-                flat = proposal.probs[row].to(torch.float64).sqrt().cpu()
-                ids[b, i] = int(torch.multinomial(flat, 1, generator=self.generator))
-                laws.append((flat / flat.sum()).to(proposal.probs)[None])
-                prob_rows[b, i] = num_laws
-                num_laws += 1
-        return replace(proposal, ids=ids, prob_rows=prob_rows, probs=torch.cat(laws) if laws else None)
+    def _worsened(self, request: DraftRequest) -> DraftRequest:
+        """Who draws from a law draws from a hotter one."""
+        if not _is_worsened(request) or _is_certain(request):
+            return request
+        sampler = self._hotter.get(request.seq_id)
+        if sampler is None:
+            sampler = self._hotter[request.seq_id] = hotter(request.sampler, request.tokens)
+        return replace(request, sampler=sampler)
+
+    def _note(self, proposal: Proposal, requests: list[DraftRequest]) -> None:
+        drafted = proposal.drafted
+        self.num_drafted += int(drafted.sum())
+        self.num_sampled += int((drafted & (proposal.prob_rows != CERTAIN)).sum())
+        for b, (request, length) in enumerate(zip(requests, proposal.lens.tolist(), strict=True)):
+            if length and not _is_certain(request):
+                first = FirstDraft(_first_law(proposal, b), request.sampler, length)
+                self.firsts.setdefault(request.seq_id, {})[len(request.tokens)] = first
+
+
+def hotter(sampler: Sampler, tokens: Sequence[int]) -> Sampler:
+    """The same request at a higher temperature. tokens: its history, or more of it."""
+    temperature = _HOTTER * (sampler.params.temperature or 1.0)
+    return Sampler(
+        replace(sampler.params, temperature=temperature),
+        tokens[: sampler.prompt_len],
+        sampler.generator,
+        child=sampler.child,
+        end_ids=sampler.end_ids,
+        bad_words=sampler.bad_words,
+    )
 
 
 def _is_worsened(request: DraftRequest) -> bool:
     return request.seq_id % 2 == 1
+
+
+def _is_certain(request: DraftRequest) -> bool:
+    """Whether the request's own tokens are settled by its history, so that nothing is there to bet on."""
+    return request.sampler.is_greedy or request.sampler.shares_noise
+
+
+def _with_wrong_tokens(proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
+    """Certain tokens are wrong at every third position."""
+    ids = proposal.ids.clone()
+    certain = (proposal.drafted & (proposal.prob_rows == CERTAIN)).tolist()
+    for b, request in enumerate(requests):
+        if _is_worsened(request):
+            for i, is_certain in enumerate(certain[b]):
+                if is_certain and (len(request.tokens) + i) % _WRONG_EVERY == 0:
+                    ids[b, i] = _another(int(ids[b, i]), request)
+    return replace(proposal, ids=ids)
 
 
 def _another(token: int, request: DraftRequest) -> int:
@@ -89,10 +121,11 @@ def _another(token: int, request: DraftRequest) -> int:
 
 def _filled(proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
     """The last few tokens once more, where the drafter had nothing to say."""
-    rows = []
-    for b, request in enumerate(requests):
-        empty = _is_worsened(request) and not proposal.lens[b]
-        rows.append(list(request.tokens[-request.max_len :]) if empty and request.max_len else [])
+    lens = proposal.lens.tolist()
+    rows = [
+        list(request.tokens[-request.max_len :]) if request.max_len and not length and _is_worsened(request) else []
+        for request, length in zip(requests, lens, strict=True)
+    ]
     extra = Proposal.certain(rows)
     if not extra.ids.numel():
         return proposal
@@ -110,7 +143,7 @@ def _wide(rows: Tensor, width: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=fill)
 
 
-def _first_law(proposal: Proposal, b: int) -> Law:
+def _first_law(proposal: Proposal, b: int) -> int | Tensor:
     row = int(proposal.prob_rows[b, 0])
     if row == CERTAIN:
         return int(proposal.ids[b, 0])

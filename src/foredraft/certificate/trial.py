@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
-from foredraft.certificate.drafts import Law, WatchedDrafter
+from foredraft.certificate.drafts import FirstDraft, WatchedDrafter
 from foredraft.errors import RequestError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel
@@ -19,28 +17,23 @@ from foredraft.verify import Verifier, verify
 
 
 class Text(NamedTuple):
-    """tokens: prompt and output. firsts: the laws of the first draft tokens, by position in tokens (WatchedDrafter)."""
+    """tokens: prompt and output. firsts: what its steps began with, by position in tokens (WatchedDrafter)."""
 
     tokens: list[int]
     prompt_len: int
     sampler: Sampler
-    firsts: Mapping[int, Law] = {}
+    firsts: Mapping[int, FirstDraft] = {}
 
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[self.prompt_len :]
 
-    def fresh_sampler(self) -> Sampler:
-        """As the request had it when it began: a sampler counts the tokens of the text that it has seen."""
-        s = self.sampler
-        return Sampler(
-            s.params,
-            self.tokens[: self.prompt_len],
-            s.generator,
-            child=s.child,
-            end_ids=s.end_ids,
-            bad_words=s.bad_words,
-        )
+    def fresh_sampler(self, like: Sampler | None = None) -> Sampler:
+        """As the request had it when it began: a sampler counts the tokens of the text that it has seen. like: one of
+        this text with other parameters."""
+        s = like or self.sampler
+        prompt = self.tokens[: self.prompt_len]
+        return Sampler(s.params, prompt, s.generator, child=s.child, end_ids=s.end_ids, bad_words=s.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +50,7 @@ class Trial:
 
     def __init__(self, subject: Subject, seed: int) -> None:
         llm = subject.llm
-        generator = torch.Generator().manual_seed(seed + 1)
-        self.drafts = WatchedDrafter(llm.drafter, llm.method != "none", generator)
+        self.drafts = WatchedDrafter(llm.drafter, fills=llm.method != "none")
         target = subject.target or llm.target
         self._frontend = llm.trial(target, self.drafts, seed=seed, verifier=subject.verifier)
 

@@ -1,0 +1,57 @@
+"""What a test found and what its odds are, each in one line."""
+
+from __future__ import annotations
+
+import math
+
+from foredraft.certificate.betting import FALSE_ALARM, Bets
+from foredraft.certificate.forced import Forced
+from foredraft.certificate.identity import Identity
+
+
+def identity_line(found: Identity) -> str:
+    same = found.num_texts - found.num_tied - found.num_different
+    line = f"{same} of {found.num_texts} texts identical to plain decoding's"
+    if found.num_tied:
+        line += f", {found.num_tied} part at a tie"
+    if found.first_difference is not None:
+        text, position = found.first_difference
+        line += f", text {text + 1} differs from token {position + 1}"
+    return line
+
+
+def identity_odds(num_texts: int, noise: float) -> str:
+    share = 1 - 0.01 ** (1 / num_texts)
+    alarm = "no false alarm" if noise == 0 else f"ties up to {2 * noise:.1e} in the logits are let through"
+    return f"{alarm}; a fault in {share:.0%} of such texts is found with odds 0.99"
+
+
+def forced_line(forced: Forced, noise: float) -> str:
+    right = forced.num_tokens - forced.num_missed
+    line = f"{right:,} of {forced.num_tokens:,} tokens are the choice of an independent pass"
+    if forced.num_missed:
+        line += f"; the widest margin missed is {forced.worst_margin:.2g} ({2 * noise:.2g} would be a tie)"
+    return line
+
+
+def bets_line(bets: Bets) -> str:
+    if bets.num_impossible:
+        return f"{bets.num_impossible} tokens have probability 0 under the target"
+    best = bets.bets[bets.best].says
+    won = f"the best bet against the target's law won {10**bets.log_evidence:,.1f} to 1, and {1 / FALSE_ALARM:,.0f} rejects"
+    return f"{best}: {won}" if bets.is_rejected else won
+
+
+def bets_odds(share: float | None, likeliest: float | None) -> str:
+    found = []
+    if share is not None:
+        found.append(f"draft tokens that stand unverified in {share:.1%} of steps")
+    if likeliest is not None:
+        found.append(f"the likeliest token in place of a drawn one in {likeliest:.1%}")
+    seen = "; found with odds 0.99: " + ", or ".join(found) if found else ""
+    return f"false alarm at most {FALSE_ALARM:.0e}{seen}"
+
+
+def finite(value: float) -> float | None:
+    """For JSON, which knows no infinity."""
+    return value if math.isfinite(value) else None
