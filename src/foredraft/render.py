@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from foredraft.certificate import Certificate, CheckResult, ControlResult
 from foredraft.demo import Comparison, Side
 from foredraft.inspection import Inspection, MemoryReport, ModelReport
 from foredraft.machine import MachineReport
@@ -250,6 +251,67 @@ def quality_lines(quality: QualityReport) -> list[str]:
     ]
 
 
+def certificate_tables(found: Certificate) -> list[Table]:
+    """The tests of the real verifier, and those of the broken ones."""
+    title = f"{found.method}, γ = {found.speculative_tokens}, temperature {found.temperature:g}"
+    tests = Table(box=SIMPLE_HEAD)
+    for name, justify in ((title, "left"), ("looked at", "right"), ("found", "left"), ("odds", "left"), ("", "left")):
+        tests.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for check in found.checks:
+        tests.add_row(f"{check.name}, {check.kind}", _looked_at(check), check.detail, check.odds, _mark(check.passed))
+    if not found.controls:
+        return [tests]
+    controls = Table(box=SIMPLE_HEAD)
+    for name, justify in (
+        ("broken on purpose", "left"),
+        ("rejected by", "left"),
+        ("after", "right"),
+        ("power", "right"),
+    ):
+        controls.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name, group in _by_name(found.controls).items():
+        by = [f"{one.kind}: {one.by or 'nothing'}" for one in group]
+        after = [f"{one.num_tokens:,} tokens" for one in group]
+        controls.add_row(f"{name}: {group[0].says}", "\n".join(by), "\n".join(after), "\n".join(map(_power, group)))
+    return [tests, controls]
+
+
+def certificate_lines(found: Certificate) -> list[str]:
+    """What holds for all of it, and the verdict last."""
+    rows = "bit-exact" if found.row_exact else f"not bit-exact: ties up to {found.tie:.1e} are let through"
+    lines = [f"rows: {rows}", *(f"left out: {line}" for line in found.left_out)]
+    rejected = sum(control.rejected for control in found.controls)
+    odds = f"false alarm at most {found.false_alarm:.0e}, " if found.false_alarm else ""
+    lines.append(
+        f"in all: {odds}{rejected} of {len(found.controls)} broken verifiers rejected, {found.num_prompts} prompts, "
+        f"seed {found.seed}, {found.seconds:.0f} s"
+    )
+    lines.append(f"verdict: {found.verdict}" + (f": {found.reason}" if found.reason else ""))
+    return lines
+
+
+def _looked_at(check: CheckResult) -> str:
+    what = "steps" if check.kind == "drawn" else "texts"
+    return f"{check.num_texts:,} {what}\n{check.num_tokens:,} tokens\n{check.num_drafted:,} drafted"
+
+
+def _mark(passed: bool) -> Text:
+    return Text("passed", style="green") if passed else Text("FAILED", style="bold red")
+
+
+def _power(control: ControlResult) -> str:
+    if control.power is None:
+        return "-"
+    return "> 0.9999" if control.power > 0.9999 else f"{control.power:.4f}"
+
+
+def _by_name(controls: Iterable[ControlResult]) -> dict[str, list[ControlResult]]:
+    groups: dict[str, list[ControlResult]] = {}
+    for control in controls:
+        groups.setdefault(control.name, []).append(control)
+    return groups
+
+
 def _machine(machine: MachineReport) -> str:
     features = f" with {', '.join(machine.cpu_features)}" if machine.cpu_features else ""
     return (
@@ -267,6 +329,17 @@ def spinner(description: str) -> Iterator[None]:
         return
     with console.status(description):
         yield
+
+
+@contextmanager
+def status(description: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is done now. On a terminal, on standard error; nothing elsewhere."""
+    console = error_console()
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(description) as shown:
+        yield lambda now: shown.update(f"{description}: {now}")
 
 
 @contextmanager

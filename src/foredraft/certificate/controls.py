@@ -29,7 +29,7 @@ Mutation = Callable[[Tensor, Proposal, Sequence[Sampler], Histories], Verdict]
 
 _LIKELY_ENOUGH = 0.1
 _LENIENCE = 2.0
-_LOW = 0.3
+_LOW = 0.5
 _COOLER = 0.8
 
 
@@ -150,11 +150,12 @@ def weighs_by_another_law(
 def drops_unlikely_drafts(
     logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
 ) -> Verdict:
-    """A draft is cut before its first token whose own q is low, after that token was drawn."""
+    """A draft is cut before its first token whose own q is below half of the largest, after that token was drawn."""
     if proposal.probs is None:
         return verify(logits, proposal, samplers, histories)[0]
     rows = proposal.prob_rows.clamp(min=0)
-    own = torch.where(proposal.prob_rows == CERTAIN, 1, proposal.probs.cpu()[rows, proposal.ids])
+    probs = proposal.probs.cpu()
+    own = torch.where(proposal.prob_rows == CERTAIN, 1, probs[rows, proposal.ids] / probs.amax(1)[rows])
     lens = ((own >= _LOW) & proposal.drafted).long().cumprod(1).sum(1)
     kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(_starts(proposal), lens, strict=True)])
     return verify(logits[kept.to(logits.device)], replace(proposal, lens=lens), samplers, histories)[0]
