@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from foredraft.certificate.betting import FALSE_ALARM, Bets
 from foredraft.certificate.controls import DRAWN, GREEDY, SAMPLED, SEEDED, Control, applying
 from foredraft.certificate.distribution import Judge
-from foredraft.certificate.draws import Draws, Pair, pairs_of, telling
+from foredraft.certificate.draws import Draws, Pair, narrowed, pairs_of, sharpened, telling
 from foredraft.certificate.forced import Forced, force
 from foredraft.certificate.identity import Identity, compare_texts
 from foredraft.certificate.prompts import PROMPTS
@@ -28,10 +28,11 @@ MAX_TOKENS = 32
 NUM_TOKENS = 12_288
 """That the distribution test looks at, where the time is there."""
 
-_DRAWN_PER_TOKEN = 24
+_DRAWN_PER_TOKEN = 32
 """So many tokens does the test of the verifier alone look at, for each of those: it needs no model."""
 
 _NUM_PAIRS = 32
+_NUM_IDS = 512
 _CANDIDATES = 256
 
 _CHUNK = 4
@@ -267,12 +268,17 @@ class _Check:
             found = trial.write(some, params)
             judge.settle(bets, found)
             if not self._pairs and trial.drafts.num_sampled:
-                self._pairs = telling(pairs_of(self._llm.target, found, _CANDIDATES), params, _NUM_PAIRS)
+                self._pairs = self._telling_pairs(found, params)
             texts += [text._replace(firsts={}) for text in found]
             seen += sum(len(text.output_ids) for text in found)
             if time.perf_counter() - started > seconds:
                 break
         return bets, texts, trial.drafts.num_drafted, trial.drafts.num_sampled
+
+    def _telling_pairs(self, texts: list[Text], params: SamplingParams) -> list[Pair]:
+        pairs = pairs_of(self._llm.target, texts, _CANDIDATES)
+        half = _NUM_PAIRS // 2
+        return narrowed([*telling(pairs, params, half), *telling(sharpened(pairs), params, half)], params, _NUM_IDS)
 
     def _judge(self) -> Judge:
         return Judge(self._llm.target, with_drafts=self._llm.method != "none", border=self._noise)

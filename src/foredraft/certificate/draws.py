@@ -4,7 +4,7 @@ A step of the engine costs passes of two models, and some mistakes are rare: tho
 a draft token that q favours. Here laws that target and drafter really had, each at some position of some text, are put
 in a row, as if they did not depend on the tokens between. The promise holds for such laws as for any others: whatever
 is drafted, and wherever the draft stops, the tokens are drawn from the target's laws, one after the other. A step that
-stops early is finished by plain draws.
+stops early is finished by plain draws. Half of the drafter's laws are made sharper, as a surer drafter's would be.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from foredraft.certificate.trial import Text
 from foredraft.model import LanguageModel
 from foredraft.proposal import Proposal
 from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, inverse_cdf, laws_of
+from foredraft.sampling.laws import tempered
 from foredraft.verify import Verifier
 
 _MOST_SURPRISE = 16.0
-_MOST_DENSITY = 4.0
 _LOGITS = 1 << 23
 """Numbers that one call's logits may have."""
 
 _BETS = {
     "surprise": Bet("tokens are too likely or too unlikely on average"),
     "draft stands": Bet("what a draft leaves of the target's law comes too often or too seldom"),
-    "single tokens": Bet(
-        "recovered tokens are drawn as if no draft token stood before them", -_MOST_DENSITY, _MOST_DENSITY
-    ),
-    "scale": Bet("recovered tokens are drawn as if ratios above 1 counted", -_MOST_DENSITY, _MOST_DENSITY),
+    "single tokens": Bet("recovered tokens are drawn as if no draft token stood before them"),
+    "scale": Bet("recovered tokens are drawn as if ratios above 1 counted"),
 }
 
 
@@ -84,15 +82,45 @@ def _only_laws(params: SamplingParams) -> SamplingParams:
     ).resolve({})
 
 
+def sharpened(pairs: Sequence[Pair]) -> list[Pair]:
+    """The same with a surer drafter. Where a token stands that it favours more than the target does, less of the target's
+    law is left behind it, and only there does block verification differ from that of single tokens."""
+    squares = [pair.q.square() for pair in pairs]
+    return [Pair(pair.logits, square / square.sum()) for pair, square in zip(pairs, squares, strict=True)]
+
+
+def narrowed(pairs: Sequence[Pair], params: SamplingParams, width: int) -> list[Pair]:
+    """The same laws on the ids that matter to any of them, renormalised: a draw costs in proportion to the ids."""
+    if not pairs or len(pairs[0].q) <= width:
+        return list(pairs)
+    logits = torch.stack([pair.logits for pair in pairs])
+    q = torch.stack([pair.q for pair in pairs])
+    p = tempered(
+        logits, torch.full((len(pairs),), params.temperature or 1.0, dtype=torch.float64, device=logits.device)
+    )
+    ids = torch.maximum(p, q.to(p)).amax(0).topk(width).indices
+    kept = q[:, ids.to(q.device)]
+    kept = kept / kept.sum(1, keepdim=True)
+    return [Pair(*pair) for pair in zip(logits[:, ids], kept, strict=True)]
+
+
 class Draws:
     """Drafts for rows of pairs, verified by someone. params: how the target's laws come from its logits, and the rule.
-    length: draft tokens of a step at most. seed: of all noise here."""
+    length: draft tokens of a step at most. seed: of all noise here.
+    most_drafts: of one call."""
 
     def __init__(
-        self, pairs: Sequence[Pair], params: SamplingParams, length: int, verifier: Verifier, seed: int
+        self,
+        pairs: Sequence[Pair],
+        params: SamplingParams,
+        length: int,
+        verifier: Verifier,
+        seed: int,
+        most_drafts: int = 4096,
     ) -> None:
         self._pairs = pairs
         self._length = length
+        self._most_drafts = most_drafts
         self._verifier = verifier
         self._generator = torch.Generator().manual_seed(seed)
         self._sampler = Sampler(_only_laws(params), [0], self._generator)
@@ -108,7 +136,7 @@ class Draws:
         picked = torch.randint(len(self._pairs), (self._length + 1,), generator=self._generator).tolist()
         logits = torch.stack([self._pairs[i].logits for i in picked])
         q = torch.stack([self._pairs[i].q for i in picked[:-1]])
-        num_drafts = max(8, _LOGITS // logits.numel())
+        num_drafts = max(8, min(self._most_drafts, _LOGITS // logits.numel()))
         rows = [Row(self._sampler, [0])] * len(logits)
         laws = laws_of(logits, rows)
         p = laws.dense(logits.shape[1]).to(torch.float64).cpu()
@@ -158,9 +186,14 @@ class Draws:
             ladder = _Ladder.of(p[place], q[place])
             r = ladder.ratio[own]
             _stands(bets, ladder, r[here], scale[here])
-            for name, other in (("single tokens", torch.ones_like(scale)), ("scale", uncapped)):
-                part = here & (other != scale)
-                _rescaled(bets, name, ladder, r[part], scale[part], other[part])
+            # the smaller the ratios that were above 1, the likelier a draft token stood there
+            for name, other, weight in (
+                ("single tokens", torch.ones_like(scale), torch.ones_like(scale)),
+                ("scale", uncapped, scale / uncapped.clamp(min=1e-300)),
+            ):
+                part = here & (other > scale)
+                g = weight[part] * _against(ladder, r[part], scale[part], other[part])
+                bets.settle(name, g, torch.zeros_like(g))
             ratio = torch.where(r > 0, 1 / r.clamp(min=1e-300), torch.inf)
             if self._is_block:
                 scale, uncapped = (scale * ratio).clamp(max=1), (uncapped * ratio).clamp(max=1e6)
@@ -209,20 +242,11 @@ def _stands(bets: Bets, ladder: _Ladder, r: Tensor, scale: Tensor) -> None:
     bets.settle("draft stands", (r / scale).clamp(max=1) - mean, torch.zeros_like(mean))
 
 
-def _rescaled(bets: Bets, name: str, ladder: _Ladder, r: Tensor, scale: Tensor, other: Tensor) -> None:
-    """On the residual of another scale against that of the right one, both over p."""
-    g = _density(ladder, r, other) - _density(ladder, r, scale)
-    bets.settle(name, g, torch.zeros_like(g))
-
-
-def _density(ladder: _Ladder, r: Tensor, scale: Tensor) -> Tensor:
-    """max(scale - q/p, 0) over its mean, at most _MOST_DENSITY, less the mean of that. [N] -> [N]"""
-    whole = ladder.residual(scale)
-    is_empty = whole <= 1e-12
-    whole = torch.where(is_empty, 1, whole)
-    corner = scale - _MOST_DENSITY * whole
-    mass, weighted = ladder.below(scale)
-    low_mass, low_weighted = ladder.below(corner)
-    mean = (scale * (mass - low_mass) - (weighted - low_weighted)) / whole + _MOST_DENSITY * low_mass
-    density = ((scale - r).clamp(min=0) / whole).clamp(max=_MOST_DENSITY)
-    return torch.where(is_empty, 0, density - mean)
+def _against(ladder: _Ladder, r: Tensor, scale: Tensor, other: Tensor) -> Tensor:
+    """The law of a token recovered with a larger scale against that with the right one, both over p, times the mass that
+    can be recovered: max(other - q/p, 0) Z(scale) / Z(other) - max(scale - q/p, 0). Its mean is 0, and as Z is convex with
+    Z(0) = 0, it lies within scale of that. r: [N], q/p of the tokens; scale <= other -> [N]"""
+    right, wrong = ladder.residual(scale), ladder.residual(other)
+    share = torch.where(wrong > 1e-12, right / wrong.clamp(min=1e-12), 0)
+    g = (other - r).clamp(min=0) * share - (scale - r).clamp(min=0)
+    return torch.where(wrong > 1e-12, g, 0)

@@ -1,0 +1,65 @@
+"""Broken verifiers are broken: each breaks the law of the toy it is made for, and the real one does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.certificate.betting import Bets
+from foredraft.certificate.controls import CONTROLS, DRAWN, GREEDY, SAMPLED, SEEDED, applying
+from foredraft.certificate.draws import Draws, Pair
+from foredraft.sampling import SamplingParams
+from foredraft.verify import Verifier, verify
+from tests.laws import random_laws
+
+BY_DRAWS = [control for control in CONTROLS if DRAWN in control.tests]
+PARAMS: dict[str, dict[str, object]] = {
+    "whole": {"temperature": 1.0},
+    "cooler": {"temperature": 0.7},
+    "truncated": {"temperature": 1.2, "top_p": 0.95},
+    "rejection": {"temperature": 1.0, "verification": "rejection"},
+}
+
+
+def pairs() -> list[Pair]:
+    p, q = random_laws(31, 1.5, vocab_size=12), random_laws(32, 1.5, vocab_size=12)
+    return [Pair(p((i,)).log().float(), q((i,)).float()) for i in range(8)]
+
+
+def bets_on(verifier: Verifier, params: dict[str, object], num_tokens: int) -> Bets:
+    resolved = SamplingParams(**params).resolve({})  # type: ignore[arg-type]
+    draws, bets = Draws(pairs(), resolved, 3, verifier, 0, most_drafts=2000), Draws.new_bets()
+    while draws.num_tokens < num_tokens and not bets.is_rejected:
+        draws.settle(bets)
+    return bets
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_the_real_verifier_is_not_rejected(params: dict[str, object]) -> None:
+    assert not bets_on(verify, params, 100_000).is_rejected
+
+
+@pytest.mark.parametrize("params", ["whole", "cooler", "truncated"])
+@pytest.mark.parametrize("control", BY_DRAWS, ids=lambda control: control.name)
+def test_every_broken_draw_is_rejected(control: object, params: str) -> None:
+    assert bets_on(control.verifier, PARAMS[params], 400_000).is_rejected  # type: ignore[attr-defined]
+
+
+def test_every_kind_has_a_control_even_without_drafts() -> None:
+    for kind in (GREEDY, SEEDED, SAMPLED):
+        assert applying(kind, num_drafted=0, num_sampled=0, is_block=True)
+
+
+def test_controls_apply_where_they_can_show() -> None:
+    def names(kind: str, drafted: int, sampled: int, is_block: bool) -> set[str]:
+        found = applying(kind, num_drafted=drafted, num_sampled=sampled, is_block=is_block)
+        return {control.name for control in found}
+
+    assert "accept all" not in names(SAMPLED, 0, 0, True)
+    assert "accept all" in names(SAMPLED, 9, 0, True)
+    assert "no residual" not in names(SAMPLED, 9, 0, True)
+    assert {"no residual", "first failure"} <= names(DRAWN, 9, 9, True)
+    assert "first failure" not in names(DRAWN, 9, 9, False)
+
+
+def test_names_are_told_apart() -> None:
+    assert len({control.name for control in CONTROLS}) == len(CONTROLS)
