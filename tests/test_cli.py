@@ -493,3 +493,42 @@ def test_an_interrupt_ends_an_answer_and_not_the_chat(template: Path) -> None:
         type_in(b"/exit\n")
         read(lambda text: False)
         assert process.wait(timeout=60) == 0
+
+
+# check
+
+
+def test_check_says_that_it_passed(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def fibonacci(n):\nOnce upon a time\nclass Queue:\nThe dog saw a cat. The cat\n")
+    options = ("check", "--prompts", prompts, "--temperature", "0", "--max-tokens", "24")
+    (found,) = json_lines(run(*options, "--json"))
+    assert found["verdict"] == "passed"
+    assert {one["name"] for one in found["checks"]} == {"identity", "teacher-forced"}
+    assert found["controls"]
+    assert all(control["rejected"] for control in found["controls"])
+    result = run(*options)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "verdict: passed"
+
+
+def test_check_says_in_its_exit_code_that_it_did_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from foredraft.certificate import controls
+    from foredraft.verify import verify
+
+    monkeypatch.setattr(controls, "CONTROLS", (replace(controls.CONTROLS[0], verifier=verify),))
+    result = run("check", "--temperature", "0", "--max-tokens", "8", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "inconclusive"
+    assert "accept all" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(("--budget", "0"), "budget"), (("--prompts", "nowhere.txt"), "nowhere.txt"), (("--method", "magic"), "magic")],
+)
+def test_check_refuses_mistakes(options: tuple[str, ...], word: str) -> None:
+    assert_refused(run("check", *options), word)
