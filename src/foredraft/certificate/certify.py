@@ -192,7 +192,7 @@ class _Check:
     def _check_identity(self, kind: str) -> None:
         self._progress(f"{kind} texts")
         self._plain[kind] = self._write_plain(kind)
-        written = self._write_drafted(Subject(self._llm), kind, self._prompts)
+        written = self._write_drafted(Subject(self._llm), kind, range(len(self._prompts)))
         found, forced = self._compare(kind, written.texts, range(len(self._prompts)))
         num_texts = len(written.texts)
         drafted = written.num_drafted
@@ -219,10 +219,10 @@ class _Check:
         )
         return [text for text in texts for _ in range(2)] if kind == GREEDY else texts
 
-    def _write_drafted(self, subject: Subject, kind: str, prompts: Sequence[Prompt], n: int = 2) -> _Written:
-        """Every prompt n times, half of them with worse drafts."""
-        trial = Trial(subject, self._seed)
-        texts = trial.write(prompts, replace(self._kind_params(kind), n=n))
+    def _write_drafted(self, subject: Subject, kind: str, which: range) -> _Written:
+        """These prompts, each twice: with the user's drafts, and with some that are partly wrong."""
+        trial = Trial(subject, self._seed, self._plain[kind][2 * which.start : 2 * which.stop])
+        texts = trial.write(self._prompts[which.start : which.stop], replace(self._kind_params(kind), n=2))
         return _Written(texts, trial.drafts.num_drafted, trial.drafts.num_sampled)
 
     def _compare(self, kind: str, texts: list[Text], which: range) -> tuple[Identity, Forced]:
@@ -344,7 +344,7 @@ class _Check:
         started, seen, by = time.perf_counter(), 0, None
         for first in range(0, len(self._prompts), _CHUNK):
             which = range(first, min(first + _CHUNK, len(self._prompts)))
-            written = self._write_drafted(subject, kind, self._prompts[which.start : which.stop])
+            written = self._write_drafted(subject, kind, which)
             found, forced = self._compare(kind, written.texts, which)
             seen += written.num_tokens
             by = _rejected_by(found, forced)

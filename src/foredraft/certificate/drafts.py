@@ -6,7 +6,7 @@ seldom drafts shows nothing at all. Worse drafts are still honest ones, so what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.sampling import Sampler
 
-_WRONG_EVERY = 3
 _HOTTER = 2.0
 
 
@@ -31,7 +30,10 @@ class FirstDraft(NamedTuple):
 
 @dataclass(slots=True)
 class WatchedDrafter:
-    """Passes on to `inner`. fills: propose something, to every second sequence, where inner does not.
+    """Passes on to `inner`. fills: propose something, to every second sequence, where inner does not. script: full texts
+    by sequence, which are proposed to every second one in place of what inner says: so drafts stand as a whole, in part
+    and not at all, whatever inner is worth. wrong_every: certain tokens proposed to every second sequence are wrong at
+    positions that this divides.
 
     firsts: by sequence and position in its tokens, the drafts of each step that began there; kept for requests whose
     draws are independent of the drafts, until `take`. num_sampled: draft tokens that were drawn from a law.
@@ -39,6 +41,8 @@ class WatchedDrafter:
 
     inner: Drafter
     fills: bool
+    wrong_every: int = 3
+    script: Mapping[int, Sequence[int]] = field(default_factory=dict)
     num_drafted: int = 0
     num_sampled: int = 0
     firsts: dict[int, dict[int, FirstDraft]] = field(default_factory=dict)
@@ -48,7 +52,7 @@ class WatchedDrafter:
         requests = [self._worsened(request) for request in requests]
         proposal = self.inner.propose(requests)
         if any(_is_worsened(request) for request in requests):
-            proposal = _with_wrong_tokens(_filled(proposal, requests) if self.fills else proposal, requests)
+            proposal = _with_wrong_tokens(self._filled(proposal, requests), requests, self.wrong_every)
         self._note(proposal, requests)
         return proposal
 
@@ -69,6 +73,22 @@ class WatchedDrafter:
         if sampler is None:
             sampler = self._hotter[request.seq_id] = hotter(request.sampler, request.tokens)
         return replace(request, sampler=sampler)
+
+    def _filled(self, proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
+        if not self.fills:
+            return proposal
+        lens = proposal.lens.tolist()
+        extra = Proposal.certain([self._extra(request, n) for request, n in zip(requests, lens, strict=True)])
+        return _replaced(proposal, extra) if extra.ids.numel() else proposal
+
+    def _extra(self, request: DraftRequest, length: int) -> Sequence[int]:
+        """What to propose in place of so many tokens of inner's; nothing leaves those. Without a script the last few tokens
+        once more, where inner had nothing to say."""
+        if not _is_worsened(request) or not request.max_len:
+            return ()
+        if request.seq_id in self.script:
+            return self.script[request.seq_id][len(request.tokens) :][: request.max_len]
+        return () if length else request.tokens[-request.max_len :]
 
     def _note(self, proposal: Proposal, requests: list[DraftRequest]) -> None:
         drafted = proposal.drafted
@@ -102,14 +122,13 @@ def _is_certain(request: DraftRequest) -> bool:
     return request.sampler.is_greedy or request.sampler.shares_noise
 
 
-def _with_wrong_tokens(proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
-    """Certain tokens are wrong at every third position."""
+def _with_wrong_tokens(proposal: Proposal, requests: list[DraftRequest], wrong_every: int) -> Proposal:
     ids = proposal.ids.clone()
     certain = (proposal.drafted & (proposal.prob_rows == CERTAIN)).tolist()
     for b, request in enumerate(requests):
         if _is_worsened(request):
             for i, is_certain in enumerate(certain[b]):
-                if is_certain and (len(request.tokens) + i) % _WRONG_EVERY == 0:
+                if is_certain and (len(request.tokens) + i) % wrong_every == 0:
                     ids[b, i] = _another(int(ids[b, i]), request)
     return replace(proposal, ids=ids)
 
@@ -119,16 +138,8 @@ def _another(token: int, request: DraftRequest) -> int:
     return next((t for t in reversed(request.tokens[:-1]) if t != token), token - 1 if token else 1)
 
 
-def _filled(proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
-    """The last few tokens once more, where the drafter had nothing to say."""
-    lens = proposal.lens.tolist()
-    rows = [
-        list(request.tokens[-request.max_len :]) if request.max_len and not length and _is_worsened(request) else []
-        for request, length in zip(requests, lens, strict=True)
-    ]
-    extra = Proposal.certain(rows)
-    if not extra.ids.numel():
-        return proposal
+def _replaced(proposal: Proposal, extra: Proposal) -> Proposal:
+    """The rows of extra where it has any."""
     width = max(proposal.ids.shape[1], extra.ids.shape[1])
     is_new = (extra.lens > 0)[:, None]
     return Proposal(

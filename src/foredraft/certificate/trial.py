@@ -46,11 +46,17 @@ class Subject:
 
 
 class Trial:
-    """One engine of a subject, and its texts. Raises ForedraftError while requests of the LLM run."""
+    """One engine of a subject, and its texts. script: full texts to draft from, in the order in which they are written
+    (WatchedDrafter). Raises ForedraftError while requests of the LLM run."""
 
-    def __init__(self, subject: Subject, seed: int) -> None:
+    def __init__(self, subject: Subject, seed: int, script: Sequence[Text] = ()) -> None:
         llm = subject.llm
-        self.drafts = WatchedDrafter(llm.drafter, fills=llm.method != "none")
+        self.drafts = WatchedDrafter(
+            llm.drafter,
+            fills=llm.method != "none",
+            wrong_every=max(3, 2 * llm.speculative_tokens - 1),
+            script={i: text.tokens for i, text in enumerate(script)},
+        )
         target = subject.target or llm.target
         self._frontend = llm.trial(target, self.drafts, seed=seed, verifier=subject.verifier)
 
