@@ -14,13 +14,13 @@ import foredraft.sampling.sampler as sampler_module
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
 from foredraft.cache import KVCache, Region
+from foredraft.certificate.controls import stops_at_first_failure, token_residual, uncapped_scale
 from foredraft.engine import Engine
 from foredraft.model import LanguageModel
 from foredraft.sampling import Choice, Row, Sampler, SamplingParams, pick
 from foredraft.sampling.laws import inverse_cdf
 from foredraft.sequence import TokenSequence
-from foredraft.verify import Case, OutcomeLaw, block_law, next_weights, walk
-from foredraft.verify.law import drafted
+from foredraft.verify import Case, OutcomeLaw, Rule, next_weights, walk
 from tests.laws import (
     BROKEN,
     EXACT,
@@ -97,39 +97,11 @@ def test_bonus_from_the_last_column_of_the_padded_batch(rule: str, monkeypatch: 
     assert law_error(case(), rule) > BROKEN
 
 
-def test_block_verification_that_stops_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_failure(c: Case) -> OutcomeLaw:
-        right = block_law(c)
-        holds = _holds_of(right.stop, c)
-        reached = torch.cat([torch.ones_like(holds[:, :1]), holds.cumprod(1)], dim=1)
-        falls = torch.cat([1 - holds, torch.ones_like(holds[:, :1])], dim=1)
-        return OutcomeLaw(reached * falls, right.scale)
-
-    monkeypatch.setattr(verification, "RULES", {"block": first_failure})
-    assert law_error(case(), "block") > BROKEN
-
-
-def _holds_of(stop: Tensor, c: Case) -> Tensor:
-    """h_1 .. h_K again, out of stop_i = h_i * prod_{j > i} (1 - h_j)."""
-    held_by_none_later = stop.flip(1).cumsum(1).flip(1)[:, 1:]
-    missed = torch.cat([1 - held_by_none_later, torch.ones_like(stop[:, :1])], dim=1)[:, 1:]
-    holds = stop[:, 1:] / torch.where(missed > 0, missed, 1)
-    return torch.where(drafted(c), holds, 0)
-
-
-def test_token_level_residual_in_block_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        verification, "RULES", {"block": lambda c: OutcomeLaw(block_law(c).stop, torch.ones_like(c.p[..., 0]))}
-    )
-    assert law_error(case(), "block") > BROKEN
-
-
-def test_block_scale_that_is_not_capped_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uncapped(c: Case) -> OutcomeLaw:
-        ratios = c.p_draft / torch.where(drafted(c), c.q_draft, 1)
-        return OutcomeLaw(block_law(c).stop, torch.cat([torch.ones_like(ratios[:, :1]), ratios.cumprod(1)], dim=1))
-
-    monkeypatch.setattr(verification, "RULES", {"block": uncapped})
+@pytest.mark.parametrize("bug", [stops_at_first_failure, token_residual, uncapped_scale])
+def test_block_verification_with_a_mistake(bug: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are among those that a certificate has to reject."""
+    assert law_error(case(), "block") <= EXACT
+    monkeypatch.setattr(verification, "RULES", {"block": bug})
     assert law_error(case(), "block") > BROKEN
 
 
