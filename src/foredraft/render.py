@@ -253,7 +253,7 @@ def quality_lines(quality: QualityReport) -> list[str]:
 
 def certificate_tables(found: Certificate) -> list[Table]:
     """The tests of the real verifier, and those of the broken ones."""
-    title = f"{found.method}, γ = {found.speculative_tokens}, temperature {found.temperature:g}"
+    title = f"{found.method}, temperature {found.temperature:g}"
     tests = Table(box=SIMPLE_HEAD)
     for name, justify in ((title, "left"), ("looked at", "right"), ("found", "left"), ("odds", "left"), ("", "left")):
         tests.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -279,7 +279,7 @@ def certificate_tables(found: Certificate) -> list[Table]:
 def certificate_lines(found: Certificate) -> list[str]:
     """What holds for all of it, and the verdict last."""
     rows = "bit-exact" if found.row_exact else f"not bit-exact: ties up to {found.tie:.1e} are let through"
-    lines = [f"rows: {rows}", *(f"left out: {line}" for line in found.left_out)]
+    lines = [f"drafts: {found.drafts}", f"rows: {rows}", *(f"left out: {line}" for line in found.left_out)]
     rejected = sum(control.rejected for control in found.controls)
     odds = f"false alarm at most {found.false_alarm:.0e}, " if found.false_alarm else ""
     lines.append(

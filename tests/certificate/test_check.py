@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, Certificate, Drafter, ForedraftError, SamplingParams, check
-from foredraft.certificate.certify import _Check, _fitting
-from foredraft.certificate.controls import CONTROLS, GREEDY, SEEDED
+from foredraft.certificate.betting import FALSE_ALARM
+from foredraft.certificate.by_identity import IdentityTest
+from foredraft.certificate.certify import Check, setting_of
+from foredraft.certificate.controls import CONTROLS, DRAWN, GREEDY, SAMPLED, SEEDED, Seen, applying
 from foredraft.certificate.prompts import PROMPTS
+from foredraft.certificate.setting import DRAFT_LEN, measured
+from foredraft.certificate.trial import Subject
 from foredraft.drafters import REGISTRY, ScriptedDrafter
 
 DRAWN_DRAFTS = {"draft_model", "self-int8"}
@@ -57,10 +61,10 @@ def test_penalties_masks_and_float32_pass() -> None:
     assert found.tie > 0
 
 
-def quick(llm: LLM, **params: Any) -> _Check:
+def quick(llm: LLM, **params: Any) -> Check:
     """A certificate of four prompts and short texts."""
-    chosen = _fitting(llm, SamplingParams(**{"max_tokens": 24, "temperature": 0.8, **params}))
-    return _Check(llm, chosen, list(PROMPTS[:4]), 60.0, 600, lambda _: None)
+    chosen = SamplingParams(**{"max_tokens": 24, "temperature": 0.8, **params})
+    return Check(setting_of(llm, chosen, PROMPTS[:4], 60.0, 600), lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +75,50 @@ def llm() -> LLM:
 def test_temperature_zero_leaves_out_what_is_drawn(llm: LLM) -> None:
     found = quick(llm, temperature=0.0).run()
     passed(found)
-    assert {one.kind for one in found.checks} == {GREEDY}
+    assert {one.kind for one in found.checks} == {GREEDY, f"{GREEDY}, auto"}
     assert any("nothing is drawn" in line for line in found.left_out)
     assert found.false_alarm == 0.0
 
 
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED])
 def test_identity_and_the_forced_check_reject_what_is_broken(llm: LLM, kind: str) -> None:
-    trial = quick(llm)
-    trial._measure()
-    trial._timed(kind, trial._check_identity)
-    assert all(one.passed for one in trial._checks)
-    assert trial._pending
-    for control, its_kind in trial._pending:
-        trial._run_control(control, its_kind, 1)
-    assert [control.name for control in trial._controls if not control.rejected] == []
+    setting, _ = measured(setting_of(llm, SamplingParams(max_tokens=24, temperature=0.8), PROMPTS[:4], 60.0, 600))
+    test = IdentityTest(setting, Subject(llm), kind)
+    found = test.run()
+    assert all(one.passed for one in found.results)
+    seen = Seen(found.num_drafted, found.num_sampled, "block", setting.gamma)
+    controls = applying(kind, seen)
+    assert controls
+    subjects = {
+        one.name: Subject(llm, one.verifier, one.target(llm.target) if one.target else None) for one in controls
+    }
+    assert [name for name, subject in subjects.items() if test.reject(subject, 60.0).by is None] == []
+
+
+def test_drafts_are_tested_whatever_the_policy_chooses(llm: LLM) -> None:
+    found = quick(llm, temperature=0.0).run()
+    assert found.speculative_tokens == DRAFT_LEN
+    assert all(one.num_drafted for one in found.checks if one.kind == GREEDY)
+    drafted_by_choice = any(one.num_drafted for one in found.checks if one.kind != GREEDY)
+    assert drafted_by_choice != any("policy chooses" in line for line in found.left_out)
+
+
+def test_a_fixed_number_is_asked_of_the_first_drafter_only(llm: LLM) -> None:
+    several = llm.with_drafter("suffix+draft_model", 3)
+    setting = setting_of(several, None, PROMPTS, 60.0, 600)
+    assert (setting.gamma, setting.drafters, setting.is_auto) == (3, ["suffix"], False)
+    auto = setting_of(several, SamplingParams(speculative_tokens="auto"), PROMPTS, 60.0, 600)
+    assert (auto.gamma, auto.drafters, auto.is_auto) == (DRAFT_LEN, ["suffix", "draft_model"], True)
+
+
+@pytest.mark.slow
+def test_several_drafters_are_tested_in_turn(llm: LLM) -> None:
+    found = check(llm.with_drafter("suffix+draft_model"), SamplingParams(max_tokens=32, temperature=0.8), budget=150.0)
+    passed(found)
+    assert {one.kind for one in found.checks} >= {GREEDY, SEEDED, SAMPLED, DRAWN}
+    assert names(found) == {control.name for control in CONTROLS}
+    assert found.false_alarm == 2 * FALSE_ALARM
+    assert "in turn" in found.drafts
 
 
 def test_a_control_that_is_not_rejected_makes_it_inconclusive(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

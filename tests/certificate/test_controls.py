@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foredraft.certificate.betting import Bets
-from foredraft.certificate.controls import CONTROLS, DRAWN, GREEDY, SAMPLED, SEEDED, applying
+from foredraft.certificate.controls import CONTROLS, DRAWN, GREEDY, SAMPLED, SEEDED, Seen, applying, left_out
 from foredraft.certificate.draws import Draws, Pair
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
@@ -46,19 +48,34 @@ def test_every_broken_draw_is_rejected(control: object, params: str) -> None:
 
 def test_every_kind_has_a_control_even_without_drafts() -> None:
     for kind in (GREEDY, SEEDED, SAMPLED):
-        assert applying(kind, num_drafted=0, num_sampled=0, is_block=True)
+        assert applying(kind, Seen(0, 0, "block", 4))
 
 
 def test_controls_apply_where_they_can_show() -> None:
-    def names(kind: str, drafted: int, sampled: int, is_block: bool) -> set[str]:
-        found = applying(kind, num_drafted=drafted, num_sampled=sampled, is_block=is_block)
-        return {control.name for control in found}
+    def names(kind: str, *seen: Any) -> set[str]:
+        return {control.name for control in applying(kind, Seen(*seen))}
 
-    assert "accept all" not in names(SAMPLED, 0, 0, True)
-    assert "accept all" in names(SAMPLED, 9, 0, True)
-    assert "no residual" not in names(SAMPLED, 9, 0, True)
-    assert {"no residual", "first failure"} <= names(DRAWN, 9, 9, True)
-    assert "first failure" not in names(DRAWN, 9, 9, False)
+    assert "accept all" not in names(SAMPLED, 0, 0, "block", 4)
+    assert "accept all" in names(SAMPLED, 9, 0, "block", 4)
+    assert "no residual" not in names(SAMPLED, 9, 0, "block", 4)
+    assert {"no residual", "first failure"} <= names(DRAWN, 9, 9, "block", 4)
+    assert "first failure" not in names(DRAWN, 9, 9, "rejection", 4)
+    assert "first failure" not in names(DRAWN, 9, 9, "block", 1)
+
+
+@pytest.mark.parametrize(
+    "seen", [Seen(0, 0, "block", 4), Seen(9, 0, "block", 4), Seen(9, 9, "rejection", 4), Seen(9, 9, "block", 1)]
+)
+@pytest.mark.parametrize("kind", [GREEDY, SEEDED, SAMPLED, DRAWN])
+def test_a_control_runs_or_is_said_to_be_left_out(kind: str, seen: Seen) -> None:
+    run, said = applying(kind, seen), " ".join(left_out(kind, seen))
+    assert all((control in run) != (control.name in said) for control in CONTROLS if kind in control.tests)
+
+
+def test_the_reason_for_leaving_out_is_named() -> None:
+    (line,) = left_out(DRAWN, Seen(9, 9, "rejection", 4))
+    assert "first failure" in line
+    assert line.endswith("verified by rejection")
 
 
 def test_names_are_told_apart() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foredraft.cache import KVCache, MemoryPool
+from foredraft.certificate.drafts import law_of
 from foredraft.model import LanguageModel
 from foredraft.proposal import CERTAIN, Proposal, Verdict
 from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
@@ -126,7 +127,7 @@ def exchanges_p_and_q(logits: Tensor, proposal: Proposal, samplers: Sequence[Sam
         rows = [Row(samplers[b], histories[b], proposal.ids[b, :stop].tolist())]
         at = int(starts[b]) + stop
         p = laws_of(adjusted(logits[at : at + 1], rows), rows).dense(logits.shape[1])[0]
-        wrong = (proposal.probs[row].to(p) - p).clamp(min=0)
+        wrong = (law_of(proposal, row).dense(len(p))[0].to(p) - p).clamp(min=0)
         if bool(wrong.any()):
             uniform = torch.rand(1, generator=samplers[b].generator, dtype=torch.float64)
             next_ids[b] = inverse_cdf(wrong[None], uniform.to(wrong.device))[0]
@@ -151,11 +152,13 @@ def drops_unlikely_drafts(
     logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
 ) -> Verdict:
     """A draft is cut before its first token whose own q is below half of the largest, after that token was drawn."""
-    if proposal.probs is None:
+    laws = proposal.laws
+    if laws is None:
         return verify(logits, proposal, samplers, histories)[0]
-    rows = proposal.prob_rows.clamp(min=0)
-    probs = proposal.probs.cpu()
-    own = torch.where(proposal.prob_rows == CERTAIN, 1, probs[rows, proposal.ids] / probs.amax(1)[rows])
+    laws = laws.to(proposal.ids.device)
+    rows, ids = proposal.prob_rows.clamp(min=0), torch.where(proposal.drafted, proposal.ids, 0)
+    share = laws.at(rows, ids[..., None])[..., 0] / laws.probs.amax(1)[rows]
+    own = torch.where(proposal.prob_rows == CERTAIN, 1, share)
     lens = ((own >= _LOW) & proposal.drafted).long().cumprod(1).sum(1)
     kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(_starts(proposal), lens, strict=True)])
     return verify(logits[kept.to(logits.device)], replace(proposal, lens=lens), samplers, histories)[0]
@@ -337,16 +340,42 @@ CONTROLS: tuple[Control, ...] = (
 )  # fmt: skip
 
 
-def applying(kind: str, *, num_drafted: int, num_sampled: int, is_block: bool) -> list[Control]:
-    """Those that can show in texts of this kind. num_drafted, num_sampled: draft tokens of the real run, and those of
-    them that were drawn from a law. is_block: whether those are verified by that rule, and more than one at a time."""
-    there = {
-        "": True,
-        "drafts": num_drafted > 0,
-        "sampled": num_sampled > 0,
-        "block": num_sampled > 0 and is_block,
-    }
-    return [control for control in CONTROLS if kind in control.tests and there[control.needs]]
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What happened while the real verifier was tried. num_sampled: draft tokens drawn from a law. rule: by which they are
+    verified. length: draft tokens of a step, at most."""
+
+    num_drafted: int
+    num_sampled: int
+    rule: str
+    length: int
+
+    def lacks(self, needs: str) -> str | None:
+        """Why a control that needs this could show nothing; None if it can."""
+        if needs and not self.num_drafted:
+            return "nothing was drafted"
+        if needs in ("sampled", "block") and not self.num_sampled:
+            return "no draft token was drawn from a law"
+        if needs == "block" and self.rule != "block":
+            return f"drafts are verified by {self.rule}"
+        if needs == "block" and self.length < 2:
+            return "one draft token at a time is no block"
+        return None
+
+
+def applying(kind: str, seen: Seen) -> list[Control]:
+    """Those that can show in what is looked at."""
+    return [control for control in CONTROLS if kind in control.tests and seen.lacks(control.needs) is None]
+
+
+def left_out(kind: str, seen: Seen) -> list[str]:
+    """Those that cannot, and why: a line for each reason."""
+    names: dict[str, list[str]] = {}
+    for control in CONTROLS:
+        why = seen.lacks(control.needs)
+        if kind in control.tests and why is not None:
+            names.setdefault(why, []).append(control.name)
+    return [f"controls of {kind} tokens ({', '.join(those)}): {why}" for why, those in names.items()]
 
 
 # --- shared -------------------------------------------------------------------------------------------------------

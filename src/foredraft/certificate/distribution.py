@@ -174,7 +174,7 @@ def _first_laws(texts: Sequence[Text], laws: Laws) -> tuple[Tensor, Tensor] | No
     return (torch.tensor(at, device=laws.probs.device), torch.stack(q)) if at else None
 
 
-def _on_columns(law: int | Tensor, laws: Laws, row: int) -> Tensor:
+def _on_columns(law: int | Laws, laws: Laws, row: int) -> Tensor:
     ids = laws.ids
     if isinstance(law, int):
         if ids is None:
@@ -182,5 +182,8 @@ def _on_columns(law: int | Tensor, laws: Laws, row: int) -> Tensor:
                 torch.float64
             )
         return ((ids[row] == law) & (laws.probs[row] > 0)).to(torch.float64)
-    dense = law.to(laws.probs.device, torch.float64)
-    return dense if ids is None else torch.where(laws.probs[row] > 0, dense[ids[row]], 0)
+    law, width = law.to(laws.probs.device), laws.probs.shape[1]
+    if ids is None:
+        return law.dense(width)[0].to(torch.float64)
+    q = law.at(torch.zeros(1, dtype=torch.int64, device=ids.device), ids[row][None])[0]
+    return torch.where(laws.probs[row] > 0, q.to(torch.float64), 0)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
-from foredraft.sampling import Sampler
+from foredraft.sampling import Laws, Sampler
 
 _HOTTER = 2.0
 
 
 class FirstDraft(NamedTuple):
-    """What a step began with. law: [V], of its first draft token, or the token itself where it was certain. sampler: what
+    """What a step began with. law: one row, of its first draft token, or the token itself where it was certain. sampler: what
     the drafter drew with. num_drafted: its draft tokens. All of it was settled before anything was drawn."""
 
-    law: int | Tensor
+    law: int | Laws
     sampler: Sampler
     num_drafted: int
 
@@ -55,6 +55,10 @@ class WatchedDrafter:
             proposal = _with_wrong_tokens(self._filled(proposal, requests), requests, self.wrong_every)
         self._note(proposal, requests)
         return proposal
+
+    @property
+    def bytes_held(self) -> int:
+        return getattr(self.inner, "bytes_held", 0)
 
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
@@ -147,6 +151,7 @@ def _replaced(proposal: Proposal, extra: Proposal) -> Proposal:
         torch.where(is_new[:, 0], extra.lens, proposal.lens),
         torch.where(is_new, CERTAIN, _wide(proposal.prob_rows, width, CERTAIN)),
         proposal.probs,
+        proposal.kept_ids,
     )
 
 
@@ -154,9 +159,13 @@ def _wide(rows: Tensor, width: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=fill)
 
 
-def _first_law(proposal: Proposal, b: int) -> int | Tensor:
+def _first_law(proposal: Proposal, b: int) -> int | Laws:
     row = int(proposal.prob_rows[b, 0])
-    if row == CERTAIN:
-        return int(proposal.ids[b, 0])
+    return int(proposal.ids[b, 0]) if row == CERTAIN else law_of(proposal, row)
+
+
+def law_of(proposal: Proposal, row: int) -> Laws:
+    """One of the laws that drafts were drawn from, copied: a proposal may share its memory with the next one."""
     assert proposal.probs is not None
-    return proposal.probs[row].clone()
+    kept_ids = proposal.kept_ids
+    return Laws(proposal.probs[row : row + 1].clone(), None if kept_ids is None else kept_ids[row : row + 1].clone())

@@ -52,7 +52,8 @@ def pairs_of(model: LanguageModel, texts: Sequence[Text], most: int) -> list[Pai
         for text in batch:
             for position, first in sorted(text.firsts.items()):
                 if not isinstance(first.law, int) and position < len(text.tokens):
-                    found.append(Pair(logits[start + position - text.prompt_len].clone(), first.law))
+                    row = logits[start + position - text.prompt_len].clone()
+                    found.append(Pair(row, first.law.dense(len(row))[0]))
             start += len(text.output_ids)
         if len(found) >= most:
             break

@@ -58,7 +58,7 @@ def margin(logits: Tensor, row: Row, best: int, other: int) -> float:
         return float(raw[0, best].double() - raw[0, other].double())
     law = laws_of(raw, [row])
     ids = torch.tensor([best, other], device=logits.device)
-    p = torch.stack([law.of(one[None])[0] for one in ids]).to(torch.float64)
+    p = law.at(torch.zeros(1, dtype=torch.int64, device=ids.device), ids[None])[0].to(torch.float64)
     scores = p.log() - exponentials([row.noise_key], ids)[0].log()
     return float(scores[0] - scores[1])
 

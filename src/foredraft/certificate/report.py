@@ -12,11 +12,12 @@ PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 class CheckResult:
     """One test of the real verifier.
 
-    name: "identity", "teacher-forced" or "distribution". kind: of the texts: "greedy", "seeded" or "sampled".
+    name: "identity", "teacher-forced", "distribution" or "verification". kind: of what was looked at: "greedy", "seeded",
+    "sampled" or "drawn"; with ", auto" behind it where the LLM's own policy decided on the drafts.
     num_texts, num_tokens: what was looked at; by a test of identity, texts with drafts.
     num_drafted: draft tokens that were verified for it. passed: whether the claim holds.
     detail: what was found, in one line. odds: of a false alarm and of a miss, in one line.
-    figures: the numbers in them, by name.
+    figures: the numbers in them, by name. false_alarm: the odds that it fails who keeps the promise, at most.
     """
 
     name: str
@@ -28,6 +29,7 @@ class CheckResult:
     detail: str
     odds: str
     figures: dict[str, Any]
+    false_alarm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,16 @@ class Certificate:
     where it passed. left_out: what was not tested, and why, a line each.
 
     row_exact: whether rows are bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
-    false_alarm: the odds that all of it fails a target and a drafter that keep the promise. power: the least odds of
+    drafts: how they were asked for. speculative_tokens: draft tokens of a step, at most.
+    false_alarm: the odds that all of it fails a target and drafters that keep the promise, at most: the sum over its
+    tests. power: the least odds of
     rejecting a control by the distribution test, None without one.
     """
 
     verdict: str
     reason: str | None
     method: str
+    drafts: str
     speculative_tokens: int
     temperature: float
     seed: int

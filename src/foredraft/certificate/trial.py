@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from foredraft.certificate.drafts import FirstDraft, WatchedDrafter
+from foredraft.equipment import NO_DRAFT
 from foredraft.errors import RequestError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel
+from foredraft.policy import Policy
 from foredraft.request import Prompt, Request
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.sequence import TokenSequence
@@ -46,19 +48,32 @@ class Subject:
 
 
 class Trial:
-    """One engine of a subject, and its texts. script: full texts to draft from, in the order in which they are written
-    (WatchedDrafter). Raises ForedraftError while requests of the LLM run."""
+    """One engine of a subject, and its texts. policy: whom to ask; None as the LLM does. length: draft tokens of a step,
+    about. script: full texts to draft from, in the order in which they are written (WatchedDrafter).
 
-    def __init__(self, subject: Subject, seed: int, script: Sequence[Text] = ()) -> None:
-        llm = subject.llm
-        self.drafts = WatchedDrafter(
-            llm.drafter,
-            fills=llm.method != "none",
-            wrong_every=max(3, 2 * llm.speculative_tokens - 1),
-            script={i: text.tokens for i, text in enumerate(script)},
+    Raises ForedraftError while requests of the LLM run."""
+
+    def __init__(
+        self, subject: Subject, seed: int, policy: Policy | None, length: int, script: Sequence[Text] = ()
+    ) -> None:
+        texts = {i: text.tokens for i, text in enumerate(script)}
+        wrong_every = max(3, 2 * length - 1)
+        self._drafters = {
+            name: WatchedDrafter(drafter, fills=name != NO_DRAFT, wrong_every=wrong_every, script=texts)
+            for name, drafter in subject.llm.drafters.items()
+        }
+        self._frontend = subject.llm.trial(
+            self._drafters, target=subject.target, policy=policy, seed=seed, verifier=subject.verifier
         )
-        target = subject.target or llm.target
-        self._frontend = llm.trial(target, self.drafts, seed=seed, verifier=subject.verifier)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(drafter.num_drafted for drafter in self._drafters.values())
+
+    @property
+    def num_sampled(self) -> int:
+        """Of these, the ones that were drawn from a law."""
+        return sum(drafter.num_sampled for drafter in self._drafters.values())
 
     def write(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Text]:
         """All texts of all prompts, prompt after prompt. Raises RequestError for one that failed on its way."""
@@ -76,7 +91,11 @@ class Trial:
     def _text(self, request: Request, sequence: TokenSequence) -> Text:
         if sequence.error:
             raise RequestError(f"request {request.request_id}: {sequence.error}")
-        firsts = self.drafts.take(sequence.seq_id)
+        firsts = {
+            position: first
+            for drafter in self._drafters.values()
+            for position, first in drafter.take(sequence.seq_id).items()
+        }
         return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts)
 
 

@@ -51,7 +51,7 @@ def check(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = 4,
+    speculative_tokens: GammaOption = "auto",
     max_tokens: TokensOption = _TOKENS,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
