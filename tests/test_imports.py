@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
     {"errors", "folders", "machine"},
+    {"settings"},
     {"kernels"},
     {"sampling"},
     {"proposal"},
@@ -31,7 +32,7 @@ LAYERS = (
     {"hf", "aio", "certificate"},
     {"__init__"},
     {"train", "bench", "inspection", "quality", "trace"},
-    {"server", "demo"},
+    {"server", "demo", "tune"},
     {"render"},
     {"cli"},
     {"__main__"},

@@ -32,6 +32,7 @@ from foredraft.proposal import Drafter
 from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.scheduler import Limits
+from foredraft.settings import Settings
 from foredraft.text import render_chat
 from foredraft.verify import Verifier, verify
 
@@ -40,6 +41,7 @@ logger = logging.getLogger("foredraft")
 ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 Messages = Sequence[Mapping[str, Any]]
 _MOST_PADDING = 512
+MAX_SPECULATIVE_TOKENS = 8
 
 
 class LLM:
@@ -51,8 +53,8 @@ class LLM:
         object with propose and forget; or a list of them (or names with "+" between them), to choose from step by step. None: "draft_model" where one is
         given, else "suffix".
     speculative_tokens: γ, draft tokens per step unless a request says otherwise. "auto" measures what drafting costs and
-        brings, and takes what pays, down to nothing; a number asks the first drafter for that many.
-    max_speculative_tokens: the most that "auto" asks for.
+        brings, and takes what pays, down to nothing; a number asks the first drafter for that many. None: "auto".
+    max_speculative_tokens: the most that "auto" asks for; None: 8.
     tokenizer: where the model's own directory has none, or the model is an object.
     dtype, device, revision, trust_remote_code: as in transformers; they hold for both models.
     quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
@@ -63,6 +65,7 @@ class LLM:
         half of the free memory.
     max_num_seqs, max_num_batched_tokens: sequences at a time, and rows of one pass.
     enable_prefix_caching: keep finished texts' keys and values for prompts that begin like them.
+    config: a TOML file with some of these settings, as `foredraft tune` writes it; what is given here wins over it.
 
     Raises ForedraftError (a ValueError), one line, for a model, a pair or a setting that cannot work.
     """
@@ -73,8 +76,8 @@ class LLM:
         draft_model: ModelSource | None = None,
         *,
         method: Methods | None = None,
-        speculative_tokens: int | str = AUTO,
-        max_speculative_tokens: int = 8,
+        speculative_tokens: int | str | None = None,
+        max_speculative_tokens: int | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -88,7 +91,25 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
+        config: str | os.PathLike[str] | None = None,
     ) -> None:
+        settings = (Settings() if config is None else Settings.read(config)).under(
+            model=model,
+            draft_model=draft_model,
+            method=method,
+            speculative_tokens=speculative_tokens,
+            max_speculative_tokens=max_speculative_tokens,
+            quantization=quantization,
+            draft_quantization=draft_quantization,
+            num_threads=num_threads,
+        )
+        model, draft_model, method = settings.model, settings.draft_model, settings.method
+        quantization, draft_quantization = settings.quantization, settings.draft_quantization
+        num_threads = settings.num_threads
+        speculative_tokens = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
+        max_speculative_tokens = settings.max_speculative_tokens
+        if max_speculative_tokens is None:
+            max_speculative_tokens = MAX_SPECULATIVE_TOKENS
         _check_numbers(
             max_speculative_tokens=(max_speculative_tokens, 1),
             max_num_seqs=(max_num_seqs, 1),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foredraft import LLM, ForedraftError, RequestError, SamplingParams
 from foredraft.bench import BenchResult, Configuration, Question, Workload, run_bench
-from foredraft.bench.runner import _in_order
+from foredraft.bench.runner import in_order
 from foredraft.stats import SpeculationStats
 
 CONFIGURATIONS = [Configuration.plain(), Configuration("draft_model", 3), Configuration("suffix", 4)]
@@ -63,7 +63,7 @@ def test_every_configuration_runs_a_group_before_the_next_begins(result: BenchRe
 @given(st.integers(1, 6))
 def test_everyone_begins_as_often_and_follows_everyone(num: int) -> None:
     contenders: list[Any] = list(range(num))
-    orders = [_in_order(contenders, row) for row in range(2 * num)]
+    orders = [in_order(contenders, row) for row in range(2 * num)]
     assert all(sorted(order) == contenders for order in orders)
     assert all(sum(order[0] == one for order in orders) == 2 for one in contenders)
     if num > 2:

@@ -17,7 +17,7 @@ from foredraft.errors import ForedraftError
 
 SCHEMA = "foredraft.bench"
 VERSION = 1
-_SAMPLING = (
+SAMPLING_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -64,7 +64,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
         "version": VERSION,
         "environment": asdict(result.environment),
         "settings": {
-            "sampling": {name: getattr(result.params, name) for name in _SAMPLING},
+            "sampling": {name: getattr(result.params, name) for name in SAMPLING_FIELDS},
             "workload": result.workload.name,
             "num_questions": len(result.workload.questions),
             "num_questions_measured": result.figures(result.baseline).num_questions,
@@ -221,7 +221,7 @@ def _facts(result: BenchResult) -> Iterator[str]:
         f"device {environment.device}{f' ({machine.gpus[0]})' if environment.device.startswith('cuda') else ''}"
     )
     yield f"Python {machine.python}, torch {machine.torch}, transformers {machine.transformers}"
-    given = {name: getattr(params, name) for name in _SAMPLING if name not in ("temperature", "max_tokens")}
+    given = {name: getattr(params, name) for name in SAMPLING_FIELDS if name not in ("temperature", "max_tokens")}
     settings = ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, False))
     temperature = (
         "the checkpoint's own temperature" if params.temperature is None else f"temperature {params.temperature}"

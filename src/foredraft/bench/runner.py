@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from foredraft.bench.built_in import built_in_workload
 from foredraft.bench.configurations import Configuration, Contender, contenders_for, default_configurations
@@ -47,17 +47,17 @@ def run_bench(
     request fails on the way.
     """
     params = replace(params or SamplingParams(max_tokens=DEFAULT_TOKENS, temperature=0.0), speculative_tokens=None)
-    _check_settings(params, budget, repeats)
+    check_settings(params, budget, repeats)
     workload = workload or built_in_workload()
     contenders = contenders_for(llm, default_configurations() if configurations is None else configurations)
-    _check_fits(llm, workload, params)
+    check_fits(llm, workload, params)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))
     clock = _Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress)
-    _warm_up(contenders, groups[0], params)
+    warm_up(contenders, groups[0], params)
     runs: list[GroupRun] = []
     for repeat, index in clock.rounds():
-        order = _in_order(contenders, index + repeat * len(groups))
-        runs += [_run_group(contender, groups[index], params, index, repeat) for contender in order]
+        order = in_order(contenders, index + repeat * len(groups))
+        runs += [run_group(contender, groups[index], params, index, repeat) for contender in order]
     return BenchResult(
         configurations=tuple(contender.configuration for contender in contenders),
         workload=workload,
@@ -69,7 +69,7 @@ def run_bench(
     )
 
 
-def _check_settings(params: SamplingParams, budget: float | None, repeats: int | None) -> None:
+def check_settings(params: SamplingParams, budget: float | None, repeats: int | None) -> None:
     if params.n != 1:
         raise ForedraftError(f"a benchmark writes one text for a prompt: n must be 1, not {params.n}")
     if params.stop_strings:
@@ -119,14 +119,17 @@ class _Clock:
         return min(1.0, max(by_time, by_count))
 
 
-def _in_order(contenders: Sequence[Contender], row: int) -> list[Contender]:
+T = TypeVar("T")
+
+
+def in_order(contenders: Sequence[T], row: int) -> list[T]:
     """Who begins rotates, and the direction turns with each full rotation, so that nobody always follows the same one."""
     laps, shift = divmod(row, len(contenders))
     order = [*contenders[shift:], *contenders[:shift]]
     return order[::-1] if laps % 2 else order
 
 
-def _check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
+def check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
     context_len = llm.target.traits.context_len
     for question in workload.questions:
         prompt = _prompt(llm, question, [""] * (len(question.turns) - 1))
@@ -156,15 +159,16 @@ def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
     return _BETWEEN_TURNS.join(said)
 
 
-def _warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> None:
+def warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> None:
     few = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
     for contender in contenders:
-        _run_group(contender, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0)
+        run_group(contender, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0)
 
 
-def _run_group(
+def run_group(
     contender: Contender, questions: Sequence[Question], params: SamplingParams, index: int, repeat: int
 ) -> GroupRun:
+    """One group under one configuration, once. index, repeat: which of the groups, and for the how many-th time."""
     size, engine = contender.configuration.batch_size, contender.llm.engine
     # what one run leaves behind must not help the next; the turns of one conversation do share their beginning
     engine.drop_retained()

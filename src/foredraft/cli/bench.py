@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli.app import app
-from foredraft.cli.inputs import read_text, seconds_of
+from foredraft.cli.inputs import seconds_of
+from foredraft.cli.measuring import NumPromptsOption, WorkloadOption, shares, workload_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
     DeviceOption,
@@ -36,7 +35,7 @@ from foredraft.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from foredraft.bench import BenchResult, Workload
+    from foredraft.bench import BenchResult
 
 
 @app.command()
@@ -53,17 +52,14 @@ def bench(
             "are compared with. Default: plain, and what LLM does by itself.",
         ),
     ] = None,
-    workload: Annotated[
+    settings_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="In a .jsonl file an object per line with turns (as in Spec-Bench and MT-bench) or prompt, and category and "
-            "question_id; in any other a prompt per line. Default: built-in prompts.",
+            "--settings", metavar="FILE", help="Settings as foredraft tune writes them; options win over the file."
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", help="Only so many, the categories in turn. Default: all.")
-    ] = None,
+    workload: WorkloadOption = None,
+    num_prompts: NumPromptsOption = None,
     max_tokens: TokensOption = DEFAULT_TOKENS,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Prompts that run together.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -114,11 +110,11 @@ def bench(
     from foredraft.bench.report import as_dict, make_directory, write_report
 
     given = [Configuration.parse(text, batch_size) for text in config or []]
-    questions = _workload(workload, num_prompts)
+    questions = workload_from(workload, num_prompts)
     directory = output or Path(time.strftime("foredraft-bench-%Y%m%d-%H%M%S"))
     llm = Models.of(context).load()
     make_directory(directory)
-    with _shares("measuring") as show:
+    with shares("measuring") as show:
         result = run_bench(
             llm,
             given or default_configurations(batch_size),
@@ -134,35 +130,6 @@ def bench(
     else:
         _print_tables(result)
     typer.echo(f"report: {directory}", err=True)
-
-
-def _workload(file: Path | None, num_prompts: int | None) -> Workload:
-    from foredraft.bench import Workload, built_in_workload
-
-    if file is None:
-        found = built_in_workload()
-    elif file.suffix == ".jsonl":
-        found = Workload.parse(read_text(file), file.name)
-    else:
-        found = Workload.of([line for line in read_text(file).split("\n") if line.strip()], file.name)
-    return found if num_prompts is None else found.first(num_prompts)
-
-
-@contextmanager
-def _shares(description: str) -> Iterator[Callable[[float], None]]:
-    """A bar of a hundred steps that is told which share is done."""
-    from foredraft.render import progress_bar
-
-    with progress_bar(description, 100) as advance:
-        shown = 0
-
-        def show(share: float) -> None:
-            nonlocal shown
-            while shown < round(100 * share):
-                advance()
-                shown += 1
-
-        yield show
 
 
 def _print_tables(result: BenchResult) -> None:

@@ -12,6 +12,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text
 from foredraft.cli.options import (
+    ConfigOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -50,7 +51,8 @@ def chat(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = "auto",
+    speculative_tokens: GammaOption = None,
+    settings_file: ConfigOption = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")
@@ -100,10 +102,10 @@ def _require_template(models: Models) -> None:
     """Told before the weights are loaded."""
     from foredraft.model import EMBEDDED, load_tokenizer
 
-    tokenizer = load_tokenizer(models.model or EMBEDDED / "target", models.options())
+    tokenizer = load_tokenizer(models.target or EMBEDDED / "target", models.options())
     if not tokenizer.chat_template:
         raise ForedraftError(
-            f"{models.model or 'the embedded target'}: its tokenizer has no chat template: give --chat-template FILE "
+            f"{models.target or 'the embedded target'}: its tokenizer has no chat template: give --chat-template FILE "
             "(Jinja), or use foredraft generate"
         )
 

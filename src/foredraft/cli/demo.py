@@ -10,6 +10,7 @@ from foredraft.cli.app import app
 from foredraft.cli.comparing import run_comparison
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
+    ConfigOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -36,7 +37,8 @@ def demo(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = "auto",
+    speculative_tokens: GammaOption = None,
+    settings_file: ConfigOption = None,
     max_tokens: TokensOption = DEFAULT_TOKENS,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
@@ -55,7 +57,7 @@ def demo(
     models = Models.of(context)
     llm = models.load()
     if as_json:
-        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, models.draft_len).as_dict()))
+        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, llm.speculative_tokens).as_dict()))
         return
     from foredraft import render
 
@@ -65,4 +67,4 @@ def demo(
         output = stream_text(llm, DEMO_PROMPT, params)
     console.print()
     console.print(render.legend(output.outputs[0].origins))
-    console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, models.draft_len)))
+    console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, llm.speculative_tokens)))

@@ -14,6 +14,7 @@ from foredraft.cli.comparing import run_comparison
 from foredraft.cli.inputs import prompts_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
+    ConfigOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -66,7 +67,8 @@ def generate(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = "auto",
+    speculative_tokens: GammaOption = None,
+    settings_file: ConfigOption = None,
     max_tokens: TokensOption = DEFAULT_TOKENS,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -119,7 +121,7 @@ def generate(
     models = Models.of(context)
     llm = models.load()
     if as_json:
-        _generate_json(llm, batch, params, models.draft_len if compare else None, trace)
+        _generate_json(llm, batch, params, llm.speculative_tokens if compare else None, trace)
         return
     with recorded(llm, trace):
         if len(batch) > 1 or params.n > 1:
@@ -127,7 +129,7 @@ def generate(
         else:
             _generate_one(llm, batch[0], params)
     if compare:
-        _show_comparison(llm, batch[0], params, models.draft_len)
+        _show_comparison(llm, batch[0], params, llm.speculative_tokens)
 
 
 def _generate_json(

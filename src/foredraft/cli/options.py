@@ -31,8 +31,15 @@ MethodOption = Annotated[
     ),
 ]
 GammaOption = Annotated[
-    str,
-    typer.Option("--speculative-tokens", help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding."),
+    str | None,
+    typer.Option(
+        "--speculative-tokens",
+        help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: auto.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings as foredraft tune writes them; options win over the file."),
 ]
 TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
 TemperatureOption = Annotated[
@@ -71,7 +78,7 @@ class Models:
     model: str | None = None
     draft_model: str | None = None
     method: str | None = None
-    speculative_tokens: str = "auto"
+    speculative_tokens: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     revision: str | None = None
@@ -79,21 +86,38 @@ class Models:
     num_threads: int | None = None
     quantization: str | None = None
     draft_quantization: str | None = None
+    settings_file: Path | None = None
 
     @classmethod
     def of(cls, context: typer.Context) -> Models:
         return cls(**{one.name: context.params[one.name] for one in fields(cls) if one.name in context.params})
 
     @property
-    def draft_len(self) -> int | str:
+    def draft_len(self) -> int | str | None:
         """A number where the user gave one."""
-        return int(self.speculative_tokens) if self.speculative_tokens.isdecimal() else self.speculative_tokens
+        given = self.speculative_tokens
+        return int(given) if given is not None and given.isdecimal() else given
+
+    @property
+    def name(self) -> str:
+        """Of the target, for messages."""
+        return self.target or "the embedded pair"
+
+    @property
+    def target(self) -> str | None:
+        """As it was given, or as the settings file has it."""
+        if self.model is not None or self.settings_file is None:
+            return self.model
+        from foredraft.settings import Settings
+
+        found: str | None = Settings.read(self.settings_file).model
+        return found
 
     def load(self) -> LLM:
         from foredraft.llm import LLM
         from foredraft.render import spinner
 
-        with spinner(f"loading {self.model or 'the embedded pair'}"):
+        with spinner(f"loading {self.name}"):
             return LLM(
                 self.model,
                 self.draft_model,
@@ -106,6 +130,7 @@ class Models:
                 quantization=self.quantization,
                 draft_quantization=self.draft_quantization,
                 num_threads=self.num_threads,
+                config=self.settings_file,
             )
 
     def options(self) -> LoadOptions:

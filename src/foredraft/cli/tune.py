@@ -1,0 +1,180 @@
+"""foredraft tune"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli.app import app
+from foredraft.cli.inputs import seconds_of
+from foredraft.cli.measuring import NumPromptsOption, WorkloadOption, shares, workload_from
+from foredraft.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DraftOption,
+    DraftQuantizationOption,
+    DtypeOption,
+    IgnoreEosOption,
+    JsonOption,
+    MinPOption,
+    ModelOption,
+    Models,
+    QuantizationOption,
+    RevisionOption,
+    SeedOption,
+    ThreadsOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
+    TrustOption,
+    sampling_params,
+)
+from foredraft.errors import ForedraftError
+
+if TYPE_CHECKING:
+    from foredraft.tune import TuneResult
+
+_DEFAULT_TOKENS = 64
+
+
+@app.command()
+def tune(
+    context: typer.Context,
+    model: ModelOption = None,
+    draft_model: DraftOption = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="A candidate; repeatable. Several with + between them are also tried together. Default: draft_model where "
+            "there is one, suffix and ngram.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option("--batch-size", help="Prompts that run together; repeatable. Default: 1.")
+    ] = None,
+    settings_file: ConfigOption = None,
+    workload: WorkloadOption = None,
+    num_prompts: NumPromptsOption = None,
+    max_tokens: TokensOption = _DEFAULT_TOKENS,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    ignore_eos: IgnoreEosOption = False,
+    budget: Annotated[str, typer.Option(help="How long it may take, loading included, as 90s, 2m or 1h.")] = "2m",
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the settings, for --config and LLM(config=...).")
+    ] = Path("foredraft.toml"),
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    draft_quantization: DraftQuantizationOption = None,
+    device: DeviceOption = "auto",
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    num_threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out what to use: the drafter and the number of draft tokens, or none at all.
+
+    Runs plain decoding and every candidate at a few depths, predicts
+    every other depth, runs the few best, and writes what to use as TOML.
+    docs/tuning.md says how, and what --json holds.
+    """
+    started = time.perf_counter()
+    params = sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    seconds = seconds_of(budget)
+    questions = workload_from(workload, num_prompts)
+    _require_place(output)
+    from foredraft.tune import run_tune
+    from foredraft.tune.report import as_dict
+
+    models = _models(context)
+    llm = models.load()
+    with shares("tuning") as show:
+        result = run_tune(
+            llm,
+            methods,
+            tuple(batch_size or (1,)),
+            questions,
+            params,
+            budget=max(seconds - (time.perf_counter() - started), 0.0),
+            progress=show,
+        )
+    _write(result, models, output)
+    if as_json:
+        typer.echo(json.dumps(as_dict(result)))
+    else:
+        _print(result)
+    typer.echo(f"settings: {output}", err=True)
+
+
+def _require_place(output: Path) -> None:
+    """Told before minutes are spent."""
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise ForedraftError(f"{output}: cannot be written: give a file in a directory that exists")
+
+
+def _write(result: TuneResult, models: Models, output: Path) -> None:
+    from foredraft.tune import as_settings
+
+    settings, measured = as_settings(
+        result,
+        model=_place(models.model),
+        draft_model=_place(models.draft_model),
+        quantization=models.quantization,
+        draft_quantization=models.draft_quantization,
+        num_threads=models.num_threads,
+    )
+    settings.write(output, measured)
+
+
+def _models(context: typer.Context) -> Models:
+    """The models of the settings file are taken, its drafter is not: that is what is to be found out."""
+    from foredraft.settings import Settings
+
+    models = Models.of(context)
+    if models.settings_file is None:
+        return models
+    names = ("model", "draft_model", "quantization", "draft_quantization", "num_threads")
+    found = Settings.read(models.settings_file).under(**{name: getattr(models, name) for name in names})
+    return replace(models, settings_file=None, **{name: getattr(found, name) for name in names})
+
+
+def _place(model: str | None) -> str | None:
+    """A directory is found from wherever the file is read."""
+    return str(Path(model).absolute()) if model is not None and Path(model).is_dir() else model
+
+
+def _print(result: TuneResult) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from foredraft import render
+    from foredraft.tune.report import COLUMNS, sentences, table_rows
+
+    table = Table(box=SIMPLE_HEAD)
+    for head in COLUMNS:
+        table.add_column(head, justify="left" if head == "method" else "right")
+    for row in table_rows(result):
+        table.add_row(*row)
+    console = render.output_console()
+    console.print(table)
+    advice, *rest = sentences(result)
+    for line in (*rest, advice):
+        console.out(line, highlight=False)

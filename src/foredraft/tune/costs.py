@@ -1,0 +1,73 @@
+"""What a step takes at a depth at which it was not measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from foredraft.tune.rounds import Round
+
+_ENOUGH = 8
+
+
+class Line:
+    """The mean of what was seen at each x, with straight lines between, flat beyond the ends."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, int]] = {}
+        self._points: tuple[list[int], list[float]] | None = None
+
+    def add(self, x: int, value: float) -> None:
+        total, count = self._sums.get(x, (0.0, 0))
+        self._sums[x] = total + value, count + 1
+        self._points = None
+
+    def at(self, x: float) -> float:
+        """0 where nothing was seen."""
+        xs, means = self.points()
+        return float(np.interp(x, xs, means)) if xs else 0.0
+
+    def points(self) -> tuple[list[int], list[float]]:
+        """x and mean. What was seen a few times only says little, and counts only where there is nothing else."""
+        if self._points is None:
+            xs = sorted(x for x, (_, count) in self._sums.items() if count >= _ENOUGH) or sorted(self._sums)
+            self._points = xs, [self._sums[x][0] / self._sums[x][1] for x in xs]
+        return self._points
+
+
+class StepCosts:
+    """Verification by sequences and rows, which is v(n) of docs/tuning.md, and drafting by requests and depth, both of one
+    drafter: another one leaves other things in the processor's caches.
+
+    rounds: at several depths, those without drafts included.
+    """
+
+    def __init__(self, rounds: Iterable[Round]) -> None:
+        self._steps: defaultdict[int, Line] = defaultdict(Line)
+        self._drafts: defaultdict[int, Line] = defaultdict(Line)
+        for one in rounds:
+            self._steps[one.num_sequences].add(one.num_rows(one.depth), one.seconds - one.draft_seconds)
+            if one.depth:
+                self._drafts[one.num_asked].add(one.depth, one.draft_seconds)
+
+    def verify_seconds(self, num_sequences: int, num_rows: int) -> float:
+        return _line(self._steps, num_sequences).at(num_rows)
+
+    def draft_seconds(self, num_requests: int, depth: int) -> float:
+        return _line(self._drafts, num_requests).at(depth) if depth and num_requests else 0.0
+
+    def difference(self, one: Round, speculative_tokens: int) -> float:
+        """What the step would have taken more, had no more than so many draft tokens been asked for. Usually below 0."""
+        depth = min(one.depth, speculative_tokens)
+        if depth == one.depth:
+            return 0.0
+        size = one.num_sequences
+        verify = self.verify_seconds(size, one.num_rows(depth)) - self.verify_seconds(size, one.num_rows(one.depth))
+        return verify + self.draft_seconds(one.num_asked, depth) - self.draft_seconds(one.num_asked, one.depth)
+
+
+def _line(lines: dict[int, Line], n: int) -> Line:
+    """The nearest one that was measured."""
+    return lines[min(lines, key=lambda known: abs(known - n))] if lines else Line()
