@@ -1,0 +1,107 @@
+"""foredraft tune, and the settings that it leaves. Nothing here is timed: a budget of nothing runs one round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foredraft.cli import app
+from foredraft.model import EMBEDDED
+from foredraft.settings import Settings
+
+QUICK = ("--num-threads", "1")
+
+
+def run(*args: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def tune(*args: str | Path) -> Any:
+    return run("tune", *QUICK, "--num-prompts", "2", "--max-tokens", "6", "--budget", "0s", *args)
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    for word in words:
+        assert word in line
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The embedded pair by name, two candidates."""
+    file = tmp_path_factory.mktemp("tune") / "own.toml"
+    pair = ("--model", EMBEDDED / "target", "--draft-model", EMBEDDED / "draft")
+    return tune(*pair, "--method", "draft_model+suffix", "--output", file, "--json"), file
+
+
+def test_json_holds_advice_measurements_and_predictions(tuned: tuple[Any, Path]) -> None:
+    result, _ = tuned
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["schema"] == "foredraft.tune"
+    assert {(one["method"], one["speculative_tokens"]) for one in found["predicted"]} == {
+        (method, gamma) for method in ("draft_model", "suffix") for gamma in range(1, 9)
+    }
+    assert any(one["method"] == "draft_model+suffix" for one in found["measured"])
+    assert found["settings"]["sampling"]["max_tokens"] == 6
+
+
+def test_the_file_says_what_was_advised(tuned: tuple[Any, Path]) -> None:
+    result, file = tuned
+    advice = json.loads(result.stdout)["advice"]
+    found = Settings.read(file)
+    assert (found.method, found.speculative_tokens) == (advice["method"], advice["speculative_tokens"])
+    assert (found.model, found.draft_model) == (str(EMBEDDED / "target"), str(EMBEDDED / "draft"))
+    assert found.num_threads == 1
+    assert advice["text"] in file.read_text()
+
+
+def test_generate_reads_it_and_options_win(tuned: tuple[Any, Path], tmp_path: Path) -> None:
+    file = tmp_path / "foredraft.toml"
+    Settings(model=str(EMBEDDED / "target"), method="suffix", speculative_tokens=3, num_threads=1).write(file)
+    text = "one two three one two three one two"
+
+    def steps(*args: str | Path) -> dict[str, Any]:
+        result = run("generate", text, "--temperature", "0", "--max-tokens", "16", "--json", "--config", *args)
+        assert result.exit_code == 0, result.stderr
+        metrics: dict[str, Any] = json.loads(result.stdout)["metrics"]
+        return metrics["speculative_decoding"]
+
+    assert steps(file)["num_draft_tokens"] > 0
+    assert steps(file, "--method", "none")["num_draft_tokens"] == 0
+    assert steps(tuned[1])["num_draft_tokens"] == 0  # one group of questions: it advised not to speculate
+
+
+def test_tune_takes_the_models_of_a_file_and_not_its_drafter(tuned: tuple[Any, Path], tmp_path: Path) -> None:
+    result = tune("--config", tuned[1], "--output", tmp_path / "again.toml")
+    assert result.exit_code == 0, result.stderr
+    assert "draft_model" in result.stdout
+    assert result.stdout.rstrip().splitlines()[-1].startswith("Do not speculate")
+    assert Settings.read(tmp_path / "again.toml").draft_model == str(EMBEDDED / "draft")
+
+
+def test_bench_measures_what_a_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "foredraft.toml"
+    Settings(method="suffix", speculative_tokens=3, num_threads=1).write(file)
+    result = run(
+        *("bench", "--settings", file, "--num-prompts", "1", "--max-tokens", "4", "--budget", "0s", "--json"),
+        *("--output", tmp_path / "report"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert [one["name"] for one in json.loads(result.stdout)["configurations"]] == ["plain", "suffix:3"]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("gamma = 3")
+    assert_refused(run("generate", "a", "--config", bad), "gamma", "bad.toml")
+    assert_refused(run("demo", "--config", tmp_path / "nowhere.toml"), "nowhere.toml")
+    assert_refused(tune("--output", tmp_path / "no" / "where.toml"), "where.toml")
+    assert_refused(tune("--output", tmp_path / "a.toml", "--method", "magic"), "magic")
+    assert_refused(tune("--output", tmp_path / "a.toml", "--batch-size", "0"), "batch sizes")
