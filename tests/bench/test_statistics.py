@@ -89,3 +89,33 @@ def test_percentiles() -> None:
     assert found is not None
     assert (found.p50, found.p95, found.num) == (50.0, 95.0, 101)
     assert Percentiles.of([]) is None
+
+
+def test_strata_take_out_how_kinds_are_mixed() -> None:
+    """Two kinds, within each of which nothing differs: in the same mix the ratio is certain."""
+    tokens, theirs = np.full(8, 100), np.ones(8)
+    ours = np.repeat([1.0, 0.5], 4)
+    kinds = ["story"] * 4 + ["code"] * 4
+    plain = ratio_of_rates(samples(tokens, ours), samples(tokens, theirs))
+    mixed = ratio_of_rates(samples(tokens, ours), samples(tokens, theirs), kinds)
+    assert plain.interval is not None
+    assert mixed.interval is not None
+    assert plain.value == mixed.value
+    assert mixed.interval.low == pytest.approx(mixed.value) == mixed.interval.high
+    assert plain.interval.low < plain.value < plain.interval.high
+
+
+@given(Pairs, st.data())
+def test_no_kind_of_one_is_taken_for_certain(pairs: list[tuple[int, float]], data: st.DataObject) -> None:
+    """Every sample is left out of some draw."""
+    kinds = data.draw(st.lists(st.sampled_from("abc"), min_size=len(pairs), max_size=len(pairs)))
+    seen: list[np.ndarray] = []
+
+    def look(drawn: np.ndarray) -> np.ndarray:
+        seen.append(drawn)
+        return drawn.sum(-1).astype(np.float64)
+
+    bootstrap(len(pairs), look, strata=kinds)
+    (drawn,) = seen
+    assert drawn.shape[1] == len(pairs)
+    assert all((drawn != i).all(-1).any() for i in range(len(pairs)))

@@ -97,6 +97,10 @@ def test_bench_measures_what_a_file_says(tmp_path: Path) -> None:
     assert [one["name"] for one in json.loads(result.stdout)["configurations"]] == ["plain", "suffix:3"]
 
 
+def test_help() -> None:
+    assert run("tune", "--help").exit_code == 0
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("gamma = 3")

@@ -88,8 +88,8 @@ rounds_of_any_kind = st.builds(
     lambda seconds, share, drafted, accepted: Round(
         seconds, seconds * share, MOST, 1, (drafted,), (min(accepted, drafted) + 1,)
     ),
-    costs,
-    st.floats(0.0, 1.0),
+    st.floats(1.0, 2.0),
+    st.floats(0.0, 0.3),
     st.integers(0, MOST),
     st.integers(0, MOST),
 )
@@ -133,6 +133,17 @@ def test_shorter_drafts_begin_more_rounds_where_the_text_is_easy() -> None:
         assert abs(mended - truth) <= abs(alone - truth) + 1e-9
         if gamma in runs:
             assert mended == pytest.approx(truth)
+
+
+def test_a_stall_does_not_count() -> None:
+    """Not in plain decoding and not with drafts: neither a step, nor a repeat."""
+    quick = [a_round(2, 3, 2, lambda rows: 1.0, 0.5)] * 40
+    held_up = [*quick[1:], a_round(2, 3, 2, lambda rows: 1000.0, 0.5)]
+    plain = plain_of(lambda rows: 1.0)
+    expected = predicted({2: [a_trial(quick)]}, plain, 2).speedup.value
+    assert predicted({2: [a_trial(held_up)]}, plain, 2).speedup.value == pytest.approx(expected, rel=0.06)
+    slow = [a_round(2, 3, 2, lambda rows: 2.0, 1.0)] * 40
+    assert predicted({2: [a_trial(quick), a_trial(slow), a_trial(quick)]}, plain, 2).speedup.value == expected
 
 
 def test_the_interval_is_of_the_prompts() -> None:

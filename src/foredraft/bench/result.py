@@ -98,6 +98,13 @@ class BenchResult:
     def figures(self, name: str, category: str | None = None) -> Figures:
         return Figures.of(self.runs_of(name, category))
 
+    def typical_speedup(self, name: str, baseline: str) -> Ratio:
+        """As compare's, but of each group's repeats the middle one counts, so that what the machine did once does not; and for
+        prompts of the same categories in the same proportions, so the interval is narrower where categories differ."""
+        ours, theirs = self.runs_of(name), self.runs_of(baseline)
+        kinds = {run.group: run.category for run in ours}
+        return ratio_of_rates(_middle_ones(ours), _middle_ones(theirs), list(kinds.values()))
+
     def compare(self, name: str, category: str | None = None, baseline: str | None = None) -> Comparison:
         """baseline: None takes the first configuration."""
         against = baseline or self.baseline
@@ -120,6 +127,16 @@ def _by_group(runs: Sequence[GroupRun]) -> Samples:
         tokens, seconds = sums[run.group]
         sums[run.group] = tokens + run.num_tokens, seconds + run.seconds
     return Samples.of(list(sums.values()))
+
+
+def _middle_ones(runs: Sequence[GroupRun]) -> Samples:
+    """Of each group's repeats the one with the median speed; of two the faster."""
+    by_group: dict[int, list[GroupRun]] = defaultdict(list)
+    for run in runs:
+        by_group[run.group].append(run)
+    ranked = [sorted(repeats, key=lambda run: run.seconds / run.num_tokens) for repeats in by_group.values()]
+    middle = [repeats[(len(repeats) - 1) // 2] for repeats in ranked]
+    return Samples.of([(run.num_tokens, run.seconds) for run in middle])
 
 
 def _paired_ratios(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> list[float]:

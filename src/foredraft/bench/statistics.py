@@ -57,17 +57,37 @@ class Samples:
 
 
 def bootstrap(
-    num: int, statistic: Callable[[Indices], Floats], *, rounds: int = _ROUNDS, seed: int = 0
+    num: int,
+    statistic: Callable[[Indices], Floats],
+    *,
+    strata: Sequence[str] | None = None,
+    rounds: int = _ROUNDS,
+    seed: int = 0,
 ) -> Interval | None:
     """The percentile bootstrap's 95 % interval (Efron 1979). statistic: [R, num] indices of drawn samples -> [R] values.
 
-    None for fewer than two samples, which say nothing about the next one.
+    strata: the kind of each sample, where the next ones will be mixed as these are: then as many are drawn of each kind.
+    Kinds of which there is one sample are drawn together. None for fewer than two samples, which say nothing about the next
+    one.
     """
     if num < 2:
         return None
-    drawn = np.random.default_rng(seed).integers(num, size=(rounds, num))
+    generator = np.random.default_rng(seed)
+    parts = [generator.choice(members, size=(rounds, len(members))) for members in _strata(num, strata)]
+    drawn = np.concatenate(parts, axis=1)
     low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
+
+
+def _strata(num: int, kinds: Sequence[str] | None) -> list[list[int]]:
+    """Which samples are drawn for one another."""
+    if kinds is None:
+        return [list(range(num))]
+    of_kind = [[i for i, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
+    single = [i for members in of_kind if len(members) == 1 for i in members]
+    if len(single) == 1:  # one sample alone would be taken for certain
+        return [list(range(num))]
+    return [*(members for members in of_kind if len(members) > 1), *([single] if single else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +98,15 @@ class Ratio:
     interval: Interval | None
 
 
-def ratio_of_rates(ours: Samples, theirs: Samples) -> Ratio:
-    """All our tokens over all our seconds, over the same of theirs. Sample i of both is of the same prompts."""
+def ratio_of_rates(ours: Samples, theirs: Samples, strata: Sequence[str] | None = None) -> Ratio:
+    """All our tokens over all our seconds, over the same of theirs. Sample i of both is of the same prompts. strata: as in
+    bootstrap."""
 
     def ratios(drawn: Indices) -> Floats:
         return ours.rate(drawn) / theirs.rate(drawn)
 
     num = len(ours.tokens)
-    return Ratio(float(ratios(np.arange(num)[None])[0]), bootstrap(num, ratios))
+    return Ratio(float(ratios(np.arange(num)[None])[0]), bootstrap(num, ratios, strata=strata))
 
 
 def median_with_interval(values: Sequence[float]) -> Ratio:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from statistics import median
 
 import numpy as np
 
 from foredraft.tune.rounds import Round
 
-_ENOUGH = 8
+_ENOUGH, _SHARE = 8, 0.1
+_STALL = 3.0
+"""A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 
 
 class Line:
     """The mean of what was seen at each x, with straight lines between, flat beyond the ends."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, int]] = {}
+        self._samples: defaultdict[int, list[float]] = defaultdict(list)
         self._points: tuple[list[int], list[float]] | None = None
 
     def add(self, x: int, value: float) -> None:
-        total, count = self._sums.get(x, (0.0, 0))
-        self._sums[x] = total + value, count + 1
+        self._samples[x].append(value)
         self._points = None
 
     def at(self, x: float) -> float:
@@ -30,11 +32,19 @@ class Line:
         return float(np.interp(x, xs, means)) if xs else 0.0
 
     def points(self) -> tuple[list[int], list[float]]:
-        """x and mean. What was seen a few times only says little, and counts only where there is nothing else."""
+        """x and mean. What was seen seldom (the last rounds of a text ask for less) says little, and counts only where there
+        is nothing else."""
         if self._points is None:
-            xs = sorted(x for x, (_, count) in self._sums.items() if count >= _ENOUGH) or sorted(self._sums)
-            self._points = xs, [self._sums[x][0] / self._sums[x][1] for x in xs]
+            most = max(map(len, self._samples.values()), default=0)
+            enough = max(_ENOUGH, _SHARE * most)
+            xs = sorted(x for x, samples in self._samples.items() if len(samples) >= enough) or sorted(self._samples)
+            self._points = xs, [_mean(self._samples[x]) for x in xs]
         return self._points
+
+
+def _mean(samples: list[float]) -> float:
+    most = _STALL * median(samples)
+    return sum(min(value, most) for value in samples) / len(samples)
 
 
 class StepCosts:
@@ -57,6 +67,11 @@ class StepCosts:
 
     def draft_seconds(self, num_requests: int, depth: int) -> float:
         return _line(self._drafts, num_requests).at(depth) if depth and num_requests else 0.0
+
+    def usual_seconds(self, one: Round) -> float:
+        """What the step took, but for a stall."""
+        expected = self.verify_seconds(one.num_sequences, one.num_rows(one.depth))
+        return min(one.seconds, _STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
 
     def difference(self, one: Round, speculative_tokens: int) -> float:
         """What the step would have taken more, had no more than so many draft tokens been asked for. Usually below 0."""

@@ -17,7 +17,7 @@ from foredraft.proposal import Drafter
 from foredraft.sampling import SamplingParams
 from foredraft.tune.rounds import Recorder, Trial
 
-MOST_PASSES = 3
+MOST_PASSES = 5
 
 
 @dataclass(slots=True)
@@ -113,7 +113,9 @@ class _Field:
             openings, rounds = recorder.take()
             depth = own.speculative_tokens if isinstance(own.speculative_tokens, int) else 0
             name = name_of(own.method or "none")
-            into.trials[name, own.batch_size, depth].append(Trial(group, run.num_tokens, run.seconds, openings, rounds))
+            into.trials[name, own.batch_size, depth].append(
+                Trial(group, run.num_tokens, run.seconds, openings, rounds, run.category)
+            )
 
 
 def settings_for(params: SamplingParams | None, max_tokens: int) -> SamplingParams:

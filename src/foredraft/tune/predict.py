@@ -25,12 +25,17 @@ class Prediction:
 
 
 class PlainSpeed:
-    """Plain decoding, as it was measured. trials: by group; repeats of a group are one sample."""
+    """Plain decoding, as it was measured, stalls apart. trials: of a group's repeats the middle one counts."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
+        costs = StepCosts(one for trial in trials for one in trial.rounds)
+        trials = _middle_ones(trials)
         self.num_groups = _num_groups(trials)
+        kinds = {trial.group: trial.category for trial in trials}
+        self.categories = [kinds[group] for group in range(self.num_groups)]
         self._tokens = _by_group(trials, [float(trial.num_tokens) for trial in trials])
-        self._seconds = _by_group(trials, [trial.seconds for trial in trials])
+        stalls = [sum(one.seconds - costs.usual_seconds(one) for one in trial.rounds) for trial in trials]
+        self._seconds = _by_group(trials, [t.seconds - stall for t, stall in zip(trials, stalls, strict=True)])
 
     def rate(self, drawn: Indices) -> Floats:
         """Tokens per second of a draw of groups. drawn: [R, N] -> [R]"""
@@ -50,7 +55,7 @@ class Predictor:
         if not runs or min(runs) < 1:
             raise ForedraftError(f"a prediction needs runs with drafts, and depths are {sorted(runs)}")
         self._costs = StepCosts(one for trials in runs.values() for trial in trials for one in trial.rounds)
-        self._runs = dict(sorted(runs.items()))
+        self._runs = {depth: _middle_ones(trials) for depth, trials in sorted(runs.items())}
         self._known: dict[tuple[int, int], _Sums] = {}
 
     @property
@@ -121,7 +126,7 @@ class _Sums:
                 sum(one.num_tokens(gamma) for one in trial.openings),
                 rest + sum(one.seconds + costs.difference(one, gamma) for one in trial.openings),
                 sum(one.num_tokens(gamma) for one in trial.rounds),
-                sum(one.seconds + costs.difference(one, gamma) for one in trial.rounds),
+                sum(costs.usual_seconds(one) + costs.difference(one, gamma) for one in trial.rounds),
             )
             for column, value in zip(columns, values, strict=True):
                 column.append(float(value))
@@ -137,7 +142,8 @@ class _Sums:
 def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuration) -> Prediction:
     """configuration: its speculative_tokens are a number, 1 to the deepest that was run.
 
-    The interval is the percentile bootstrap's over groups of questions; the costs stay what they are.
+    The interval is the percentile bootstrap's over groups of questions, the categories in the same proportions; the costs
+    stay what they are.
     """
     gamma = configuration.speculative_tokens
     if not isinstance(gamma, int) or not 1 <= gamma <= predictor.max_depth:
@@ -147,8 +153,17 @@ def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuratio
         return predictor.rate(gamma, drawn) / plain.rate(drawn)
 
     everything = np.arange(plain.num_groups)[None]
-    speedup = Ratio(float(ratios(everything)[0]), bootstrap(plain.num_groups, ratios))
+    speedup = Ratio(float(ratios(everything)[0]), bootstrap(plain.num_groups, ratios, strata=plain.categories))
     return Prediction(configuration, float(predictor.rate(gamma, everything)[0]), speedup)
+
+
+def _middle_ones(trials: Sequence[Trial]) -> list[Trial]:
+    """Of each group's repeats the one with the median speed (of two the faster): what the machine did once does not count."""
+    of_group: dict[int, list[Trial]] = {}
+    for trial in trials:
+        of_group.setdefault(trial.group, []).append(trial)
+    ranked = [sorted(of_group[group], key=lambda one: one.seconds / one.num_tokens) for group in sorted(of_group)]
+    return [repeats[(len(repeats) - 1) // 2] for repeats in ranked]
 
 
 def _num_groups(trials: Sequence[Trial]) -> int:

@@ -42,7 +42,7 @@ class Round:
 class Trial:
     """One group of questions under one setting, once.
 
-    group: which. num_tokens, seconds: of all answers, as a benchmark counts them. openings: the steps in which a prompt was
+    group: which. category: of its questions. num_tokens, seconds: of all answers, as a benchmark counts them. openings: the steps in which a prompt was
     read. rounds: all others.
     """
 
@@ -51,6 +51,7 @@ class Trial:
     seconds: float
     openings: Sequence[Round]
     rounds: Sequence[Round]
+    category: str = ""
 
 
 @dataclass(slots=True)
