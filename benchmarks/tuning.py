@@ -97,8 +97,8 @@ def summary(case: str, found: dict[str, Any]) -> list[str]:
     lines += [
         f"* Advice: {ours}. In the sweep it came to {own:.3f}, the best, {best}, to {sweep[best]['value']:.3f}: "
         f"a shortfall of {1 - own / sweep[best]['value']:.1%}.",
-        f"* Expected: {advice['of'][0]['speedup']['value']:.3f}; the sweep measured {own:.3f} "
-        f"({advice['of'][0]['speedup']['value'] / own - 1:+.1%}).",
+        f"* Expected: {advice['of'][0]['expected_speedup']['value']:.3f}; the sweep measured {own:.3f} "
+        f"({advice['of'][0]['expected_speedup']['value'] / own - 1:+.1%}).",
         f"* All {len(errors)} predictions: off by {statistics.median(map(abs, errors.values())):.1%} in the median, "
         f"{max(map(abs, errors.values())):.1%} at most.",
         "",

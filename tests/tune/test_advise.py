@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foredraft import LLM, DraftRequest, ForedraftError, Proposal, SamplingParams
 from foredraft.bench import Configuration, Interval, Ratio, built_in_workload
-from foredraft.tune import Finalist, TuneResult, as_settings, run_tune
+from foredraft.tune import Finalist, Prediction, TuneResult, as_settings, run_tune
 from foredraft.tune.advise import choose
 from foredraft.tune.measure import depths_for
 from foredraft.tune.report import as_dict, sentences, table_rows
@@ -56,6 +56,16 @@ def test_the_advice_is_for_every_batch_size() -> None:
     assert advised(*deep, *flat) == "suffix:2"
     assert advised(*deep) == "plain"
     assert [one.configuration.batch_size for one in choose([*deep, *flat]).of] == [1, 8]
+
+
+def test_prediction_and_measurement_count_alike() -> None:
+    """Two measurements of the same prompts' times: what luck gave one of them does not decide."""
+    configuration = Configuration("suffix", 4)
+    predicted = Prediction(configuration, 100.0, Ratio(1.0, Interval(0.9, 1.1)))
+    lucky = Finalist(configuration, predicted, Ratio(1.44, Interval(1.4, 1.5)), 100.0)
+    assert lucky.expected.value == pytest.approx(1.2)
+    assert lucky.expected.interval == Interval(pytest.approx(1.26**0.5), pytest.approx(1.65**0.5))
+    assert advised(lucky, finalist("ngram:auto", 1.3)) == "ngram:auto"
 
 
 speedups = st.lists(

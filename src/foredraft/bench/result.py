@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from foredraft.bench.configurations import Configuration
 from foredraft.bench.environment import Environment
 from foredraft.bench.figures import Figures, first_difference
@@ -99,11 +101,14 @@ class BenchResult:
         return Figures.of(self.runs_of(name, category))
 
     def typical_speedup(self, name: str, baseline: str) -> Ratio:
-        """As compare's, but of each group's repeats the middle one counts, so that what the machine did once does not; and for
-        prompts of the same categories in the same proportions, so the interval is narrower where categories differ."""
+        """As compare's, but of a group's repeats the median paired ratio counts, so that what the machine did once does not;
+        and for prompts of the same categories in the same proportions, so the interval is narrower where categories differ."""
         ours, theirs = self.runs_of(name), self.runs_of(baseline)
         kinds = {run.group: run.category for run in ours}
-        return ratio_of_rates(_middle_ones(ours), _middle_ones(theirs), list(kinds.values()))
+        typical = _middle_ones(theirs)
+        ratios = np.array(_paired_ratios(ours, theirs))
+        as_fast = Samples(typical.tokens, typical.seconds / ratios)
+        return ratio_of_rates(as_fast, typical, list(kinds.values()))
 
     def compare(self, name: str, category: str | None = None, baseline: str | None = None) -> Comparison:
         """baseline: None takes the first configuration."""

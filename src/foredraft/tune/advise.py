@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, fsum, log
+from dataclasses import astuple, dataclass, replace
+from math import exp, fsum, log, sqrt
 
-from foredraft.bench import BenchResult, Configuration, Ratio, Workload, built_in_workload, run_bench
+from foredraft.bench import BenchResult, Configuration, Interval, Ratio, Workload, built_in_workload, run_bench
 from foredraft.bench.runner import check_fits, check_settings
 from foredraft.drafters import REGISTRY
 from foredraft.equipment import NO_DRAFT, name_of
@@ -40,6 +40,17 @@ class Finalist:
     predicted: Prediction | None
     measured: Ratio
     tokens_per_second: float
+
+    @property
+    def expected(self) -> Ratio:
+        """The geometric mean of both, bounds alike: the same prompts, and two measurements of their times."""
+        if self.predicted is None:
+            return self.measured
+        ours, theirs = self.measured, self.predicted.speedup
+        if ours.interval is None or theirs.interval is None:
+            return Ratio(sqrt(ours.value * theirs.value), None)
+        bounds = zip(astuple(ours.interval), astuple(theirs.interval), strict=True)
+        return Ratio(sqrt(ours.value * theirs.value), Interval(*(sqrt(max(a * b, 0.0)) for a, b in bounds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +162,7 @@ def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
 
 
 def choose(finalists: Sequence[Finalist]) -> Advice:
-    """The setting with the greatest speedup (the geometric mean over batch sizes), of those that pay: whose interval lies
+    """The setting with the greatest expected speedup (the geometric mean over batch sizes), of those that pay: whose interval lies
     above 1 at some batch size, and at none below. Where none pays, plain decoding."""
     by_setting: dict[Setting, list[Finalist]] = {}
     for one in finalists:
@@ -165,12 +176,12 @@ def choose(finalists: Sequence[Finalist]) -> Advice:
 
 def _pays(found: Sequence[Finalist]) -> bool:
     """One group of questions gives no interval, and decides nothing."""
-    intervals = [one.measured.interval for one in found]
+    intervals = [one.expected.interval for one in found]
     return any(i is not None and i.low > 1.0 for i in intervals) and all(i and i.high >= 1.0 for i in intervals)
 
 
 def _mean_speedup(found: Sequence[Finalist]) -> float:
-    return exp(fsum(log(one.measured.value) for one in found) / len(found))
+    return exp(fsum(log(one.expected.value) for one in found) / len(found))
 
 
 def _setting(configuration: Configuration) -> Setting:
@@ -243,4 +254,4 @@ def _finalists(result: BenchResult, predictions: Sequence[Prediction]) -> tuple[
         for one in result.configurations
         if not one.is_plain
     ]
-    return tuple(sorted(found, key=lambda one: (one.configuration.batch_size, -one.measured.value)))
+    return tuple(sorted(found, key=lambda one: (one.configuration.batch_size, -one.expected.value)))

@@ -54,7 +54,7 @@ def sentences(result: TuneResult) -> list[str]:
     advice, of = result.advice, result.advice.of
     best = name_of(of[0].configuration.method or ""), of[0].configuration.speculative_tokens
     if advice.is_plain:
-        reason = "no better than" if all(one.measured.interval for one in of) else "on too few prompts to tell"
+        reason = "no better than" if all(one.expected.interval for one in of) else "on too few prompts to tell"
         lines = [
             f"Do not speculate: the best, {best[0]} with {_tokens(best[1])}, comes to {_speedups(of)}, {reason} 1."
         ]
@@ -80,8 +80,8 @@ def _tokens(speculative_tokens: int | str | None) -> str:
 
 def _speedups(of: Sequence[Finalist]) -> str:
     if len(of) == 1:
-        return f"{ratio_text(of[0].measured)} times"
-    return ", ".join(f"{ratio_text(one.measured)} times at batch size {one.configuration.batch_size}" for one in of)
+        return f"{ratio_text(of[0].expected)} times"
+    return ", ".join(f"{ratio_text(one.expected)} times at batch size {one.configuration.batch_size}" for one in of)
 
 
 def as_dict(result: TuneResult) -> dict[str, Any]:
@@ -118,7 +118,8 @@ def _finalist(one: Finalist) -> dict[str, Any]:
     return {
         **_named(one.configuration),
         "batch_size": one.configuration.batch_size,
-        "speedup": asdict(one.measured),
+        "expected_speedup": asdict(one.expected),
+        "measured_speedup": asdict(one.measured),
         "tokens_per_second": one.tokens_per_second,
         "predicted_speedup": None if one.predicted is None else asdict(one.predicted.speedup),
     }
@@ -159,9 +160,9 @@ def as_settings(result: TuneResult, **models: Any) -> tuple[Settings, dict[str, 
         "expected": [
             {
                 "batch_size": one.configuration.batch_size,
-                "speedup": round(one.measured.value, 3),
+                "speedup": round(one.expected.value, 3),
                 "interval": None
-                if (found := one.measured.interval) is None
+                if (found := one.expected.interval) is None
                 else [round(found.low, 3), round(found.high, 3)],
             }
             for one in ([] if result.advice.is_plain else result.advice.of)
