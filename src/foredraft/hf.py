@@ -21,7 +21,7 @@ from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import draft_beside
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
-from foredraft.sampling import AUTO, LogitsProcessor, SamplingParams
+from foredraft.sampling import LogitsProcessor, SamplingParams
 from foredraft.scheduler import Limits
 from foredraft.sequence import StopRule, TokenSequence
 
@@ -57,13 +57,14 @@ def custom_generate(
     *,
     draft_model: PreTrainedModel | None = None,
     method: Methods | None = None,
-    speculative_tokens: int | str = AUTO,
+    speculative_tokens: int | str = 4,
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
 
-    method: as for LLM. seed: makes sampled text depend on model, prompt and settings alone; rows with the same prompt
+    method: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the clock has a say in how many
+    tokens are drafted, and so in what is drawn without a seed. seed: makes sampled text depend on model, prompt and settings alone; rows with the same prompt
     get different noise. Without one, the noise comes from PyTorch's own generator, so torch.manual_seed holds.
     -> ids [B, L + new], padded on the right like generate's. Raises ForedraftError for what cannot be honoured.
     """

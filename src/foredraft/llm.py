@@ -60,7 +60,8 @@ class LLM:
     quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
     draft_quantization: the same for the draft; None does as for the target, "none" leaves it. What the draft loses
         costs acceptance, never exactness.
-    seed: of unseeded requests' noise. num_threads: of PyTorch's CPU kernels (they are the process's).
+    seed: of unseeded requests' noise; they repeat themselves only where speculative_tokens is a number, since "auto" goes by
+        the clock (SamplingParams.seed holds in any case). num_threads: of PyTorch's CPU kernels (they are the process's).
     cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
         half of the free memory.
     max_num_seqs, max_num_batched_tokens: sequences at a time, and rows of one pass.
