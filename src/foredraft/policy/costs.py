@@ -78,6 +78,13 @@ class Curve:
         return self._lines[n]
 
 
+def _as_time(seconds: float) -> float:
+    """Raises ValueError for what no clock says."""
+    if not 0.0 <= float(seconds) < math.inf:
+        raise ValueError(f"{seconds} is no time")
+    return float(seconds)
+
+
 def _typical(samples: Collection[float]) -> float:
     """The mean, since it is what many steps take together; but one that took very long, as now and then one does for reasons
     of its own, counts as three usual ones."""
@@ -113,14 +120,14 @@ class Remembered:
         return cls(
             {sampled: [_point(*point) for point in found["steps"][name]] for name, sampled in kinds.items()},
             {(str(name), kinds[kind]): [_point(*point) for point in points] for name, kind, points in found["drafts"]},
-            {str(name): _point(0, 0, seconds)[2] for name, seconds in found["reading"].items()},
+            {str(name): _as_time(seconds) for name, seconds in dict(found["reading"]).items()},
         )
 
 
 def _point(n: int, x: int, seconds: float) -> Point:
-    if not 0.0 <= float(seconds) < math.inf:
-        raise ValueError(f"{seconds} is no time")
-    return int(n), int(x), float(seconds)
+    if not (1 <= n < math.inf and 0 <= x < math.inf):
+        raise ValueError(f"nothing is measured for {n}, {x}")
+    return int(n), int(x), _as_time(seconds)
 
 
 class Costs:

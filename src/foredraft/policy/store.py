@@ -48,9 +48,10 @@ class CostFile:
         if self.path is None:
             return
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                json.dump(costs.as_dict(), file)
-            os.replace(file.name, self.path)
+            with tempfile.TemporaryDirectory(dir=self.path.parent) as beside:
+                whole = Path(beside) / self.path.name
+                whole.write_text(json.dumps(costs.as_dict()))
+                os.replace(whole, self.path)
         except OSError as error:
             logger.warning("%s: what steps cost cannot be kept: %s", self.path, error.strerror)
             self.path = None

@@ -1,0 +1,179 @@
+"""An engine without models: texts, times and verdicts are made up, and a policy decides as in the real one.
+
+A drafter here is a cost and a chance; time is a number that the steps add up to, so nothing depends on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from foredraft.policy import Ask, Policy
+from foredraft.proposal import Proposal
+from foredraft.sequence import TokenSequence
+from foredraft.step import Outcome, Step, Work
+from tests.laws import sampler_for
+
+GREEDY = {"temperature": 0.0}
+
+
+def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: int | None = None) -> TokenSequence:
+    """A greedy text that leaves the number of draft tokens to the policy, unless it wants its own."""
+    tokens = [1] * prompt_len
+    sampler = sampler_for(GREEDY, prompt=tokens)
+    return TokenSequence(seq_id, tokens, sampler, max_len=prompt_len + room, speculative_tokens=wanted)
+
+
+@dataclass
+class FakeDrafter:
+    """seconds: of drafting for so many requests, the deepest draft so deep. stands: the chance of each draft token of a
+    text, given that those before it stood. finds: the chance that a lookup brings anything. reading: seconds per token
+    that came while it was not asked."""
+
+    seconds: Callable[[int, int], float]
+    stands: Callable[[int], float]
+    finds: float = 1.0
+    reading: float = 0.0
+    num_read: dict[int, int] = field(default_factory=dict)
+
+    def missed(self, sequence: TokenSequence) -> int:
+        return len(sequence.tokens) - self.num_read.get(sequence.seq_id, 0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was decided for each text, by seq_id, and what the round took and brought."""
+
+    asks: dict[int, Ask]
+    seconds: float
+    num_tokens: int
+
+    @property
+    def num_asked(self) -> int:
+        return sum(ask.max_draft for ask in self.asks.values())
+
+
+class Simulator:
+    """pass_seconds: of the target's pass for so many rows. token_ids: draws the values of all tokens, which a policy must
+    not depend on. jitter: the relative spread of what is timed."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        drafters: dict[str, FakeDrafter],
+        pass_seconds: Callable[[int], float],
+        *,
+        seed: int = 0,
+        token_ids: Random | None = None,
+        jitter: float = 0.02,
+    ) -> None:
+        self.policy = policy
+        self.drafters = drafters
+        self.running: list[TokenSequence] = []
+        self.waiting: list[TokenSequence] = []
+        self.rounds: list[Round] = []
+        self._pass_seconds = pass_seconds
+        self._chance = Random(seed)
+        self._noise = Random(seed + 1)
+        self._token_ids = token_ids or Random(seed + 2)
+        self._jitter = jitter
+        self._num_read: dict[int, int] = {}
+
+    def add(self, *sequences: TokenSequence) -> None:
+        self.waiting += sequences
+
+    def abort(self, sequence: TokenSequence) -> None:
+        """As the engine does it: nobody tells the policy."""
+        self._forget(sequence)
+        sequence.finish("abort")
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Memory is short."""
+        for name in names:
+            self.drafters[name].num_read.clear()
+        self.policy.memory_short(names)
+
+    def run(self, num_rounds: int) -> list[Round]:
+        """The rounds that this added."""
+        for _ in range(num_rounds):
+            self.step()
+        return self.rounds[-num_rounds:]
+
+    def step(self) -> None:
+        self.policy.begin(self.running)
+        works = [self._work(sequence) for sequence in self.running]
+        works += [self._work(sequence) for sequence in self.waiting]
+        self.running, self.waiting = self.running + self.waiting, []
+        draft_times = {name: self._draft(name, works) for name in {w.drafter for w in works if w.max_draft}}
+        num_drafted = [self._length(work) for work in works]
+        num_rows = sum(work.num_unread for work in works) + sum(num_drafted)
+        read_time = self._jittered(self._pass_seconds(num_rows))
+        outcomes = [self._verdict(work, drafted) for work, drafted in zip(works, num_drafted, strict=True)]
+        for work in works:
+            if work.max_draft:
+                # a drafter has read what was there when it was asked, and writes the rest itself
+                self.drafters[work.drafter].num_read[work.sequence.seq_id] = len(work.sequence.tokens)
+        num_kept = []
+        for work, outcome in zip(works, outcomes, strict=True):
+            num_kept.append(work.sequence.commit(outcome.new_ids, outcome.num_drafted))
+            self._num_read[work.sequence.seq_id] = len(work.sequence.tokens) - 1
+            if work.max_draft:
+                self.drafters[work.drafter].num_read[work.sequence.seq_id] = len(work.sequence.tokens)
+        total = read_time + sum(draft_times.values())
+        proposal = Proposal.certain([self._ids(drafted) for drafted in num_drafted])
+        step = Step(works, works, proposal, outcomes, num_kept, draft_times, read_time, 0.0, total)
+        for sequence in [s for s in self.running if s.is_finished]:
+            self.running.remove(sequence)
+            self._forget(sequence)
+        self.policy.observe(step)
+        asks = {work.sequence.seq_id: Ask(work.drafter, work.max_draft) for work in works}
+        self.rounds.append(Round(asks, total, sum(num_kept)))
+
+    def _work(self, sequence: TokenSequence) -> Work:
+        num_unread = len(sequence.tokens) - self._num_read.get(sequence.seq_id, 0)
+        ask = self.policy.ask(sequence)
+        assert 0 <= ask.max_draft <= max(sequence.room - 1, 0), "more than could ever be emitted"
+        return Work(sequence, num_unread, True, ask.max_draft, ask.drafter)
+
+    def _draft(self, name: str, works: Sequence[Work]) -> float:
+        asked = [work for work in works if work.drafter == name and work.max_draft]
+        drafter = self.drafters[name]
+        seconds = drafter.seconds(len(asked), max(work.max_draft for work in asked))
+        return self._jittered(seconds + drafter.reading * sum(drafter.missed(work.sequence) for work in asked))
+
+    def _length(self, work: Work) -> int:
+        if not work.max_draft:
+            return 0
+        return work.max_draft if self._chance.random() < self.drafters[work.drafter].finds else 0
+
+    def _verdict(self, work: Work, num_drafted: int) -> Outcome:
+        num_accepted = 0
+        if num_drafted:
+            stands = self.drafters[work.drafter].stands(work.sequence.seq_id)
+            while num_accepted < num_drafted and self._chance.random() < stands:
+                num_accepted += 1
+        return Outcome(num_drafted, self._ids(num_accepted + 1), torch.empty(0, 0), [])
+
+    def _ids(self, count: int) -> list[int]:
+        return [self._token_ids.randrange(2, 1000) for _ in range(count)]
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._noise.uniform(1 - self._jitter, 1 + self._jitter)
+
+    def _forget(self, sequence: TokenSequence) -> None:
+        self._num_read.pop(sequence.seq_id, None)
+        for drafter in self.drafters.values():
+            drafter.num_read.pop(sequence.seq_id, None)
+
+
+def tokens_per_second(rounds: Sequence[Round]) -> float:
+    return sum(one.num_tokens for one in rounds) / sum(one.seconds for one in rounds)
+
+
+def asked_share(rounds: Sequence[Round]) -> float:
+    """The share of rounds in which anything was drafted."""
+    return sum(one.num_asked > 0 for one in rounds) / len(rounds)

@@ -1,0 +1,127 @@
+"""What one process has measured, another finds; what cannot be used is measured anew, and said once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foredraft.policy import CostFile, Costs
+
+SUBJECT = {"machine": "here", "target": "some", "drafters": ["a", "b"]}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user keeps such things, for the length of a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "foredraft"
+
+
+def measured() -> Costs:
+    costs = Costs()
+    for _ in range(10):
+        costs.record_step(1, 1, 0.010, sampled=False)
+        costs.record_draft("a", 1, 4, 0, 0.003, sampled=False)
+    return costs
+
+
+def path_of(file: CostFile) -> Path:
+    assert file.path is not None
+    return file.path
+
+
+def test_what_is_saved_is_loaded(folder: Path) -> None:
+    CostFile.of(SUBJECT).save(measured())
+    assert CostFile.of(dict(reversed(SUBJECT.items()))).load().as_dict() == measured().as_dict()
+    assert path_of(CostFile.of(SUBJECT)).parent == folder
+
+
+def test_another_process_finds_it() -> None:
+    CostFile.of(SUBJECT).save(measured())
+    code = (
+        "import json, sys; from foredraft.policy import CostFile;"
+        "print(json.dumps(CostFile.of(json.loads(sys.argv[1])).load().as_dict()))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(SUBJECT)], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert json.loads(found.stdout) == json.loads(json.dumps(measured().as_dict()))
+
+
+@pytest.mark.parametrize("other", [{"machine": "there"}, {"target": "another"}, {"drafters": ["b", "a"]}], ids=str)
+def test_what_was_measured_of_something_else_is_not_taken(other: dict[str, object]) -> None:
+    CostFile.of(SUBJECT).save(measured())
+    assert CostFile.of({**SUBJECT, **other}).load().step_time(1, 1, sampled=False) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"null",
+        b"\xff\xfe",
+        b'{"steps": {}}',
+        b'{"steps": 1, "drafts": 2, "reading": 3}',
+        b'{"steps": {"greedy": [[1, 1, NaN]], "sampled": []}, "drafts": [], "reading": {}}',
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_measured_anew_with_one_warning(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    file = CostFile.of(SUBJECT)
+    path_of(file).write_bytes(content)
+    costs = file.load()
+    assert costs.step_time(1, 1, sampled=False) is None
+    (record,) = caplog.records
+    assert str(file.path) in record.getMessage()
+    assert "\n" not in record.getMessage()
+    file.save(measured())
+    assert CostFile.of(SUBJECT).load().as_dict() == measured().as_dict()
+
+
+def test_what_another_user_left_is_not_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    file = CostFile.of(SUBJECT)
+    file.save(measured())
+    monkeypatch.setattr(os, "getuid", lambda: path_of(file).stat().st_uid + 1)
+    assert file.load().step_time(1, 1, sampled=False) is None
+    assert not caplog.records
+
+
+def test_where_nothing_can_be_written_it_is_said_once_and_work_goes_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CostFile.of(SUBJECT)
+    folder.rmdir()
+    folder.write_text("no folder")
+    for _ in range(3):
+        file.save(measured())
+    assert len(caplog.records) == 1
+
+
+def test_a_write_that_fails_leaves_no_half_and_no_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = CostFile.of(SUBJECT)
+    file.save(measured())
+    monkeypatch.setattr(os, "replace", full)
+    file.save(Costs())
+    assert len(caplog.records) == 1
+    assert list(folder.iterdir()) == [path_of(CostFile.of(SUBJECT))]
+    assert CostFile.of(SUBJECT).load().as_dict() == measured().as_dict()
+
+
+def test_without_a_path_nothing_is_kept_and_nothing_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = CostFile(None)
+    file.save(measured())
+    assert file.load().step_time(1, 1, sampled=False) is None
+    assert not caplog.records
