@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import foredraft
 from foredraft import LLM, SamplingParams
 from foredraft.cli import app
+from foredraft.cli.options import num_bytes
 from foredraft.demo import DEMO_PROMPT
 from foredraft.model import EMBEDDED
 from foredraft.render import OriginPieces, pieces_of
@@ -532,3 +533,22 @@ def test_check_says_in_its_exit_code_that_it_did_not_pass(monkeypatch: pytest.Mo
 )
 def test_check_refuses_mistakes(options: tuple[str, ...], word: str) -> None:
     assert_refused(run("check", *options), word)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("512MiB", 512 << 20), ("2GB", 2 * 10**9), ("1000000", 1_000_000), ("1.5 KiB", 1536)]
+)
+def test_an_amount_of_memory_may_have_a_unit(size: str, expected: int) -> None:
+    assert num_bytes(size) == expected
+
+
+def test_thresholds_reach_the_engine_and_are_said() -> None:
+    result = generate(PROMPT, "--max-draft-memory", "1", "--speculative-tokens", "4", "--max-tokens", "8", "--json")
+    assert len(json_lines(result)) == 1
+    (line,) = [line for line in result.stderr.splitlines() if "max_draft_memory" in line]
+    assert line.startswith("warning: draft_model")
+
+
+@pytest.mark.parametrize("option", [("--max-draft-memory", "much"), ("--min-acceptance-rate", "2")], ids=str)
+def test_a_threshold_that_could_not_be_meant_is_refused(option: tuple[str, str]) -> None:
+    assert_refused(generate(PROMPT, *option), option[1])

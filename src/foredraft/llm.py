@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
@@ -27,7 +28,7 @@ from foredraft.model import (
     load_tokenizer,
 )
 from foredraft.outputs import Delta, RequestOutput
-from foredraft.policy import Controller, CostFile, FixedPolicy, Policy
+from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy, check_thresholds
 from foredraft.proposal import Drafter
 from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
@@ -55,6 +56,8 @@ class LLM:
     speculative_tokens: γ, draft tokens per step unless a request says otherwise. "auto" measures what drafting costs and
         brings, and takes what pays, down to nothing; a number asks the first drafter for that many. None: "auto".
     max_speculative_tokens: the most that "auto" asks for; None: 8.
+    min_acceptance_rate, max_draft_memory: a drafter of whose recent draft tokens a smaller share stood, or that holds more
+        bytes of the cache memory, is left alone for a while; a warning says so, and `crossings` counts it. None: no limit.
     tokenizer: where the model's own directory has none, or the model is an object.
     dtype, device, revision, trust_remote_code: as in transformers; they hold for both models.
     quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
@@ -79,6 +82,8 @@ class LLM:
         method: Methods | None = None,
         speculative_tokens: int | str | None = None,
         max_speculative_tokens: int | None = None,
+        min_acceptance_rate: float | None = None,
+        max_draft_memory: int | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -120,6 +125,7 @@ class LLM:
             seed=(seed, 0),
         )
         _check_draft_len(speculative_tokens)
+        check_thresholds(min_acceptance_rate, max_draft_memory)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         if model is None:
@@ -142,6 +148,10 @@ class LLM:
         self._load_self_drafts(methods)
         self._limits = Limits(max_num_seqs, max_num_batched_tokens)
         self._max_speculative_tokens = max_speculative_tokens
+        self._thresholds: dict[str, Any] = {
+            "min_acceptance_rate": min_acceptance_rate,
+            "max_draft_memory": max_draft_memory,
+        }
         self._seed, self._retain = seed, enable_prefix_caching
         self._start_engine(
             methods, speculative_tokens, *equip(self.target, self._drafts, methods, self._limits, cache_memory)
@@ -185,7 +195,7 @@ class LLM:
         self.method = "+".join(drafters)
         self.draft = self._drafts.get(draft_of(methods[0]))
         self.speculative_tokens = speculative_tokens
-        self.policy = self._policy_for(list(drafters))
+        self.policy = self._guarded(self._policy_for(list(drafters)), drafters)
         self.drafters = drafters
         self.engine = self._engine(self.target, drafters, pool, self.policy, seed=self._seed, retain=self._retain)
         self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
@@ -256,6 +266,16 @@ class LLM:
             costs=store.load() if store else None,
             store=store if keeps_costs else None,
         )
+
+    def _guarded(self, policy: Policy, drafters: dict[str, Drafter]) -> Policy:
+        if all(threshold is None for threshold in self._thresholds.values()):
+            return policy
+        return Guard(policy, drafters, **self._thresholds)
+
+    @property
+    def crossings(self) -> Counter[tuple[str, str]]:
+        """How often a drafter crossed a threshold that was set, by drafter and threshold. Counts, to be added up."""
+        return self.policy.crossings if isinstance(self.policy, Guard) else Counter()
 
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
         """What the cost of a step depends on, text and load aside."""

@@ -19,7 +19,9 @@ from foredraft.cli.options import (
     DtypeOption,
     GammaOption,
     IgnoreEosOption,
+    MaxMemoryOption,
     MethodOption,
+    MinAcceptanceOption,
     MinPOption,
     ModelOption,
     Models,
@@ -53,6 +55,8 @@ def chat(
     method: MethodOption = None,
     speculative_tokens: GammaOption = None,
     settings_file: ConfigOption = None,
+    min_acceptance_rate: MinAcceptanceOption = None,
+    max_draft_memory: MaxMemoryOption = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")

@@ -41,6 +41,16 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings as foredraft tune writes them; options win over the file."),
 ]
+MinAcceptanceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-acceptance-rate", help="Leave a drafter alone for a while of whose recent tokens a smaller share stood."
+    ),
+]
+MaxMemoryOption = Annotated[
+    str | None,
+    typer.Option("--max-draft-memory", help="The same for one that holds more cache memory than that, say 512MiB."),
+]
 TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="0 is greedy. Default, here and below: the checkpoint's own, else neutral.")
@@ -79,6 +89,8 @@ class Models:
     draft_model: str | None = None
     method: str | None = None
     speculative_tokens: str | None = None
+    min_acceptance_rate: float | None = None
+    max_draft_memory: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     revision: str | None = None
@@ -123,6 +135,8 @@ class Models:
                 self.draft_model,
                 method=self.method,
                 speculative_tokens=self.draft_len,
+                min_acceptance_rate=self.min_acceptance_rate,
+                max_draft_memory=None if self.max_draft_memory is None else num_bytes(self.max_draft_memory),
                 dtype=self.dtype,
                 device=self.device,
                 revision=self.revision,
@@ -137,6 +151,16 @@ class Models:
         from foredraft.model import LoadOptions
 
         return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
+
+
+def num_bytes(size: str) -> int:
+    """512MiB, 2GB, 1000000. Raises ForedraftError for what is no size."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        raise ForedraftError(f"{size!r} is no amount of memory: write it as 512MiB, 2GB or a number of bytes") from None
 
 
 def sampling_params(**settings: Any) -> SamplingParams:

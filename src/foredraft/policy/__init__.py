@@ -3,6 +3,7 @@
 from foredraft.policy.base import Ask, FixedPolicy, Policy
 from foredraft.policy.controller import Controller, CostStore
 from foredraft.policy.costs import Costs
+from foredraft.policy.guard import Guard, check_thresholds
 from foredraft.policy.store import CostFile
 
-__all__ = ["Ask", "Controller", "CostFile", "CostStore", "Costs", "FixedPolicy", "Policy"]
+__all__ = ["Ask", "Controller", "CostFile", "CostStore", "Costs", "FixedPolicy", "Guard", "Policy", "check_thresholds"]

@@ -1,0 +1,293 @@
+"""The controller on made-up texts and times: what it learns, what it leaves alone, and what learning costs."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import foredraft.policy
+from foredraft.policy import Controller, FixedPolicy
+from foredraft.policy.acceptance import TextRecord
+from foredraft.sequence import TokenSequence
+from tests.policy.simulator import FakeDrafter, Round, Simulator, asked_share, text, tokens_per_second
+
+FIRST_LEARNING = 400
+LONGEST = 8
+SWITCH = 16
+"""Rounds within which a change of the text must show."""
+
+
+def pass_seconds(num_rows: int) -> float:
+    """A large target: one row or ten, the weights are read once."""
+    return 0.010 + 0.0001 * num_rows
+
+
+def flat(rate: float) -> Callable[[int], float]:
+    return lambda seq_id: rate
+
+
+def drafter(stands: float | Callable[[int], float], per_token: float = 0.001, **settings: float) -> FakeDrafter:
+    """Costs so many seconds per draft token, however many ask."""
+    chance = stands if callable(stands) else flat(stands)
+    return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
+
+
+def simulate(drafters: dict[str, FakeDrafter], *texts: TokenSequence, seed: int = 0) -> Simulator:
+    simulator = Simulator(Controller(list(drafters), max_draft=LONGEST), drafters, pass_seconds, seed=seed)
+    simulator.add(*texts)
+    return simulator
+
+
+def plain_rate(batch_size: int = 1) -> float:
+    return batch_size / pass_seconds(batch_size)
+
+
+def best_fixed(stands: float, per_token: float) -> float:
+    """Tokens per second at the best fixed number, by simulation."""
+    rates = []
+    for wanted in range(LONGEST + 1):
+        simulator = Simulator(FixedPolicy("a"), {"a": drafter(stands, per_token)}, pass_seconds)
+        simulator.add(text(wanted=wanted))
+        rates.append(tokens_per_second(simulator.run(1500)))
+    return max(rates)
+
+
+@pytest.mark.parametrize(("stands", "per_token"), [(0.95, 0.0005), (0.9, 0.001), (0.7, 0.001), (0.5, 0.0005)])
+def test_where_drafting_pays_it_drafts_about_as_much_as_is_best(stands: float, per_token: float) -> None:
+    simulator = simulate({"a": drafter(stands, per_token)}, text())
+    simulator.run(FIRST_LEARNING)
+    assert tokens_per_second(simulator.run(3000)) >= 0.95 * best_fixed(stands, per_token)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize(("stands", "per_token"), [(0.0, 0.003), (0.3, 0.010), (0.0, 0.0002)])
+def test_where_it_does_not_pay_it_stops(stands: float, per_token: float, batch_size: int) -> None:
+    simulator = simulate({"a": drafter(stands, per_token)}, *map(text, range(batch_size)))
+    simulator.run(FIRST_LEARNING)
+    assert tokens_per_second(simulator.run(3000)) >= 0.985 * plain_rate(batch_size)
+
+
+def test_reading_up_after_a_long_time_counts_as_cost_too() -> None:
+    simulator = simulate({"a": drafter(0.0, 0.002, reading=0.0005)}, text(prompt_len=300))
+    simulator.run(FIRST_LEARNING)
+    assert tokens_per_second(simulator.run(4000)) >= 0.985 * plain_rate()
+
+
+def test_many_short_texts_cost_no_more_than_one_long() -> None:
+    """Every new text is a temptation to try again, with a prompt to read."""
+    simulator = simulate({"a": drafter(0.0, 0.002, reading=0.0002)})
+    for seq_id in range(60):
+        simulator.add(text(seq_id, prompt_len=40, room=60))
+        simulator.run(60)
+    late = simulator.rounds[FIRST_LEARNING:]
+    plain = sum(pass_seconds(40 if i % 60 == 0 else 1) for i in range(FIRST_LEARNING, 3600))
+    assert sum(one.seconds for one in late) <= 1.015 * plain
+
+
+class Changing:
+    """The chance that draft tokens stand, changed from outside as the text changes its character."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, seq_id: int) -> float:
+        return self.rate
+
+
+def mean_asked(rounds: Sequence[Round], name: str = "a") -> float:
+    asks = [ask for one in rounds for ask in one.asks.values()]
+    return sum(ask.max_draft for ask in asks if ask.drafter == name) / len(asks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_stops_within_sixteen_rounds_after_a_text_turns_bad(seed: int) -> None:
+    rate = Changing(0.95)
+    simulator = simulate({"a": drafter(rate, 0.002)}, text(), seed=seed)
+    for _ in range(3):  # it has seen such changes before
+        rate.rate = 0.95
+        simulator.run(300)
+        rate.rate = 0.02
+        simulator.run(300)
+    rate.rate = 0.95
+    before = mean_asked(simulator.run(600)[-50:])
+    assert before > 3
+    rate.rate = 0.02
+    simulator.run(SWITCH)
+    assert mean_asked(simulator.run(SWITCH)) <= before / 2
+
+
+@pytest.mark.xfail(
+    strict=False, reason="a mood that was never met is thought to be like the others, with a prior of six drafts"
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_so_it_does_the_first_time(seed: int) -> None:
+    rate = Changing(0.95)
+    simulator = simulate({"a": drafter(rate, 0.002)}, text(), seed=seed)
+    before = mean_asked(simulator.run(1000)[-100:])
+    rate.rate = 0.02
+    simulator.run(SWITCH)
+    assert mean_asked(simulator.run(SWITCH)) <= before / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_number_grows_within_sixteen_rounds_after_a_text_turns_better(seed: int) -> None:
+    rate = Changing(0.4)
+    simulator = simulate({"a": drafter(rate, 0.0005)}, text(), seed=seed)
+    for _ in range(4):  # it has seen such changes before
+        rate.rate = 0.4
+        simulator.run(300)
+        rate.rate = 0.98
+        simulator.run(300)
+    rate.rate = 0.4
+    before = mean_asked(simulator.run(300)[-100:])
+    rate.rate = 0.98
+    simulator.run(SWITCH)
+    assert mean_asked(simulator.run(SWITCH)) >= before + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_drafter_changes_within_sixteen_rounds(seed: int) -> None:
+    """Two drafters, each at home in another kind of text; one process that has met both."""
+    first, second = Changing(0.95), Changing(0.3)
+    simulator = simulate({"a": drafter(first, 0.0005), "b": drafter(second, 0.0005)}, text(), seed=seed)
+    for _ in range(4):
+        first.rate, second.rate = 0.95, 0.3
+        simulator.run(300)
+        first.rate, second.rate = 0.02, 0.95
+        simulator.run(300)
+    first.rate, second.rate = 0.95, 0.3
+    at_home = simulator.run(300)[-100:]
+    assert mean_asked(at_home, "a") > mean_asked(at_home, "b")
+    first.rate, second.rate = 0.02, 0.95
+    simulator.run(SWITCH)
+    after = simulator.run(SWITCH)
+    assert mean_asked(after, "b") > mean_asked(after, "a")
+
+
+def test_time_decides_between_drafters_and_not_length() -> None:
+    simulator = simulate({"long": drafter(0.95, 0.006), "quick": drafter(0.7, 0.0001)}, text())
+    simulator.run(FIRST_LEARNING)
+    rounds = simulator.run(500)
+    assert mean_asked(rounds, "quick") > 10 * mean_asked(rounds, "long")
+
+
+def test_texts_of_one_batch_get_what_each_is_worth() -> None:
+    simulator = simulate({"a": drafter(lambda seq_id: 0.95 if seq_id else 0.02, 0.0005)}, *map(text, range(2)))
+    simulator.run(FIRST_LEARNING)
+    rounds = simulator.run(500)
+    bad, good = (sum(one.asks[seq_id].max_draft for one in rounds) / len(rounds) for seq_id in range(2))
+    assert good > 3
+    assert bad < 0.5 * good
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
+    """Whatever pays; the others in the batch are still decided for."""
+    simulator = simulate({"a": drafter(0.0, 0.01), "b": drafter(0.0, 0.01)}, text(0, wanted=wanted), text(1))
+    simulator.run(FIRST_LEARNING)
+    rounds = simulator.run(300)
+    assert {one.asks[0].max_draft for one in rounds} == {wanted}
+    assert {one.asks[0].drafter for one in rounds if one.asks[0].max_draft} <= {"a"}
+    assert sum(one.asks[1].max_draft > 0 for one in rounds) < 0.2 * len(rounds)
+
+
+def test_a_text_near_its_end_is_not_drafted_beyond_it() -> None:
+    """The simulator refuses more than could be emitted, see Simulator._work."""
+    simulator = simulate({"a": drafter(0.95, 0.0001)})
+    for seq_id in range(200):
+        simulator.add(text(seq_id, room=1 + seq_id % 12))
+        simulator.run(4)
+    assert asked_share(simulator.rounds) > 0.1
+
+
+def test_where_memory_is_short_only_those_pause_that_held_it(caplog: pytest.LogCaptureFixture) -> None:
+    simulator = simulate({"a": drafter(0.95, 0.0002), "b": drafter(0.8, 0.0002)}, text())
+    simulator.run(FIRST_LEARNING)
+    assert mean_asked(simulator.run(50), "a") > 1
+    simulator.give_up(["a"])
+    rounds = simulator.run(20)
+    assert mean_asked(rounds, "a") == 0
+    assert mean_asked(rounds, "b") > 1
+    assert len(caplog.records) == 1
+    simulator.run(200)
+    assert mean_asked(simulator.run(50), "a") > 1
+
+
+@pytest.mark.xfail(reason="memory_short leaves the records' num_read: what is read again is taken for a few tokens")
+def test_what_a_drafter_reads_again_after_giving_up_is_counted_as_read() -> None:
+    simulator = simulate({"a": drafter(0.95, 0.0002, reading=0.0001)}, text(prompt_len=1000))
+    simulator.run(FIRST_LEARNING)
+    for _ in range(8):
+        simulator.give_up(["a"])
+        simulator.run(100)
+    assert isinstance(simulator.policy, Controller)
+    assert simulator.policy.costs.reading_time("a", 100) == pytest.approx(0.01, rel=0.5)
+
+
+def num_records() -> int:
+    gc.collect()
+    return sum(type(one) is TextRecord for one in gc.get_objects())
+
+
+def test_aborted_texts_leave_nothing_behind() -> None:
+    before = num_records()
+    simulator = simulate({"a": drafter(0.9)})
+    for seq_id in range(300):
+        one = text(seq_id)
+        simulator.add(one)
+        simulator.run(3)
+        simulator.abort(one)
+    simulator.add(text(1000))
+    simulator.run(100)
+    assert num_records() - before < 20
+
+
+def test_the_costs_of_an_earlier_process_spare_the_learning() -> None:
+    first = simulate({"a": drafter(0.9)}, text())
+    first.run(FIRST_LEARNING)
+    assert isinstance(first.policy, Controller)
+    drafters = {"a": drafter(0.9)}
+    second = Simulator(Controller(["a"], max_draft=LONGEST, costs=first.policy.costs), drafters, pass_seconds)
+    second.add(text())
+    assert asked_share(second.run(20)) > 0.5
+
+
+# the text is not biased
+
+
+def decisions(token_ids: Random) -> list[dict[int, tuple[str, int]]]:
+    drafters = {"a": drafter(lambda seq_id: 0.9 - 0.2 * seq_id), "b": drafter(0.5, 0.0002, finds=0.5)}
+    policy = Controller(list(drafters), max_draft=LONGEST)
+    simulator = Simulator(policy, drafters, pass_seconds, token_ids=token_ids)
+    for seq_id in range(4):
+        simulator.add(text(seq_id))
+        simulator.run(200)
+    return [{seq_id: tuple(ask) for seq_id, ask in one.asks.items()} for one in simulator.rounds]
+
+
+def test_decisions_do_not_depend_on_the_values_of_tokens() -> None:
+    """Non-anticipation: whatever was drafted and written, only how much of it stood may matter."""
+    assert decisions(Random(1)) == decisions(Random(2))
+
+
+SOURCES = sorted(Path(foredraft.policy.__file__).parent.glob("*.py"))
+VALUES = {"ids", "probs", "prob_rows", "kept_ids", "laws", "logits", "proposal", "output_ids"}
+LENGTHS_ONLY = {"new_ids", "tokens"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_policy_reads_what_was_drafted(source: Path) -> None:
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    measured = {
+        id(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+    }
+    read = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert not [node.attr for node in read if node.attr in VALUES]
+    assert not [node.attr for node in read if node.attr in LENGTHS_ONLY and id(node) not in measured]

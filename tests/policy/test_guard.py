@@ -1,0 +1,155 @@
+"""Thresholds that a user sets: what happens when they are crossed, and that it is said and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from foredraft.errors import ForedraftError
+from foredraft.policy import Controller, FixedPolicy, Guard, Policy
+from foredraft.proposal import DraftRequest, Proposal
+from tests.policy.simulator import FakeDrafter, Simulator, text
+
+PAUSE = 100
+
+
+class Holder:
+    """A drafter as a guard sees it."""
+
+    def __init__(self, bytes_held: int = 0) -> None:
+        self.bytes_held = bytes_held
+        self.forgotten: set[int] = set()
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        raise AssertionError("a policy drafts nothing")
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self.forgotten.update(seq_ids)
+        self.bytes_held = 0
+
+
+def simulate(policy: Policy, stands: float) -> Simulator:
+    drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: stands)
+    return Simulator(policy, {"a": drafter}, lambda num_rows: 0.01)
+
+
+def guard(holder: Holder | None = None, *, num_steps: int = PAUSE, **thresholds: float | int) -> Guard:
+    return Guard(FixedPolicy("a"), {"a": holder or Holder()}, window=64, num_steps=num_steps, **thresholds)  # type: ignore[arg-type]
+
+
+def test_a_drafter_below_the_lowest_acceptance_is_left_alone_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    policy = guard(min_acceptance_rate=0.5)
+    simulator = simulate(policy, stands=0.2)
+    simulator.add(text(wanted=4))
+    rounds = simulator.run(16 + PAUSE + 1)
+    assert [one.num_asked for one in rounds] == [4] * 16 + [0] * PAUSE + [4]
+    assert policy.crossings == {("a", "min_acceptance_rate"): 1}
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert record.levelname == "WARNING"
+    assert "\n" not in message
+    for part in ("a:", "min_acceptance_rate", "50.0%", "64", str(PAUSE)):
+        assert part in message
+    simulator.run(15)
+    assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # judged by new drafts alone
+
+
+def test_a_drafter_above_it_is_not_disturbed(caplog: pytest.LogCaptureFixture) -> None:
+    policy = guard(min_acceptance_rate=0.5)
+    simulator = simulate(policy, stands=0.97)
+    simulator.add(text(wanted=4))
+    assert {one.num_asked for one in simulator.run(500)} == {4}
+    assert not policy.crossings
+    assert not caplog.records
+
+
+def test_only_the_last_tokens_count() -> None:
+    """A drafter that was good for long is not carried by it."""
+    rate = [1.0]
+    drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: rate[0])
+    policy = guard(min_acceptance_rate=0.5)
+    simulator = Simulator(policy, {"a": drafter}, lambda num_rows: 0.01)
+    simulator.add(text(wanted=4))
+    simulator.run(1000)
+    rate[0] = 0.0
+    assert [one.num_asked for one in simulator.run(16)][:8] == [4] * 8
+    assert policy.crossings
+
+
+def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixture) -> None:
+    holder = Holder()
+    policy = guard(holder, max_draft_memory=1 << 20)
+    simulator = simulate(policy, stands=0.9)
+    simulator.add(text(0, wanted=4), text(1, wanted=0))
+    simulator.run(10)
+    assert not policy.crossings
+    holder.bytes_held = 3 << 20
+    rounds = simulator.run(1 + PAUSE + 1)
+    assert [one.num_asked for one in rounds] == [4] + [0] * PAUSE + [4]
+    assert holder.forgotten == {0, 1}
+    assert holder.bytes_held == 0
+    assert policy.crossings == {("a", "max_draft_memory"): 1}
+    (record,) = caplog.records
+    for part in ("a:", "3.0 MiB", "max_draft_memory", "1.0 MiB", str(PAUSE)):
+        assert part in record.getMessage()
+
+
+def test_a_drafter_that_holds_none_never_crosses() -> None:
+    class Bare:
+        def propose(self, requests: list[DraftRequest]) -> Proposal:
+            raise AssertionError
+
+        def forget(self, seq_ids: list[int]) -> None:
+            raise AssertionError
+
+    policy = Guard(FixedPolicy("a"), {"a": Bare()}, max_draft_memory=0)
+    simulator = simulate(policy, stands=0.9)
+    simulator.add(text(wanted=4))
+    assert {one.num_asked for one in simulator.run(50)} == {4}
+
+
+def test_without_thresholds_it_changes_nothing() -> None:
+    def asks(policy: Policy) -> list[int]:
+        simulator = simulate(policy, stands=0.8)
+        simulator.add(text(0), text(1, wanted=3))
+        return [one.num_asked for one in simulator.run(300)]
+
+    assert asks(Guard(Controller(["a"]), {"a": Holder()})) == asks(Controller(["a"]))
+
+
+def test_it_holds_around_the_controller_too() -> None:
+    policy = Guard(Controller(["a"]), {"a": Holder()}, min_acceptance_rate=0.9)
+    simulator = simulate(policy, stands=0.7)  # drafting pays, but the user does not want it
+    simulator.add(text())
+    simulator.run(1000)
+    assert policy.crossings["a", "min_acceptance_rate"] >= 1
+    assert sum(one.num_asked > 0 for one in simulator.rounds) < 500
+
+
+def test_the_memory_of_the_target_is_still_the_policys_business() -> None:
+    policy = guard(min_acceptance_rate=0.0)
+    simulator = simulate(policy, stands=0.9)
+    simulator.add(text(wanted=4))
+    simulator.run(5)
+    simulator.give_up(["a"])
+    assert simulator.run(1)[0].num_asked == 0
+    assert not policy.crossings
+
+
+def test_crossings_merge_by_addition() -> None:
+    a: Counter[tuple[str, str]] = Counter({("a", "min_acceptance_rate"): 1})
+    assert (a + Counter({("a", "min_acceptance_rate"): 2}))["a", "min_acceptance_rate"] == 3
+    policy = guard(min_acceptance_rate=0.5)
+    assert isinstance(policy.crossings, Counter)
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [{"min_acceptance_rate": bad} for bad in (-0.1, 1.1, float("nan"), "0.5", True)]
+    + [{"max_draft_memory": bad} for bad in (-1, 0.5, "1GiB", True)],
+    ids=str,
+)
+def test_a_threshold_that_could_not_be_meant_is_refused(threshold: dict[str, float]) -> None:
+    with pytest.raises(ForedraftError, match=next(iter(threshold))):
+        guard(**threshold)
