@@ -123,6 +123,9 @@ class Controller:
 
     def memory_short(self, drafters: Sequence[str]) -> None:
         self._pause.start(drafters)
+        for text in self._texts.values():
+            for name in drafters:
+                text.records[name].num_read = 0
         self._plans.clear()
         self._next_plan = 0
 

@@ -34,7 +34,7 @@ class Curve:
         self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=_KEPT)).append(seconds)
         self._lines.pop(n, None)
 
-    def add_known(self, points: Iterable[Point], factor: float) -> None:
+    def add_known(self, points: Iterable[Point], factor: float = 1.0) -> None:
         """What points() gave once, times a factor: as good as a few samples, for what was not measured since."""
         for n, x, seconds in points:
             if not self.num_samples(n, x):
@@ -123,6 +123,13 @@ class Remembered:
             {str(name): _as_time(seconds) for name, seconds in dict(found["reading"]).items()},
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "steps": {_KINDS[sampled]: points for sampled, points in self.steps.items()},
+            "drafts": [[name, _KINDS[sampled], points] for (name, sampled), points in self.drafts.items()],
+            "reading": dict(self.reading),
+        }
+
 
 def _point(n: int, x: int, seconds: float) -> Point:
     if not (1 <= n < math.inf and 0 <= x < math.inf):
@@ -146,12 +153,19 @@ class Costs:
         self.num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: seconds, by what was measured."""
+        """For JSON: seconds, by what was measured; what is remembered, as long as nothing newer is known."""
+        if self._remembered is not None:
+            return self._remembered.as_dict()
         return {
             "steps": {_KINDS[sampled]: list(curve.points()) for sampled, curve in self.steps.items()},
             "drafts": [[name, _KINDS[sampled], list(curve.points())] for (name, sampled), curve in self.drafts.items()],
             "reading": {name: median(samples) for name, samples in self._reading.items()},
         }
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Costs:
+        """Raises KeyError, TypeError or ValueError for what as_dict never gave."""
+        return cls(Remembered.from_dict(found))
 
     def record_step(self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool) -> None:
         """num_rows: of the target's pass, one of each sequence and its draft tokens."""
@@ -196,7 +210,7 @@ class Costs:
         if self._remembered is None:
             return
         before = Curve(slope=0.05)
-        before.add_known(self._remembered.steps[sampled], 1.0)
+        before.add_known(self._remembered.steps[sampled])
         then, now = before.at(num_sequences, num_sequences), self.steps[sampled].at(num_sequences, num_sequences)
         if not then or not now:
             return

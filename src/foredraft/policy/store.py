@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from foredraft.folders import can_write, is_ours, user_folders
-from foredraft.policy.costs import Costs, Remembered
+from foredraft.policy.costs import Costs
 
 logger = logging.getLogger("foredraft")
 
@@ -38,7 +38,7 @@ class CostFile:
         """What is kept, or nothing: a file that cannot be read is measured anew."""
         if self.path is not None and is_ours(self.path):
             try:
-                return Costs(Remembered.from_dict(json.loads(self.path.read_text())))
+                return Costs.from_dict(json.loads(self.path.read_text()))
             except (OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("%s: what steps cost cannot be read (%s) and is measured again", self.path, error)
         return Costs()
