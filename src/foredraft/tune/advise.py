@@ -23,6 +23,9 @@ MOST_DRAFT_TOKENS = 8
 _LOOKUPS = ("suffix", "ngram")
 _MEASURING, _CHECKING = 0.5, 0.92
 """Of the budget: the share that goes into what predictions rest on, and the share by which everything is to be run."""
+WORTH, RISK = 1.03, 0.95
+"""The least speedup to expect of a setting that is advised, and the least that its interval may leave possible: prompts
+differ, and an interval over a few dozen of them is often wider than what is to be won."""
 _NUM_FINALISTS = 3
 _MOST_PASSES = 12
 _NEAR = 0.9
@@ -162,8 +165,8 @@ def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
 
 
 def choose(finalists: Sequence[Finalist]) -> Advice:
-    """The setting with the greatest expected speedup (the geometric mean over batch sizes), of those that pay: whose interval lies
-    above 1 at some batch size, and at none below. Where none pays, plain decoding."""
+    """The setting with the greatest expected speedup (the geometric mean over batch sizes), of those that pay at some batch size
+    and whose interval lies below 1 at none. Where none pays, plain decoding: it then costs at most what WORTH says."""
     by_setting: dict[Setting, list[Finalist]] = {}
     for one in finalists:
         by_setting.setdefault(_setting(one.configuration), []).append(one)
@@ -176,8 +179,9 @@ def choose(finalists: Sequence[Finalist]) -> Advice:
 
 def _pays(found: Sequence[Finalist]) -> bool:
     """One group of questions gives no interval, and decides nothing."""
-    intervals = [one.expected.interval for one in found]
-    return any(i is not None and i.low > 1.0 for i in intervals) and all(i and i.high >= 1.0 for i in intervals)
+    expected = [one.expected for one in found]
+    is_worth = any(one.value >= WORTH and one.interval and one.interval.low >= RISK for one in expected)
+    return is_worth and all(one.interval and one.interval.high >= 1.0 for one in expected)
 
 
 def _mean_speedup(found: Sequence[Finalist]) -> float:

@@ -53,15 +53,19 @@ def sentences(result: TuneResult) -> list[str]:
     """The advice first, then what must stand beside it."""
     advice, of = result.advice, result.advice.of
     best = name_of(of[0].configuration.method or ""), of[0].configuration.speculative_tokens
-    if advice.is_plain:
-        reason = "no better than" if all(one.expected.interval for one in of) else "on too few prompts to tell"
+    named = f"{best[0]} with {_tokens(best[1])}"
+    if not advice.is_plain:
+        lines = [f"Use {named}: expect {_speedups(of)} the speed of plain decoding."]
+        if any(one.expected.interval is not None and one.expected.interval.low < 1.0 for one in of):
+            lines.append(
+                "The interval reaches below 1: on other prompts of these kinds it may be no faster, or slower."
+            )
+    elif all(one.expected.interval for one in of):
         lines = [
-            f"Do not speculate: the best, {best[0]} with {_tokens(best[1])}, comes to {_speedups(of)}, {reason} 1."
+            f"Do not speculate: the best, {named}, comes to {_speedups(of)}, which is too little, or too uncertain."
         ]
-        if "few" in reason:
-            lines = [f"Do not speculate: {best[0]} with {_tokens(best[1])} came to {_speedups(of)}, {reason}."]
     else:
-        lines = [f"Use {best[0]} with {_tokens(best[1])}: expect {_speedups(of)} the speed of plain decoding."]
+        lines = [f"Do not speculate: {named} came to {_speedups(of)}, on too few prompts to tell."]
     groups = ", ".join(
         f"{num} {'prompts' if size == 1 else f'groups of {size}'}" for size, num in result.num_groups.items()
     )
