@@ -222,7 +222,7 @@ class Engine:
     def _commit(self, work: Work, outcome: Outcome) -> int:
         """-> how many of the outcome's tokens the text kept"""
         sequence, new_ids = work.sequence, outcome.new_ids
-        num_accepted = len(new_ids) - 1
+        num_accepted = outcome.num_accepted
         failed = _first_failed(sequence, num_accepted)
         num_kept = sequence.commit(new_ids[:failed], outcome.num_drafted, has_own=failed is None)
         if failed is not None and not sequence.is_finished:

@@ -33,6 +33,11 @@ class Outcome(NamedTuple):
     logits: Tensor
     near_ties: list[bool]
 
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that stood; where the text ends among them it keeps fewer."""
+        return len(self.new_ids) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -95,15 +95,7 @@ def bench(
 
     --json prints results.json.
     """
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(context)
     seconds = seconds_of(budget)
     from foredraft.bench import Configuration, run_bench
     from foredraft.bench.configurations import default_configurations

@@ -82,17 +82,7 @@ def chat(
     trace: TraceOption = None,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer; Ctrl-D or /exit ends."""
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(context)
     template = None if chat_template is None else read_text(chat_template)
     models = Models.of(context)
     if template is None:

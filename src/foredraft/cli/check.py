@@ -82,16 +82,7 @@ def check(
     from foredraft import render
     from foredraft.certificate import check as certify
 
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(context)
     if not budget > 0:
         raise ForedraftError(f"budget must be above 0 seconds, not {budget}")
     given = None if prompts is None else prompts_of(prompts)

@@ -53,7 +53,7 @@ def demo(
 
     if trace is not None and as_json:
         raise ForedraftError("--trace records the text that is shown, and with --json none is: leave one of them out")
-    params = sampling_params(max_tokens=max_tokens, temperature=0.0)
+    params = sampling_params(context, temperature=0.0)
     models = Models.of(context)
     llm = models.load()
     if as_json:

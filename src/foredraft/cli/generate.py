@@ -107,18 +107,7 @@ def generate(
 
     --trace records the rounds of what is asked for, not of a comparison.
     """
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        n=n,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(context)
     batch = prompts_from(prompt, prompts)
     if compare and len(batch) > 1:
         raise ForedraftError(f"--compare takes one prompt, and there are {len(batch)}")

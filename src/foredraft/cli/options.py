@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from foredraft.sampling import SamplingParams
 
 DEFAULT_TOKENS = 128
+_SAMPLING_OPTIONS = (
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="The target: hub id or directory. Default: the embedded pair.")
@@ -163,10 +175,14 @@ def num_bytes(size: str) -> int:
         raise ForedraftError(f"{size!r} is no amount of memory: write it as 512MiB, 2GB or a number of bytes") from None
 
 
-def sampling_params(**settings: Any) -> SamplingParams:
+def sampling_params(context: typer.Context, **settings: Any) -> SamplingParams:
+    """What a command's options of these names ask for. settings: what it does not let the user choose."""
     from foredraft.sampling import SamplingParams
 
-    return SamplingParams(**settings)
+    given = {name: context.params[name] for name in _SAMPLING_OPTIONS if name in context.params}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"] or ())
+    return SamplingParams(**given, **settings)
 
 
 def set_threads(num_threads: int | None) -> None:

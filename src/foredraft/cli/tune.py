@@ -89,15 +89,7 @@ def tune(
     docs/tuning.md says how, and what --json holds.
     """
     started = time.perf_counter()
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-    )
+    params = sampling_params(context)
     seconds = seconds_of(budget)
     questions = workload_from(workload, num_prompts)
     _require_place(output)

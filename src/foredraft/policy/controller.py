@@ -13,7 +13,7 @@ from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
 from foredraft.sequence import TokenSequence
-from foredraft.step import Step, Work
+from foredraft.step import Step
 
 _PLAN_SECONDS = 0.02
 _SOONEST, _LATEST = 2, 64
@@ -102,7 +102,7 @@ class Controller:
             return Ask(self._first, max(min(wanted, most), 0)) if self._first not in self._pause else NOBODY
         text = self._texts.get(sequence.seq_id)
         if text is None:
-            text = self._new_text(sequence)
+            text = self._text_of(sequence)
             self._plan([sequence])
             self._num_planned += 1
         ask = text.ask
@@ -129,8 +129,11 @@ class Controller:
         self._plans.clear()
         self._next_plan = 0
 
-    def _new_text(self, sequence: TokenSequence) -> _Text:
-        text = self._texts[sequence.seq_id] = _Text({name: TextRecord() for name in self.acceptance})
+    def _text_of(self, sequence: TokenSequence) -> _Text:
+        """What is known of it; of one with a number of its own that may begin with its first draft."""
+        text = self._texts.get(sequence.seq_id)
+        if text is None:
+            text = self._texts[sequence.seq_id] = _Text({name: TextRecord() for name in self.acceptance})
         return text
 
     def _replan(self, running: Sequence[TokenSequence]) -> None:
@@ -153,7 +156,7 @@ class Controller:
 
     def _plan(self, sequences: Sequence[TokenSequence]) -> None:
         """Give each of these its ask. What their plain step takes is measured before anything is drafted."""
-        sampled = any(not s.sampler.is_greedy for s in sequences)
+        sampled = _samples(sequences)
         self._wants_plain = self._lacks_plain(len(sequences), sampled)
         asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(sequences, sampled)
         for sequence, ask in zip(sequences, asks, strict=True):
@@ -205,7 +208,7 @@ class Controller:
         ready = [s for s in sequences if s.room > _PROBE_DEPTH] if names else []
         if not ready:
             return
-        sampled = any(not s.sampler.is_greedy for s in sequences)
+        sampled = _samples(sequences)
         row_time = self._row_time(len(sequences), sampled)
         for name in names:
             missed, sequence = min(((self._missed(s, name), s) for s in ready), key=lambda pair: pair[0])
@@ -219,7 +222,7 @@ class Controller:
 
     def _missed(self, sequence: TokenSequence, drafter: str) -> int:
         """Tokens that came while the drafter was not asked, a prompt for instance: it would have to read them first."""
-        return len(sequence.tokens) - self._texts[sequence.seq_id].records[drafter].num_read
+        return len(sequence.tokens) - self._text_of(sequence).records[drafter].num_read
 
     def _row_time(self, num_sequences: int, sampled: bool) -> float:
         """What a probe's rows add to a pass."""
@@ -230,7 +233,7 @@ class Controller:
     def _measure(self, step: Step) -> None:
         """Only steps that follow one of their kind: the first after others runs code and reads memory that is not at hand,
         and takes half as long again."""
-        sampled = any(not work.sequence.sampler.is_greedy for work in step.scoring)
+        sampled = _samples([work.sequence for work in step.scoring])
         num_sequences = len(step.works)
         is_usual = step.draft_times.keys() == self._last_asked
         if len(step.scoring) != num_sequences or any(work.num_unread != 1 for work in step.works):
@@ -246,7 +249,7 @@ class Controller:
                 for work, kept in zip(step.scoring, step.num_kept, strict=True)
                 if work.drafter == name and work.max_draft
             ]
-            num_missed = sum(self._num_missed(work, kept) for work, kept in asked)
+            num_missed = sum(self._missed(work.sequence, name) - kept for work, kept in asked)  # before the step
             if is_usual or num_missed:
                 depth = max(work.max_draft for work, _ in asked)
                 self.costs.record_draft(name, len(asked), depth, num_missed, seconds, sampled=sampled)
@@ -257,26 +260,23 @@ class Controller:
             self._save_at *= 2
             self._store.save(self.costs)
 
-    def _num_missed(self, work: Work, num_kept: int) -> int:
-        """Before the step."""
-        text = self._texts.get(work.sequence.seq_id)
-        num_read = 0 if text is None else text.records[work.drafter].num_read
-        return len(work.sequence.tokens) - num_kept - num_read
-
     def _count(self, step: Step) -> None:
         for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
             if not work.max_draft:
                 continue
             sequence = work.sequence
-            # a request with a number of its own was never planned for
-            text = self._texts.get(sequence.seq_id) or self._new_text(sequence)
-            record = text.records[work.drafter]
-            num_accepted = min(len(outcome.new_ids) - 1, num_kept)
+            record = self._text_of(sequence).records[work.drafter]
+            num_accepted = min(outcome.num_accepted, num_kept)
             mood = record.mood(self._round)
             self._num_drafts += 1
             self.acceptance[work.drafter].record(mood, work.max_draft, outcome.num_drafted, num_accepted)
             record.record(work.max_draft, num_accepted, self._round)
             record.num_read = len(sequence.tokens)
+
+
+def _samples(sequences: Sequence[TokenSequence]) -> bool:
+    """Whether any of them draws its tokens: such steps have costs of their own."""
+    return any(not sequence.sampler.is_greedy for sequence in sequences)
 
 
 def _magnitude(num_tokens: int) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 
 _KEPT = 32
 _ENOUGH = 3
+STALL = 3.0
+"""A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 _KINDS = {False: "greedy", True: "sampled"}
 
 
@@ -73,7 +75,7 @@ class Curve:
         if n not in self._lines:
             samples = self._samples[n]
             xs = sorted(x for x in samples if len(samples[x]) >= _ENOUGH) or sorted(samples)
-            times = _rising([_typical(samples[x]) for x in xs], [len(samples[x]) for x in xs])
+            times = _rising([typical_time(samples[x]) for x in xs], [len(samples[x]) for x in xs])
             self._lines[n] = xs, times
         return self._lines[n]
 
@@ -85,10 +87,10 @@ def _as_time(seconds: float) -> float:
     return float(seconds)
 
 
-def _typical(samples: Collection[float]) -> float:
+def typical_time(samples: Collection[float]) -> float:
     """The mean, since it is what many steps take together; but one that took very long, as now and then one does for reasons
     of its own, counts as three usual ones."""
-    most = 3 * median(samples)
+    most = STALL * median(samples)
     return sum(min(seconds, most) for seconds in samples) / len(samples)
 
 

@@ -78,7 +78,7 @@ class Guard:
         window = self._windows[name]
         for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
             if work.drafter == name and outcome.num_drafted:
-                window.add(outcome.num_drafted, min(len(outcome.new_ids) - 1, num_kept))
+                window.add(outcome.num_drafted, min(outcome.num_accepted, num_kept))
         if window.is_full and window.rate < least:
             self._cross(
                 name,

@@ -28,7 +28,7 @@ def target_says(
     in the row after the accepted draft tokens; None leaves it out."""
     places, ids = list(range(len(drafted))), list(drafted)
     if own is not None:
-        places.append(len(outcome.new_ids) - 1)
+        places.append(outcome.num_accepted)
         ids.append(own)
     if not ids:
         return TargetSays([], [])

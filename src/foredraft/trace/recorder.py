@@ -152,7 +152,7 @@ class Recorder:
         )
 
     def _round_line(self, text: _Text, step: Step, row: int, work: Work, outcome: Outcome, num_kept: int) -> RoundLine:
-        sequence, num_accepted = work.sequence, len(outcome.new_ids) - 1
+        sequence, num_accepted = work.sequence, outcome.num_accepted
         before = len(sequence.tokens) - num_kept
         drafted = step.proposal.ids[row, : outcome.num_drafted].tolist()
         has_own = num_kept > num_accepted

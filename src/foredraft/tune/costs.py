@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from statistics import median
 
 import numpy as np
 
+from foredraft.policy.costs import STALL, typical_time
 from foredraft.tune.rounds import Round
 
 _ENOUGH, _SHARE = 8, 0.1
-_STALL = 3.0
-"""A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 
 
 class Line:
@@ -38,13 +36,8 @@ class Line:
             most = max(map(len, self._samples.values()), default=0)
             enough = max(_ENOUGH, _SHARE * most)
             xs = sorted(x for x, samples in self._samples.items() if len(samples) >= enough) or sorted(self._samples)
-            self._points = xs, [_mean(self._samples[x]) for x in xs]
+            self._points = xs, [typical_time(self._samples[x]) for x in xs]
         return self._points
-
-
-def _mean(samples: list[float]) -> float:
-    most = _STALL * median(samples)
-    return sum(min(value, most) for value in samples) / len(samples)
 
 
 class StepCosts:
@@ -71,7 +64,7 @@ class StepCosts:
     def usual_seconds(self, one: Round) -> float:
         """What the step took, but for a stall."""
         expected = self.verify_seconds(one.num_sequences, one.num_rows(one.depth))
-        return min(one.seconds, _STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
+        return min(one.seconds, STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
 
     def difference(self, one: Round, speculative_tokens: int) -> float:
         """What the step would have taken more, had no more than so many draft tokens been asked for. Usually below 0."""
