@@ -127,12 +127,27 @@ def test_counts_fade() -> None:
     assert acceptance.forecast(2).num_tokens[4] < 1.2
 
 
-def test_a_mood_never_seen_is_like_the_others() -> None:
+def test_who_was_not_looked_at_for_long_is_thought_to_be_like_all_others() -> None:
     acceptance = Acceptance(MAX_DRAFT)
     for _ in range(500):
         acceptance.record(2, 4, 4, 0)
-    for mood in range(NUM_MOODS):
+    for mood in (NEW, STALE):
         assert acceptance.forecast(mood).num_tokens[4] < 1.2
+
+
+def test_how_a_text_goes_says_what_to_expect_before_anything_was_counted_of_such_texts() -> None:
+    """The first text of a process that turns bad is not thought to go on as all did until then."""
+    acceptance, record = Acceptance(MAX_DRAFT), TextRecord()
+    for now in range(100):
+        acceptance.record(record.mood(now), 4, 4, 4)
+        record.record(4, 4, now)
+    levels = [acceptance.forecast(mood).num_tokens[4] for mood in range(max(NEW, STALE) + 1, NUM_MOODS)]
+    assert levels == sorted(levels)
+    for now in range(100, 108):
+        record.record(4, 0, now)
+    assert acceptance.forecast(record.mood(108)).num_tokens[4] < 1.5
+    acceptance.record(record.mood(108), 4, 4, 0)
+    assert acceptance.forecast(record.mood(108)).num_tokens[4] < 1.5
 
 
 def test_the_mood_of_a_text() -> None:

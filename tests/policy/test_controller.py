@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -104,56 +105,73 @@ def mean_asked(rounds: Sequence[Round], name: str = "a") -> float:
     return sum(ask.max_draft for ask in asks if ask.drafter == name) / len(asks)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_stops_within_sixteen_rounds_after_a_text_turns_bad(seed: int) -> None:
+def rounds_to(rounds: Sequence[Round], is_so: Callable[[Round], bool], window: int = 6) -> int:
+    """After how many rounds it is so in all but one of a window; as many as there are if never."""
+    found = [is_so(one) for one in rounds]
+    starts = range(len(found) - window + 1)
+    return next((i for i in starts if sum(found[i : i + window]) >= window - 1), len(found))
+
+
+def asks_for(name: str) -> Callable[[Round], bool]:
+    return lambda one: any(ask.drafter == name and ask.max_draft > 0 for ask in one.asks.values())
+
+
+def turns(good: float, bad: float, per_token: float, seed: int) -> tuple[list[int], list[int]]:
+    """One text that changes its character six times, from the first time in its process on.
+    -> rounds until it was asked for at most half as much as in good parts, and until for at least half, each time"""
+    rate = Changing(good)
+    simulator = simulate({"a": drafter(rate, per_token, reading=per_token / 20)}, text(prompt_len=100), seed=seed)
+    usual = mean_asked(simulator.run(300)[-50:])
+    down, up = [], []
+    for _ in range(3):
+        rate.rate = bad
+        down.append(rounds_to(simulator.run(300), lambda one: one.num_asked <= usual / 2))
+        rate.rate = good
+        up.append(rounds_to(simulator.run(300), lambda one: one.num_asked >= max(usual / 2, 1)))
+    return down, up
+
+
+PAIRS = [(0.95, 0.02, 0.0001), (0.95, 0.02, 0.0005), (0.95, 0.02, 0.001), (0.7, 0.02, 0.0005), (0.8, 0.2, 0.0005)]
+"""What stands in good and in bad text, and seconds per draft token, of a target that takes 10 ms."""
+
+
+@pytest.mark.parametrize(("good", "bad", "per_token"), PAIRS)
+def test_the_number_changes_within_sixteen_rounds(good: float, bad: float, per_token: float) -> None:
+    """Down to nothing and back, also the first time. Which draft tokens stand is chance: the median of seven texts."""
+    found = [turns(good, bad, per_token, seed) for seed in range(7)]
+    for direction in range(2):
+        assert median(pair[direction][0] for pair in found) <= SWITCH
+        assert median(rounds for pair in found for rounds in pair[direction]) <= SWITCH
+
+
+@pytest.mark.parametrize("per_token", [0.0001, 0.0005, 0.001])
+def test_the_drafter_changes_within_sixteen_rounds(per_token: float) -> None:
+    """Two drafters, each at home in another kind of text."""
+    first, rest = [], []
+    for seed in range(5):
+        rates = {"a": Changing(0.95), "b": Changing(0.05)}
+        drafters = {name: drafter(rate, per_token, reading=per_token / 20) for name, rate in rates.items()}
+        simulator = simulate(drafters, text(prompt_len=100), seed=seed)
+        simulator.run(300)
+        found = []
+        for turn in range(6):
+            rates["a"].rate, rates["b"].rate = rates["b"].rate, rates["a"].rate
+            found.append(rounds_to(simulator.run(300), asks_for("ba"[turn % 2])))
+        first.append(found[0])
+        rest += found[1:]
+    assert median(first) <= SWITCH
+    assert median(rest) <= SWITCH
+
+
+def test_after_a_change_not_all_is_spent_at_once_on_hoping_for_the_next() -> None:
+    """A draft of 20 % of a step per token: the account has to last until the text turns good again."""
     rate = Changing(0.95)
-    simulator = simulate({"a": drafter(rate, 0.002)}, text(), seed=seed)
-    for _ in range(3):  # it has seen such changes before
-        rate.rate = 0.95
-        simulator.run(300)
-        rate.rate = 0.02
-        simulator.run(300)
-    rate.rate = 0.95
-    before = mean_asked(simulator.run(600)[-50:])
-    assert before > 3
-    rate.rate = 0.02
-    simulator.run(SWITCH)
-    assert mean_asked(simulator.run(SWITCH)) <= before / 2
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_number_grows_within_sixteen_rounds_after_a_text_turns_better(seed: int) -> None:
-    rate = Changing(0.4)
-    simulator = simulate({"a": drafter(rate, 0.0005)}, text(), seed=seed)
-    for _ in range(4):  # it has seen such changes before
-        rate.rate = 0.4
-        simulator.run(300)
-        rate.rate = 0.98
-        simulator.run(300)
-    rate.rate = 0.4
-    before = mean_asked(simulator.run(300)[-100:])
-    rate.rate = 0.98
-    simulator.run(SWITCH)
-    assert mean_asked(simulator.run(SWITCH)) >= before + 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_drafter_changes_within_sixteen_rounds(seed: int) -> None:
-    """Two drafters, each at home in another kind of text; one process that has met both."""
-    first, second = Changing(0.95), Changing(0.3)
-    simulator = simulate({"a": drafter(first, 0.0005), "b": drafter(second, 0.0005)}, text(), seed=seed)
+    simulator = simulate({"a": drafter(rate, 0.002, reading=0.0001)}, text(prompt_len=100))
     for _ in range(4):
-        first.rate, second.rate = 0.95, 0.3
-        simulator.run(300)
-        first.rate, second.rate = 0.02, 0.95
-        simulator.run(300)
-    first.rate, second.rate = 0.95, 0.3
-    at_home = simulator.run(300)[-100:]
-    assert mean_asked(at_home, "a") > mean_asked(at_home, "b")
-    first.rate, second.rate = 0.02, 0.95
-    simulator.run(SWITCH)
-    after = simulator.run(SWITCH)
-    assert mean_asked(after, "b") > mean_asked(after, "a")
+        for rate.rate in (0.95, 0.02):
+            simulator.run(300)
+    rate.rate = 0.95
+    assert rounds_to(simulator.run(300), asks_for("a")) < 100
 
 
 def test_time_decides_between_drafters_and_not_length() -> None:

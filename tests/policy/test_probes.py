@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +61,33 @@ def test_a_dear_drafter_does_not_use_up_the_account_of_a_cheap_one() -> None:
 
 def test_the_share_is_within_what_is_promised() -> None:
     assert 0 < SHARE <= 0.01
+
+
+def test_probes_that_bring_nothing_come_ever_more_seldom_and_one_that_pays_is_followed_at_once() -> None:
+    probes, made = Probes(["a"], 0.5, 0.5), []
+    for step in range(60):
+        probes.pass_time(1.0)
+        if probes.may("a", 0.01):
+            probes.spend("a", 0.01)
+            made.append(step)
+    gaps = [after - before for before, after in pairwise(made)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] < gaps[-1] <= 16
+    probes.pass_time(1.0)
+    while not probes.may("a", 0.01):
+        probes.pass_time(1.0)
+    probes.spend("a", -1.0, num_gained=2)
+    probes.pass_time(1.0)
+    assert probes.may("a", 0.01)
+
+
+def test_an_account_is_not_emptied_at_once() -> None:
+    """Half of what a long good time has saved is still there after sixty steps in which every probe was in vain."""
+    probes = Probes(["a"], 0.01)
+    for _ in range(1000):
+        probes.pass_time(1.0)
+    for _ in range(60):
+        probes.pass_time(1.0)
+        if probes.may("a", 0.4):
+            probes.spend("a", 0.4)
+    assert 0 < probes.spent <= 5.3

@@ -11,10 +11,13 @@ is not assumed but counted.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 NEW, STALE, _FIRST_LEVEL = 0, 1, 2
 _LEVELS = (0.1, 0.35, 0.6, 0.85)
+_LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 1.0)))
 NUM_MOODS = _FIRST_LEVEL + len(_LEVELS) + 1
 
 _OPTIMISM = 0.7
@@ -83,11 +86,19 @@ class _PlaceCounts:
             self.stood[place] += 1
         self.forecast = None
 
-    def rates(self, prior: list[float]) -> list[float]:
+    def rates(self, prior: Sequence[float]) -> list[float]:
+        """prior: what is thought of each place before anything was counted there."""
         return [
-            (stood + _PRIOR * before) / (reached + _PRIOR)
+            _blended(stood, reached, before)
             for stood, reached, before in zip(self.stood, self.reached, prior, strict=True)
         ]
+
+    def chained_rates(self, first: float) -> list[float]:
+        """first: what is thought of the first place; each of the others is thought to be like the one before it."""
+        found: list[float] = []
+        for stood, reached in zip(self.stood, self.reached, strict=True):
+            found.append(_blended(stood, reached, found[-1] if found else first))
+        return found
 
     def found(self, prior: list[float]) -> list[float]:
         """The share of asks for so many tokens that brought so many."""
@@ -95,8 +106,13 @@ class _PlaceCounts:
         for place in range(len(shares) - 1, -1, -1):
             offered += self.offered[place]
             drafted += self.drafted[place]
-            shares[place] = min((drafted + _PRIOR * prior[place]) / (offered + _PRIOR), 1.0)
+            shares[place] = min(_blended(drafted, offered, prior[place]), 1.0)
         return shares
+
+
+def _blended(count: float, chances: float, before: float) -> float:
+    """The share counted, where little was counted about what was thought before."""
+    return (count + _PRIOR * before) / (chances + _PRIOR)
 
 
 class Acceptance:
@@ -116,19 +132,19 @@ class Acceptance:
     def forecast(self, mood: int) -> Forecast:
         counts = self._moods[mood]
         if counts.forecast is None:
-            counts.forecast = self._computed(counts)
+            counts.forecast = self._computed(counts, self._rates(mood))
         return counts.forecast
 
-    def _computed(self, counts: _PlaceCounts) -> Forecast:
-        """A mood that was seldom seen is thought to be like the others, a place that was seldom reached like the one before
-        it."""
-        everywhere: list[float] = []
-        for stood, reached in zip(self._all.stood, self._all.reached, strict=True):
-            before = everywhere[-1] if everywhere else _OPTIMISM
-            everywhere.append((stood + _PRIOR * before) / (reached + _PRIOR))
+    def _rates(self, mood: int) -> list[float]:
+        """Of a mood that was seldom seen a level says itself what to think; any other is thought to be like all together."""
+        if mood >= _FIRST_LEVEL:
+            return self._moods[mood].chained_rates(_LEVEL_RATES[mood - _FIRST_LEVEL])
+        return self._moods[mood].rates(self._all.chained_rates(_OPTIMISM))
+
+    def _computed(self, counts: _PlaceCounts, rates: Sequence[float]) -> Forecast:
         found = counts.found(self._all.found([1.0] * self.max_draft))
         num_tokens, num_rows, survival = [1.0], [0.0], 1.0
-        for place, rate in enumerate(counts.rates(everywhere)):
+        for place, rate in enumerate(rates):
             survival *= rate
             num_tokens.append(num_tokens[-1] + survival)
             num_rows.append(num_rows[-1] + max(found[place], survival))

@@ -255,7 +255,9 @@ class Controller:
                 self.costs.record_draft(name, len(asked), depth, num_missed, seconds, sampled=sampled)
         if self._probing is not None and self._probing in step.draft_times:
             plain = self.costs.step_time(num_sequences, num_sequences, sampled=sampled) or step.total_time
-            self._probes.spend(self._probing, step.total_time - plain)
+            num_gained = sum(step.num_kept) - len(step.num_kept)
+            added = step.total_time - plain * (1 + num_gained / num_sequences)
+            self._probes.spend(self._probing, added, num_gained)
         if self._store is not None and self.costs.num_samples >= self._save_at:
             self._save_at *= 2
             self._store.save(self.costs)

@@ -152,6 +152,7 @@ class Costs:
         self.steps = {sampled: Curve(slope=0.05) for sampled in (False, True)}
         self.drafts: dict[tuple[str, bool], Curve] = {}
         self._reading: dict[str, deque[float]] = {}
+        self._most_reading: dict[str, float] = {}
         self.num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -185,7 +186,9 @@ class Costs:
         usual = curve.at(num_requests, depth)
         if num_missed and usual is not None:
             self._reading.setdefault(drafter, deque(maxlen=_KEPT)).append(max(seconds - usual, 0.0) / num_missed)
-        elif not num_missed:
+        elif num_missed:  # as if drafting had taken no time
+            self._most_reading[drafter] = min(seconds / num_missed, self._most_reading.get(drafter, math.inf))
+        else:
             curve.add(num_requests, depth, seconds)
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
@@ -199,7 +202,7 @@ class Costs:
     def reading_time(self, drafter: str, num_tokens: int) -> float:
         """What it takes a drafter to read tokens it has missed, a prompt for instance."""
         samples = self._reading.get(drafter)
-        return median(samples) * num_tokens if samples else 0.0
+        return (median(samples) if samples else self._most_reading.get(drafter, 0.0)) * num_tokens
 
     def knows_plain(self, num_sequences: int, *, sampled: bool) -> bool:
         """Whether plain steps of so many sequences were measured, or of about so many."""
