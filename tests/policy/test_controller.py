@@ -201,6 +201,15 @@ def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
     assert sum(one.asks[1].max_draft > 0 for one in rounds) < 0.2 * len(rounds)
 
 
+@pytest.mark.parametrize("wanted", [0, 2, 20])
+def test_beside_a_request_with_a_number_of_its_own_others_get_what_pays(wanted: int) -> None:
+    """Also where there never is a step in which nobody drafts."""
+    simulator = simulate({"a": drafter(lambda seq_id: 0.95 * seq_id, 0.0005)}, text(0, wanted=wanted), text(1))
+    rounds = simulator.run(300)[-100:]
+    assert {one.asks[0].max_draft for one in rounds} == {wanted}
+    assert sum(one.asks[1].max_draft for one in rounds) / len(rounds) > 3
+
+
 def test_a_text_near_its_end_is_not_drafted_beyond_it() -> None:
     """The simulator refuses more than could be emitted, see Simulator._work."""
     simulator = simulate({"a": drafter(0.95, 0.0001)})

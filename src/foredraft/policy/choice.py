@@ -29,11 +29,13 @@ class TimeModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What one sequence could draft. max_draft: the most that could be emitted. forecasts: by drafter. start_times: what
-    reading up would take each drafter, spread over the rounds it is thought to be used for."""
+    reading up would take each drafter, spread over the rounds it is thought to be used for. fixed: what it gets in any
+    case, where that is not to be chosen."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
+    fixed: Ask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,13 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
     at the price of time which that plan sets.
     """
     model = _Batch(candidates, times, sampled)
-    plain = model.plan([NOBODY] * len(candidates))
+    plain = model.plan(model.alike(NOBODY))
     if plain is None:
         return None
     best = plain
     for drafter in model.drafters:
         for depth in range(1, model.max_draft + 1):
-            plan = model.plan([model.cut(i, Ask(drafter, depth)) for i in range(len(candidates))])
+            plan = model.plan(model.alike(Ask(drafter, depth)))
             if plan is not None and plan.rate > best.rate:
                 best = plan
     if len(candidates) > 1:
@@ -84,8 +86,14 @@ class _Batch:
         self.drafters = list(dict.fromkeys(name for c in candidates for name in c.forecasts))
         self.max_draft = max((c.max_draft for c in candidates), default=0)
 
-    def cut(self, index: int, ask: Ask) -> Ask:
-        candidate = self._candidates[index]
+    def alike(self, ask: Ask) -> list[Ask]:
+        """The same for all, as far as they can take it."""
+        return [self._cut(candidate, ask) for candidate in self._candidates]
+
+    @staticmethod
+    def _cut(candidate: Candidate, ask: Ask) -> Ask:
+        if candidate.fixed is not None:
+            return candidate.fixed
         depth = min(ask.max_draft, candidate.max_draft)
         return Ask(ask.drafter, depth) if depth and ask.drafter in candidate.forecasts else NOBODY
 
@@ -128,6 +136,8 @@ class _Batch:
 
     @staticmethod
     def _own(candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int], float]) -> Ask:
+        if candidate.fixed is not None:
+            return candidate.fixed
         best, worth = NOBODY, 1.0
         for name, forecast in candidate.forecasts.items():
             start = candidate.start_times.get(name, 0.0)

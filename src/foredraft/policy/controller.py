@@ -41,9 +41,9 @@ class _Text:
     ask: Ask = NOBODY
 
 
-_State = tuple[int, tuple[tuple[int, int], ...]]
-"""All that a plan depends on of one text: the most it may draft, and for each drafter the mood and the magnitude of what it
-would have to read first."""
+_State = tuple[int, bool, tuple[tuple[int, int], ...]]
+"""All that a plan depends on of one text: the most it may draft, whether that is what it gets in any case, and for each
+drafter the mood and the magnitude of what it would have to read first."""
 
 
 class Controller:
@@ -96,10 +96,9 @@ class Controller:
             self._probes.plan(time.perf_counter() - started)
 
     def ask(self, sequence: TokenSequence) -> Ask:
-        wanted = sequence.speculative_tokens
+        if sequence.speculative_tokens is not None:
+            return self._own_ask(sequence)
         most = sequence.max_len - len(sequence.tokens) - 1
-        if wanted is not None:
-            return Ask(self._first, max(min(wanted, most), 0)) if self._first not in self._pause else NOBODY
         text = self._texts.get(sequence.seq_id)
         if text is None:
             text = self._text_of(sequence)
@@ -129,6 +128,11 @@ class Controller:
         self._plans.clear()
         self._next_plan = 0
 
+    def _own_ask(self, sequence: TokenSequence) -> Ask:
+        """Of one with a number of its own."""
+        wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
+        return Ask(self._first, wanted) if wanted > 0 and self._first not in self._pause else NOBODY
+
     def _text_of(self, sequence: TokenSequence) -> _Text:
         """What is known of it; of one with a number of its own that may begin with its first draft."""
         text = self._texts.get(sequence.seq_id)
@@ -144,7 +148,7 @@ class Controller:
         self._probing = None
         known = [s for s in running if s.speculative_tokens is None and s.seq_id in self._texts]
         if known:
-            self._plan(known)
+            self._plan(known, [s for s in running if s.speculative_tokens is not None])
         drafts = any(self._texts[s.seq_id].ask.max_draft for s in known)
         if not drafts and not self._wants_plain:
             self._probe(known)
@@ -154,12 +158,14 @@ class Controller:
             self._interval = min(max(int(_PLAN_SECONDS / max(self._step_time, 1e-6)), _SOONEST), _LATEST)
             self._next_plan = self._round + self._interval
 
-    def _plan(self, sequences: Sequence[TokenSequence]) -> None:
-        """Give each of these its ask. What their plain step takes is measured before anything is drafted."""
-        sampled = _samples(sequences)
-        self._wants_plain = self._lacks_plain(len(sequences), sampled)
-        asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(sequences, sampled)
-        for sequence, ask in zip(sequences, asks, strict=True):
+    def _plan(self, sequences: Sequence[TokenSequence], others: Sequence[TokenSequence] = ()) -> None:
+        """Give each of these its ask; others get what they asked for. What a plain step takes is measured before anything is
+        drafted, where there can be one."""
+        everybody = [*sequences, *others]
+        sampled = _samples(everybody)
+        self._wants_plain = not others and self._lacks_plain(len(sequences), sampled)
+        asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(everybody, sampled)
+        for sequence, ask in zip(sequences, asks, strict=False):
             self._texts[sequence.seq_id].ask = ask
 
     def _lacks_plain(self, num_sequences: int, sampled: bool) -> bool:
@@ -184,18 +190,21 @@ class Controller:
 
     def _state(self, sequence: TokenSequence) -> _State:
         length, now = len(sequence.tokens), self._round
-        records = self._texts[sequence.seq_id].records.values()
-        most = max(min(self._max_draft, sequence.room - 1), 0)
-        return most, tuple([(record.mood(now), _magnitude(length - record.num_read)) for record in records])
+        records = self._text_of(sequence).records.values()
+        is_fixed = sequence.speculative_tokens is not None
+        most = min(self._max_draft, self._own_ask(sequence).max_draft if is_fixed else max(sequence.room - 1, 0))
+        return most, is_fixed, tuple([(record.mood(now), _magnitude(length - record.num_read)) for record in records])
 
     def _candidate(self, state: _State) -> Candidate:
-        max_draft, records = state
+        max_draft, is_fixed, records = state
         num_rounds = _HORIZON / 2
         forecasts, start_times = {}, {}
         for (name, acceptance), (mood, missed) in zip(self.acceptance.items(), records, strict=True):
             if name not in self._pause:
                 forecasts[name] = acceptance.forecast(mood)
                 start_times[name] = self.costs.reading_time(name, _size(missed)) / num_rounds
+        if is_fixed:
+            return Candidate(0, forecasts, fixed=Ask(self._first, max_draft) if max_draft else NOBODY)
         return Candidate(max_draft, forecasts, start_times)
 
     def _probe(self, sequences: Sequence[TokenSequence]) -> None:
