@@ -28,7 +28,7 @@ def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
 
     asyncio.run(main())
     assert not llm.engine.has_work
-    assert llm.engine.pool.used == llm.engine.cache.bytes_retained
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
 def test_many_at_once_give_what_one_gives(llm: LLM) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region, common_prefix
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
+from foredraft.prefix import BLOCK
 from foredraft.sampling import SamplingParams
 from tests.conftest import MakeEngine
 from tests.laws import cache_violations, holds_exactly, same
@@ -75,14 +76,19 @@ def test_a_neighbour_changes_nothing(model: LanguageModel) -> None:
 
 def test_a_copied_prefix_is_as_good_as_a_read_one(model: LanguageModel) -> None:
     cache = reader(model)
+    assert cache.start(0, TEXT) == 0
     model.read([Read(0, TEXT, 1)], cache)
-    cache.start(1, [*TEXT[:10], 99, 98])
-    assert cache.num_held(1) == 10
-    assert holds_exactly(model, cache, 1, TEXT[:10])
-    cache.retain(0)
-    cache.start(2, [*TEXT, 55])
-    assert cache.num_held(2) == len(TEXT)
+    assert cache.start(1, [*TEXT[:18], 99, 98]) == 18
+    assert holds_exactly(model, cache, 1, TEXT[:18])
+    cache.retain(0, [*TEXT, 1])
+    assert cache.start(2, [*TEXT, 55]) == len(TEXT)
     assert holds_exactly(model, cache, 2, TEXT)
+    # and reading on behind it is as good as reading all of it
+    for seq_id, rest in ((1, [99, 98]), (2, [55, 3])):
+        text = [*cache.region(seq_id).tokens, *rest]
+        cache.reserve(seq_id, len(text))
+        model.read([Read(seq_id, rest, 1)], cache)
+        assert holds_exactly(model, cache, seq_id, text)
 
 
 def test_growing_keeps_what_is_held(model: LanguageModel) -> None:
@@ -271,31 +277,103 @@ def test_bytes_per_token_are_counted_from_what_was_written() -> None:
     assert region.bytes_per_token == 2 * (2 + 4) * 4
 
 
-def test_a_failed_reservation_leaves_everything_but_the_retained() -> None:
+def text_of(name: int, length: int = 20) -> list[int]:
+    """Different names, different texts from the first token on."""
+    return [100 * name + i for i in range(length)]
+
+
+def retain(cache: KVCache, seq_id: int, text: Sequence[int]) -> None:
+    """A sequence comes, is read, and ends."""
+    assert cache.reserve(seq_id, len(text))
+    write(cache.region(seq_id), list(text))
+    cache.retain(seq_id, text)
+
+
+def test_a_failed_reservation_leaves_everything_as_it_was() -> None:
     cache = KVCache(MemoryPool(3 * 64), 1, max_len=1000)
     assert cache.reserve(0, 10)
     write(cache.region(0), [1, 2, 3])
     assert cache.reserve(1, 10)
-    write(cache.region(1), [4])
-    cache.retain(1)
+    write(cache.region(1), text_of(1))
+    cache.retain(1, text_of(1))
+    held = cache.bytes_retained
     assert not cache.reserve(0, 500)
     assert holds_what_it_says(cache.region(0))
     assert (cache.num_held(0), cache.bytes_held) == (3, cache.pool.used)
+    assert cache.bytes_retained == held > 0
     cache.drop([0])
     cache.drop_retained()
     assert cache.pool.used == 0
 
 
-def test_retained_regions_go_oldest_first() -> None:
-    cache = KVCache(MemoryPool(3 * 64), 1, max_len=64)
-    for seq_id, token in enumerate((10, 20, 30)):
-        cache.reserve(seq_id, 1)
-        write(cache.region(seq_id), [token, token])
-        cache.retain(seq_id)
-    assert cache.reserve(3, 1)
-    for seq_id, (token, held) in enumerate(((20, 2), (30, 2), (10, 0)), start=4):
-        cache.start(seq_id, [token, token, 5])
-        assert cache.num_held(seq_id) == held
+def test_retained_regions_go_least_recently_used_first() -> None:
+    cache = KVCache(MemoryPool(4 * 64), 1, max_len=64)
+    for name in (1, 2, 3):
+        retain(cache, name, text_of(name))
+    assert cache.start(4, [*text_of(1, 18), 7, 7]) == 18  # the oldest is used: a copy of it takes the last free room
+    cache.drop([4])
+    assert cache.reserve(5, 64)
+    assert cache.reserve(6, 64)  # for which one must go
+    cache.drop([5, 6])
+    assert [cache.num_shared([*text_of(name), 0]) for name in (1, 2, 3)] == [20, 0, 20]
+
+
+def test_the_least_recently_used_of_all_caches_goes_first() -> None:
+    """Target and draft share a pool: neither's leavings outlive what the other used later."""
+    pool = MemoryPool(4 * 64)
+    target, draft = KVCache(pool, 1, max_len=64), KVCache(pool, 1, max_len=64)
+    for name in (1, 2):
+        retain(target, name, text_of(name))
+        retain(draft, name, text_of(name))
+    for seq_id, left in ((10, [0, 20, 20, 20]), (11, [0, 0, 20, 20]), (12, [0, 0, 0, 20])):
+        assert target.reserve(seq_id, 1)
+        assert [c.num_shared([*text_of(n), 0]) for n in (1, 2) for c in (target, draft)] == left
+    assert pool.used == target.bytes_held + draft.bytes_held == pool.total
+
+
+def test_a_copy_finds_room_where_all_is_retained() -> None:
+    """Also where nothing but its own source can be given up for it."""
+    for units in (2, 3, 9):
+        cache = KVCache(MemoryPool(units * 64), 1, max_len=128)
+        for name in range(units - 1):
+            retain(cache, name, text_of(name))
+        retain(cache, 90, text_of(90))
+        assert cache.pool.free == 0
+        assert cache.start(91, [*text_of(90, 17), 7, 8]) == 17
+        assert holds_what_it_says(cache.region(91))
+        assert cache.pool.used == cache.bytes_held <= cache.pool.total
+
+
+def test_nothing_is_retained_twice() -> None:
+    """The same text again, or the beginning of one, takes no memory; a longer one takes the shorter's place."""
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    retain(cache, 0, text_of(1, 100))
+    once = cache.bytes_retained
+    retain(cache, 1, text_of(1, 100))
+    retain(cache, 2, text_of(1, 40))
+    assert cache.bytes_retained == once == cache.pool.used
+    retain(cache, 3, text_of(1, 200))
+    assert cache.bytes_retained == cache.bytes_for(200) == cache.pool.used
+    assert cache.num_shared(text_of(1, 300)) == 200
+
+
+def test_only_history_is_retained() -> None:
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    history = text_of(1, 50)
+    cache.reserve(0, 60)
+    write(cache.region(0), [*history[:40], 7, 7, 7, 7])  # draft tokens that did not stand
+    cache.retain(0, history)
+    assert cache.num_shared([*history[:40], 7, 7, 7, 7, 7]) == 40
+
+
+def test_who_does_not_begin_by_sharing_is_not_shared_from() -> None:
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    cache.reserve(0, 64)
+    write(cache.region(0), text_of(1, 50))
+    assert cache.start(1, text_of(1, 60)) == 0
+    write(cache.region(1), [])
+    cache.drop([0])
+    assert cache.num_shared(text_of(1, 60)) == 0
 
 
 def test_a_reservation_takes_no_more_than_there_is() -> None:
@@ -329,25 +407,33 @@ class CacheMachine(RuleBasedStateMachine):
         known = [*self.past, *self.texts.values()]
         wanted = [*(known[source % len(known)][:cut] if known else []), *text]
         self.next_id += 1
-        self.cache.start(self.next_id, wanted)
+        offered = self.cache.num_shared(wanted)
+        # what several offer equally may come from any of them; none of what they hold is overlooked by a block or more
+        best = max((common_prefix(text, wanted, limit=len(wanted) - 1) for text in self.shared()), default=0)
+        assert offered <= best < offered + BLOCK or best < BLOCK
+        found = self.cache.start(self.next_id, wanted)
         held = self.cache.region(self.next_id).tokens
-        assert held == wanted[: len(held)]
+        assert found in (0, offered)
+        assert len(held) == found
+        assert held == wanted[:found]
         self.texts[self.next_id] = list(held)
         return self.next_id
 
+    def shared(self) -> list[list[int]]:
+        return [*self.texts.values(), *(region.tokens for region in self.cache._retained)]
+
     @rule(seq_id=seq_ids, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=90))
     def read(self, seq_id: int, tokens: list[int]) -> None:
-        before = self.cache.pool.used - self.cache.bytes_retained
+        before = self.cache.pool.used, self.cache.bytes_retained
         needed = len(self.texts[seq_id]) + len(tokens)
         if self.cache.reserve(seq_id, needed):
             assert self.cache.region(seq_id).capacity >= needed
             write(self.cache.region(seq_id), tokens)
             self.texts[seq_id] += tokens
         else:
-            assert self.cache.bytes_retained == 0
-            assert self.cache.pool.used == before
+            assert (self.cache.pool.used, self.cache.bytes_retained) == before
             grown = self.cache.bytes_for(needed) - self.cache.region(seq_id).capacity * 3
-            assert grown > self.cache.pool.free
+            assert grown > self.cache.pool.available
 
     @rule(seq_id=seq_ids, kept=st.integers(0, 250), other=st.lists(st.integers(0, 1), max_size=5))
     def forget_some(self, seq_id: int, kept: int, other: list[int]) -> None:
@@ -356,10 +442,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.keep_prefix_of(seq_id, wanted) == len(wanted) - common
         self.texts[seq_id] = wanted[:common]
 
-    @rule(seq_id=consumes(seq_ids))
-    def retain(self, seq_id: int) -> None:
-        self.cache.retain(seq_id)
-        self.past.append(self.texts.pop(seq_id))
+    @rule(seq_id=consumes(seq_ids), kept=st.integers(0, 250), more=st.lists(st.integers(0, 1), max_size=3))
+    def retain(self, seq_id: int, kept: int, more: list[int]) -> None:
+        history = [*self.texts.pop(seq_id)[:kept], *more]
+        self.cache.retain(seq_id, history)
+        self.past.append(history)
 
     @rule(target=seq_ids, seq_id=consumes(seq_ids))
     def drop(self, seq_id: int) -> Any:
@@ -380,6 +467,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert pool.used == self.cache.bytes_held
         assert pool.used + pool.free == pool.total
         assert 0 <= pool.used <= pool.total
+        assert pool.available == pool.total - self.cache.bytes_running
+        retained = list(self.cache._retained)
+        assert self.cache.bytes_retained == sum(region.capacity for region in retained) * 3
+        assert all(holds_what_it_says(region) for region in retained)
+        assert [region.used_at for region in retained] == sorted(region.used_at for region in retained)
         for seq_id, text in self.texts.items():
             assert self.cache.num_held(seq_id) == len(text)
             assert self.cache.region(seq_id).tokens == text

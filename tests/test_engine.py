@@ -88,7 +88,9 @@ def preempt_at(when: int, engine: Engine, sequence: TokenSequence) -> Callable[[
 
 def assert_idle(engine: Engine) -> None:
     """Invariant 5: free + used = the pool, drafts included; what is used is what is retained."""
-    assert engine.pool.used == engine.cache.bytes_held == engine.cache.bytes_retained
+    assert engine.pool.used == engine.pool.bytes_retained
+    assert engine.cache.bytes_running == 0
+    assert engine.pool.available == engine.pool.total
     engine.drop_retained()
     assert engine.pool.free == engine.pool.total
 

@@ -29,7 +29,7 @@ def _idle(llm: LLM) -> Iterator[None]:
     """Whatever a test did, nothing is left in the engine."""
     yield
     assert not llm.engine.has_work
-    assert llm.engine.pool.used == llm.engine.cache.bytes_retained
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
 def text(llm: LLM, prompt: object, params: SamplingParams = GREEDY) -> str:

@@ -73,6 +73,13 @@ class World:
         self.scheduler.add(sequence)
         return sequence
 
+    def add_text(self, prompt: list[int], max_tokens: int = 5, **settings: object) -> TokenSequence:
+        sampler = sampler_for(settings, prompt=prompt)
+        sequence = TokenSequence(self.next_id, prompt, sampler, len(prompt) + max_tokens, 0)
+        self.next_id += 1
+        self.scheduler.add(sequence)
+        return sequence
+
     def step(self) -> list[Work]:
         works = self.scheduler.schedule()
         self.check(works)
@@ -320,6 +327,67 @@ def test_siblings_wait_for_the_first_to_read_their_prompt_and_share_it() -> None
     assert [parts[s.seq_id] for s in siblings] == [1, 1]  # all but the pending token was copied
     assert other.num_output > 0  # whoever waits for nobody need not wait
     world.run()
+
+
+def test_who_begins_like_one_that_reads_waits_for_what_they_share_and_no_longer() -> None:
+    for rows in (40, 150, 1000):
+        world = World(rows=rows)
+        first = world.add_text([*range(100), *range(500, 600)])
+        second, other = world.add_text([*range(100), *range(700, 710)]), world.add_text([9, 9, 9])
+        parts: dict[int, Work] = {}
+        while second.seq_id not in parts:
+            held = world.cache.num_held(first.seq_id)
+            parts = {w.sequence.seq_id: w for w in world.step()}
+        assert held >= 100
+        assert parts[second.seq_id].num_unread == 10
+        assert second.num_cached == 100
+        if rows == 1000:
+            assert other.num_output > 1  # whoever waits for nobody need not wait
+        world.run()
+
+
+def test_nobody_waits_for_what_is_there_or_for_little_or_who_may_not_share() -> None:
+    for common, wants_to, held_already in ((63, True, False), (200, True, True), (200, False, False)):
+        world = World(rows=1000)
+        if held_already:
+            world.add_text([*range(common), 1]).max_len = 1000
+            world.step()
+        first = world.add_text([*range(common), *range(700, 790)], prefix_caching=wants_to)
+        second = world.add_text([*range(common), *range(800, 890)], prefix_caching=wants_to)
+        works = {w.sequence.seq_id: w.num_unread for w in world.step()}
+        assert {first.seq_id, second.seq_id} <= set(works)
+        assert (works[second.seq_id] == 90) == held_already
+
+
+def test_who_waits_for_one_that_ends_or_gives_way_goes_on() -> None:
+    for ends in (True, False):
+        world = World()
+        first = world.add_text(list(range(200)))
+        second = world.add_text([*range(190), 7])
+        world.scheduler.schedule()  # a step that is cut short before anything is read
+        assert second.wait_for is first
+        if ends:
+            first.finish("abort")
+            world.end(first)
+        else:
+            world.scheduler.preempt(first)
+        world.run()
+        assert second.num_output > 0
+
+
+def test_what_was_asked_for_and_found_is_counted_once() -> None:
+    world = World(rows=1000)
+    world.add_text(list(range(100)))
+    second = world.add_text([*range(80), 7, 8])
+    private = world.add_text(list(range(100)), prefix_caching=False)
+    logged = world.add_text(list(range(100)), prompt_logprobs=0)
+    while not second.num_output:
+        world.step()
+    world.scheduler.preempt(second)
+    world.run()
+    stats = world.scheduler.prefix_stats
+    assert (stats.num_asked_tokens, stats.num_found_tokens) == (99 + 81, 80)
+    assert [s.num_cached for s in (second, private, logged)] == [80, 0, 0]
 
 
 def test_siblings_of_one_that_ended_go_on() -> None:

@@ -2,47 +2,86 @@
 
 One region per sequence. A region grows by doubling, so nothing is copied per step; whatever follows the tokens it is
 said to hold is garbage that the next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
+
+Who begins like another copies the common keys and values, of one that runs or of one that ended and whose region was
+retained. What is retained is given up, least recently used first, when its memory is needed.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from foredraft.prefix import BLOCK, PrefixIndex
 
 KEY_MULTIPLE = 16
 """Attention reads keys in multiples of this, so that a row's bits do not depend on how many keys follow its own."""
 
 _FIRST_CAPACITY = 64
-_MAX_RETAINED = 16
+
+
+class Spare(Protocol):
+    """Who holds memory that can be done without."""
+
+    @property
+    def bytes_retained(self) -> int: ...
+
+    @property
+    def oldest_use(self) -> int | None:
+        """When the least recently used of it was used, by the pool's clock; None if there is none."""
+
+    def drop_oldest(self) -> None: ...
 
 
 class MemoryPool:
     """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
 
-    spares: asked in turn when there is too little; each gives back something it can do without, or says that it has
-    nothing.
+    spares: what they retain is given up where there is too little, the least recently used of all of them first.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
-        self.spares: list[Callable[[], bool]] = []
+        self.spares: list[Spare] = []
+        self._clock = count()
 
     @property
     def free(self) -> int:
         return self.total - self.used
 
-    def take(self, amount: int, *, from_spares: bool = True) -> bool:
-        """False if there is not so much, also (from_spares) after all spares gave what they had."""
-        while amount > self.free:
-            if not from_spares or not any(spare() for spare in self.spares):
+    @property
+    def bytes_retained(self) -> int:
+        """Of what is used, what can be done without."""
+        return sum(spare.bytes_retained for spare in self.spares)
+
+    @property
+    def available(self) -> int:
+        """What can be taken: what is free, and what is retained."""
+        return self.free + self.bytes_retained
+
+    def tick(self) -> int:
+        """The time, which is later at every call."""
+        return next(self._clock)
+
+    def take(self, amount: int) -> bool:
+        """False, and nothing given up, if there is not so much."""
+        if amount > self.free:
+            if amount > self.available:
                 return False
+            while amount > self.free:
+                self._drop_oldest()
         self.used += amount
         return True
+
+    def _drop_oldest(self) -> None:
+        uses = ((spare.oldest_use, spare) for spare in self.spares)
+        min(((use, spare) for use, spare in uses if use is not None), key=lambda found: found[0])[1].drop_oldest()
 
     def give(self, amount: int) -> None:
         if amount > self.used:
@@ -56,6 +95,7 @@ class Region:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.capacity = 0
+        self.used_at = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
@@ -152,21 +192,39 @@ class KVCache:
         self.bytes_per_token = bytes_per_token
         self.max_len = max_len
         self._regions: dict[int, Region] = {}
-        self._retained: OrderedDict[int, Region] = OrderedDict()
-        pool.spares.append(self._drop_oldest)
+        self._sharing: set[int] = set()
+        self._retained: OrderedDict[Region, None] = OrderedDict()
+        self._retained_capacity = 0
+        self._index = PrefixIndex[Region]()
+        pool.spares.append(self)
 
     @property
     def bytes_held(self) -> int:
-        regions = [*self._regions.values(), *self._retained.values()]
-        return sum(region.capacity for region in regions) * self.bytes_per_token
+        return self.bytes_running + self.bytes_retained
+
+    @property
+    def bytes_running(self) -> int:
+        """Of sequences that have not ended."""
+        return sum(region.capacity for region in self._regions.values()) * self.bytes_per_token
 
     @property
     def bytes_retained(self) -> int:
-        return sum(region.capacity for region in self._retained.values()) * self.bytes_per_token
+        return self._retained_capacity * self.bytes_per_token
+
+    @property
+    def oldest_use(self) -> int | None:
+        return next((region.used_at for region in self._retained), None)
 
     def bytes_for(self, num_tokens: int) -> int:
         """The least that a sequence of this length takes from the pool."""
         return _rounded(num_tokens) * self.bytes_per_token
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether there is room for one more sequence of this length."""
+        return self.bytes_for(num_tokens) <= self.pool.available
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._regions
 
     def region(self, seq_id: int) -> Region:
         return self._regions.setdefault(seq_id, Region())
@@ -180,54 +238,99 @@ class KVCache:
         return self.region(seq_id).keep_prefix_of(wanted, at_most)
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Room for this many tokens of a sequence; what is retained is given up for it, oldest first.
+        """Room for this many tokens of a sequence; what is retained is given up for it, least recently used first.
 
-        False leaves the cache as it was, less what was retained.
+        False leaves everything as it was.
         """
         region = self.region(seq_id)
         if num_tokens <= region.capacity:
             return True
         generous = _rounded(min(max(num_tokens, 2 * region.capacity), max(self.max_len, num_tokens)))
-        needed = _rounded(num_tokens)
-        return self._grow(region, generous, from_spares=False) or self._grow(region, needed, from_spares=True)
+        return self._grow(region, generous) or self._grow(region, _rounded(num_tokens))
 
-    def start(self, seq_id: int, wanted: Sequence[int]) -> None:
-        """Begin a sequence with whatever another one already holds of its beginning, if there is room for it.
+    def num_shared(self, wanted: Sequence[int]) -> int:
+        """How many tokens a sequence that begins now would find."""
+        return self._longest_match(wanted)[1]
+
+    def start(self, seq_id: int, wanted: Sequence[int]) -> int:
+        """Begin a sequence with what another one holds of its beginning, if there is room for it; later ones may find
+        what it holds. -> how many tokens it holds now; never the last of wanted, which is to be read in any case.
 
         A retained region that `wanted` continues is taken over whole; otherwise the common prefix is copied.
         """
-        best, length = self._longest_match(wanted)
-        if best is None:
-            return
-        for key, region in self._retained.items():
-            if region is best and length == len(region.tokens):
-                self._regions[seq_id] = self._retained.pop(key)
-                return
-        # not from the spares: they might give up the very region that is copied
-        if self._grow(self.region(seq_id), _rounded(length), from_spares=False):
-            self.region(seq_id).copy_prefix(best, length)
+        self._sharing.add(seq_id)
+        source, length = self._longest_match(wanted)
+        if source is None:
+            return 0
+        is_retained = source in self._retained
+        if is_retained:
+            self._touch(source)  # so that its own copy takes the room of any other first
+        if is_retained and length == len(source.tokens):
+            self._release(self._regions.pop(seq_id, None))
+            self._take_out(source)
+            self._regions[seq_id] = source
+        elif self._reserve_with_slack(seq_id, len(wanted)):
+            self.region(seq_id).copy_prefix(source, length)
+        return self.num_held(seq_id)
 
-    def retain(self, seq_id: int) -> None:
-        """Keep a finished sequence's region for one that begins like it, until the room is needed."""
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """Keep an ended sequence's region for one that begins like it, until the room is needed: what it holds of the
+        history and nothing else, and only if no other region holds that too."""
         region = self._regions.pop(seq_id, None)
-        if region is None or not region.tokens:
-            self._release(region)
-            return
-        self._retained[seq_id] = region
-        while len(self._retained) > _MAX_RETAINED:
-            self._drop_oldest()
+        self._sharing.discard(seq_id)
+        if region is not None:
+            region.keep_prefix_of(history)
+            self._put_in(region)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
             self._release(self._regions.pop(seq_id, None))
+            self._sharing.discard(seq_id)
+
+    def drop_oldest(self) -> None:
+        """Give up the least recently used of the retained regions, of which there must be one."""
+        region = next(iter(self._retained))
+        self._take_out(region)
+        self._release(region)
 
     def drop_retained(self) -> None:
-        while self._drop_oldest():
-            pass
+        while self._retained:
+            self.drop_oldest()
 
-    def _grow(self, region: Region, capacity: int, *, from_spares: bool) -> bool:
+    def _put_in(self, region: Region) -> None:
+        """Into what is retained, unless another region says the same and more; then that one was used now."""
+        displaced = self._index.add(region.tokens, region)
+        if displaced is not None and displaced is not region:
+            self._retained_capacity -= displaced.capacity
+            del self._retained[displaced]
+            self._release(displaced)
+        if displaced is region:
+            self._release(region)
+            holder = self._index.find(region.tokens)
+        else:
+            self._retained[region] = None
+            self._retained_capacity += region.capacity
+            holder = region
+        if holder is not None:
+            self._touch(holder)
+
+    def _touch(self, region: Region) -> None:
+        region.used_at = self.pool.tick()
+        self._retained.move_to_end(region)
+
+    def _take_out(self, region: Region) -> None:
+        self._index.remove(region.tokens)
+        del self._retained[region]
+        self._retained_capacity -= region.capacity
+
+    def _reserve_with_slack(self, seq_id: int, num_tokens: int) -> bool:
+        """The first draft tokens should not make it move."""
+        with_slack = min(num_tokens + _FIRST_CAPACITY, max(self.max_len, num_tokens))
+        return self.reserve(seq_id, with_slack) or self.reserve(seq_id, num_tokens)
+
+    def _grow(self, region: Region, capacity: int) -> bool:
         amount = (capacity - region.capacity) * self.bytes_per_token
-        if not self.pool.take(amount, from_spares=from_spares):
+        if not self.pool.take(amount):
             return False
         try:
             region.resize(capacity)
@@ -236,24 +339,24 @@ class KVCache:
             raise
         return True
 
-    def _drop_oldest(self) -> bool:
-        """Give up the region that was retained first; False if there is none."""
-        if not self._retained:
-            return False
-        self._release(self._retained.popitem(last=False)[1])
-        return True
-
     def _release(self, region: Region | None) -> None:
         if region is not None:
             self.pool.give(region.capacity * self.bytes_per_token)
 
     def _longest_match(self, wanted: Sequence[int]) -> tuple[Region | None, int]:
-        best, length = None, 0
-        for region in [*self._retained.values(), *self._regions.values()]:
-            common = common_prefix(region.tokens, wanted)
-            if common > length:
-                best, length = region, common
-        return best, length
+        """Who holds most of wanted, its last token aside, and how much: at least a block."""
+        limit = len(wanted) - 1
+        best, length = self._index.find(wanted), 0
+        if best is not None:
+            length = common_prefix(best.tokens, wanted, limit=limit)
+        head = list(wanted[:BLOCK])
+        for seq_id in self._sharing:
+            region = self._regions.get(seq_id)
+            if region is not None and len(region.tokens) > length and region.tokens[:BLOCK] == head:
+                common = common_prefix(region.tokens, wanted, limit=limit)
+                if common > length:
+                    best, length = region, common
+        return (best, length) if length >= BLOCK else (None, 0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: int | None = None) -> int:

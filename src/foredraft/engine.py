@@ -21,7 +21,7 @@ from foredraft.proposal import Drafter, Proposal
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
-from foredraft.stats import SpeculationStats
+from foredraft.stats import PrefixStats, SpeculationStats
 from foredraft.step import Observer, Outcome, Step, Work
 from foredraft.verify import Verifier, verify
 
@@ -34,9 +34,9 @@ class Engine:
     model: the target. drafter: anything that proposes, or several by name. pool: the memory for keys and values, drafts'
     included. speculative_tokens: the default number of draft tokens; None leaves it to the policy. end_ids: the ids that
     end a text unless ignored. policy: whom to ask and for how much; by default the first drafter for what a request wants.
-    observers: are shown every step. seed: of the noise of unseeded requests. retain: keep finished sequences' keys and
-    values for prompts that begin like them, until the room is needed. verifier: what decides on the draft tokens; another
-    one only to test a test.
+    observers: are shown every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
+    values, drafts' too, for histories that begin like them, until the room is needed. verifier: what decides on the draft
+    tokens; another one only to test a test.
     """
 
     def __init__(
@@ -75,6 +75,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """How much of their histories the target found read already."""
+        return self._scheduler.prefix_stats
+
+    @property
+    def draft_prefix_stats(self) -> PrefixStats:
+        """The same of the drafters that read with a model."""
+        return self._panel.prefix_stats
 
     def add(
         self,
@@ -135,7 +145,7 @@ class Engine:
         """End a sequence at any moment between steps and give back what it holds. Harmless if it has ended."""
         if not sequence.is_finished:
             sequence.finish("abort")
-            self._release(sequence, retain=False)
+            self._release(sequence)
 
     def preempt(self, sequence: TokenSequence) -> None:
         """Make a running sequence give up its memory and start again later; its text is not affected."""
@@ -144,6 +154,7 @@ class Engine:
     def drop_retained(self) -> None:
         """Give back the keys and values that are kept for later prompts."""
         self.cache.drop_retained()
+        self._panel.drop_retained()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
@@ -238,16 +249,18 @@ class Engine:
             )
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
-            self._release(sequence, retain=self._retain and sequence.error is None)
+            self._release(sequence)
         return num_kept
 
-    def _release(self, sequence: TokenSequence, *, retain: bool) -> None:
+    def _release(self, sequence: TokenSequence) -> None:
+        """What was read for it may serve others, also if nobody waits for the rest of its text."""
         self._scheduler.remove(sequence)
-        self._panel.forget([sequence.seq_id])
-        if retain:
-            self.cache.retain(sequence.seq_id)
+        if self._retain and sequence.sampler.params.prefix_caching and sequence.error is None:
+            self.cache.retain(sequence.seq_id, sequence.tokens)
+            self._panel.retain(sequence.seq_id, sequence.tokens)
         else:
             self.cache.drop([sequence.seq_id])
+            self._panel.forget([sequence.seq_id])
 
 
 def _as_draft_len(wanted: int | str) -> int | None:

@@ -68,7 +68,8 @@ class LLM:
     cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
         half of the free memory.
     max_num_seqs, max_num_batched_tokens: sequences at a time, and rows of one pass.
-    enable_prefix_caching: keep finished texts' keys and values for prompts that begin like them.
+    enable_prefix_caching: keep ended texts' keys and values for prompts that begin like them, until the room is needed;
+        SamplingParams.prefix_caching says it for one request.
     config: a TOML file with some of these settings, as `foredraft tune` writes it; what is given here wins over it.
 
     Raises ForedraftError (a ValueError), one line, for a model, a pair or a setting that cannot work.

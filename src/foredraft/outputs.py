@@ -57,13 +57,15 @@ class RequestMetrics:
     """Times in seconds, from the request's arrival; None until there is something to measure.
 
     inter_token_latency: mean time from one token to the next after the first. tokens_per_second: output tokens of all
-    texts over the time from arrival to the last token. stats: the counts themselves, which merge by addition.
+    texts over the time from arrival to the last token. num_cached_tokens: of the prompt, those whose keys and values were
+    found rather than computed. stats: the counts themselves, which merge by addition.
     """
 
     time_to_first_token: float | None
     inter_token_latency: float | None
     tokens_per_second: float | None
     num_preemptions: int
+    num_cached_tokens: int
     speculative_decoding: SpeculativeDecodingMetrics
     stats: SpeculationStats
 

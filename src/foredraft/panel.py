@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from foredraft.proposal import Drafter, DraftRequest, Proposal
+from foredraft.stats import PrefixStats
 from foredraft.step import Work
+
+
+@runtime_checkable
+class RetainingDrafter(Drafter, Protocol):
+    """A drafter that keeps what it holds of ended sequences for those that begin like them."""
+
+    prefix_stats: PrefixStats
+
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """This sequence ended with this history: of what is held for it, what belongs to the history may be kept, as long
+        as the pool can have it back at any moment."""
+        ...
+
+    def drop_retained(self) -> None: ...
 
 
 class Panel:
@@ -41,11 +57,32 @@ class Panel:
         for drafter in self._drafters.values():
             drafter.forget(seq_ids)
 
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """A sequence ended whose beginning others may share; who keeps nothing forgets it."""
+        for drafter in self._drafters.values():
+            if isinstance(drafter, RetainingDrafter):
+                drafter.retain(seq_id, history)
+            else:
+                drafter.forget([seq_id])
+
+    def drop_retained(self) -> None:
+        for drafter in self._retaining:
+            drafter.drop_retained()
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """Of all drafters together."""
+        return sum((drafter.prefix_stats for drafter in self._retaining), PrefixStats())
+
     def give_up(self, seq_ids: list[int]) -> list[str]:
         """Forget, to make room -> the names of the drafters that held any of the cache memory."""
         held = [name for name, drafter in self._drafters.items() if getattr(drafter, "bytes_held", 0)]
         self.forget(seq_ids)
         return held
+
+    @property
+    def _retaining(self) -> list[RetainingDrafter]:
+        return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
 
     def _ask(self, name: str, works: list[Work], vocab_size: int) -> Proposal:
         drafter = self._drafters[name]

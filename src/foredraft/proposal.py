@@ -120,7 +120,8 @@ class Verdict:
 
 class Drafter(Protocol):
     """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
-    pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up."""
+    pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up. One that can keep
+    what it read for later texts is a `RetainingDrafter` (see panel.py)."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the law it names."""

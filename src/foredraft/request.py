@@ -140,6 +140,7 @@ class Request:
             inter_token_latency=sum(t for t, _ in gaps) / num_gaps if num_gaps else None,
             tokens_per_second=num_output / (max(lasts) - arrived) if lasts else None,
             num_preemptions=sum(s.num_preemptions for s in sequences),
+            num_cached_tokens=sequences[0].num_cached,
             speculative_decoding=SpeculativeDecodingMetrics.of(stats),
             stats=stats,
         )
@@ -181,7 +182,7 @@ class Frontend:
                 stop_rule=stream,
                 bad_words=request.bad_words,
                 child=child,
-                wait_for=request.sequences[0] if child else None,
+                wait_for=request.sequences[0] if child and request.params.prefix_caching else None,
             )
             request.texts.append(_Text(sequence, stream))
 

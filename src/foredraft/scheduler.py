@@ -6,10 +6,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from foredraft.cache import KVCache
+from foredraft.cache import KVCache, common_prefix
 from foredraft.policy import Policy
 from foredraft.sequence import TokenSequence
+from foredraft.stats import PrefixStats
 from foredraft.step import Work
+
+WORTH_WAITING = 64
+"""Tokens. Who begins with at least so many that another is just reading waits for it; it would have to read the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Scheduler:
         self._limits = limits
         self.waiting: deque[TokenSequence] = deque()
         self.running: list[TokenSequence] = []
+        self.prefix_stats = PrefixStats()
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +82,10 @@ class Scheduler:
             if work is not None:
                 works.append(work)
                 budget -= work.num_unread + work.max_draft
-        while budget > 0 and (waiting := self._next_waiting()) is not None:
+        while budget > 0 and len(self.running) < self._limits.max_num_seqs:
+            waiting = self._next_waiting()
+            if waiting is None:
+                break
             work = self._admit(waiting, budget)
             if work is None:
                 break
@@ -109,13 +117,14 @@ class Scheduler:
 
     def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:
         """Start a waiting sequence if its whole history fits; nobody gives way for it."""
-        if len(self.running) >= self._limits.max_num_seqs:
+        seq_id, tokens = sequence.seq_id, sequence.tokens
+        if not self._cache.fits(len(tokens)):
             return None
-        if sequence.sampler.params.prompt_logprobs is None:
-            self._cache.start(sequence.seq_id, sequence.tokens)
-        if not self._cache.reserve(sequence.seq_id, len(sequence.tokens)):
-            self._cache.drop([sequence.seq_id])
+        num_found = self._cache.start(seq_id, tokens) if sequence.shares_prefix else 0
+        if not self._cache.reserve(seq_id, len(tokens)):
+            self._cache.drop([seq_id])
             return None
+        self._count(sequence, num_found)
         work = self._cut_to(sequence, budget)
         if not self._reserve(work):
             work = replace(work, max_draft=0)
@@ -123,13 +132,41 @@ class Scheduler:
         self.running.append(sequence)
         return work
 
+    def _count(self, sequence: TokenSequence, num_found: int) -> None:
+        """Once a sequence: who gave way and comes back finds what it read itself."""
+        if sequence.shares_prefix and sequence.num_preemptions == 0:
+            sequence.num_cached = num_found
+            self.prefix_stats.record(len(sequence.tokens) - 1, num_found)
+
     def _next_waiting(self) -> TokenSequence | None:
-        """The first that does not wait for its sibling to read their common prompt."""
-        for sequence in self.waiting:
-            sibling = sequence.wait_for
-            if sibling is None or sibling.num_output > 0 or sibling.is_finished:
-                return sequence
-        return None
+        """The first that does not wait for another to read what they have in common."""
+        return next((sequence for sequence in self.waiting if not self._waits(sequence)), None)
+
+    def _waits(self, sequence: TokenSequence) -> bool:
+        """It only ever begins to wait for who runs, and waits no more when it runs: so nobody waits in a circle."""
+        if sequence.wait_for is None and sequence.shares_prefix:
+            self._find_reader(sequence)
+        reader, length = sequence.wait_for, sequence.wait_len
+        if reader is None:
+            return False
+        has_read = reader.num_output > 0 or reader.is_finished
+        if length is not None:
+            has_read = has_read or reader not in self.running or self._cache.num_held(reader.seq_id) >= length
+        if has_read:
+            sequence.wait_for = sequence.wait_len = None
+        return not has_read
+
+    def _find_reader(self, sequence: TokenSequence) -> None:
+        """Whoever runs and is about to read what this one would have to read as well: not to wait would cost as much."""
+        tokens = sequence.tokens
+        for reader in self.running:
+            if reader.num_output == 0 and reader.shares_prefix:
+                length = common_prefix(reader.tokens, tokens, limit=len(tokens) - 1)
+                if length - self._cache.num_held(reader.seq_id) < WORTH_WAITING:
+                    continue
+                if length - self._cache.num_shared(tokens) >= WORTH_WAITING:
+                    sequence.wait_for, sequence.wait_len = reader, length
+                    return
 
     def _cut_to(self, sequence: TokenSequence, budget: int) -> Work:
         # a step that was interrupted may have left draft tokens behind that nobody verified

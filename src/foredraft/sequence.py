@@ -41,7 +41,8 @@ class TokenSequence:
     tokens: the history, prompt first; it only grows. The last one is the pending token.
     max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: the text's own say.
     speculative_tokens: at most that many draft tokens per step; None: as many as pay.
-    wait_for: a sequence of the same prompt, whose keys and values this one will share.
+    wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
+    it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began.
     """
 
     seq_id: int
@@ -52,6 +53,8 @@ class TokenSequence:
     end_ids: frozenset[int] = frozenset()
     stop_rule: StopRule | None = None
     wait_for: TokenSequence | None = None
+    wait_len: int | None = None
+    num_cached: int = 0
     prompt_len: int = 0
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -80,6 +83,12 @@ class TokenSequence:
     def room(self) -> int:
         """How many more tokens it may get."""
         return self.max_len - len(self.tokens)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether it may begin with what was read for others: its prompt's log-probabilities come from reading it."""
+        params = self.sampler.params
+        return params.prefix_caching and params.prompt_logprobs is None
 
     @property
     def is_finished(self) -> bool:

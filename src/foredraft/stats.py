@@ -82,3 +82,28 @@ class SpeculationStats:
     def tokens_per_pass(self) -> float | None:
         """Emitted tokens per verified row, undrafted rows included."""
         return self.num_emitted_tokens / self.num_steps if self.num_steps else None
+
+
+@dataclass(slots=True)
+class PrefixStats:
+    """How much of what sequences began with was already held for others.
+
+    num_asked_tokens: of the histories of all sequences that began and wanted to share, the token aside that is to be read
+    in any case. num_found_tokens: those of them whose keys and values were there.
+    """
+
+    num_asked_tokens: int = 0
+    num_found_tokens: int = 0
+
+    def __add__(self, other: PrefixStats) -> PrefixStats:
+        return PrefixStats(
+            self.num_asked_tokens + other.num_asked_tokens, self.num_found_tokens + other.num_found_tokens
+        )
+
+    def record(self, num_asked: int, num_found: int) -> None:
+        self.num_asked_tokens += num_asked
+        self.num_found_tokens += num_found
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.num_found_tokens / self.num_asked_tokens if self.num_asked_tokens else None

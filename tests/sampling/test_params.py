@@ -34,6 +34,7 @@ BAD: dict[str, list[Any]] = {
     "logits_processors": [[3], ["f"], [None], 3],
     "speculative_tokens": [-1, 1.5, True, "4"],
     "verification": ["greedy", "", 3],
+    "prefix_caching": [None, 1, "false"],
 }
 
 

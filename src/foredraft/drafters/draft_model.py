@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from foredraft.cache import MemoryPool
+from foredraft.cache import MemoryPool, common_prefix
 from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.sampling import Laws, Row, adjusted, choose, joined, laws_of, pick, sampled_groups, ways_of
+from foredraft.stats import PrefixStats
+
+_WORTH_READING = 64
+"""Tokens. Where two begin in one call and have so many in common, the first reads them before the second begins."""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,10 @@ class _Draft:
     ids: list[int] = field(default_factory=list)
     law_rows: list[int] = field(default_factory=list)
     is_open: bool = True
+
+    @property
+    def shares_prefix(self) -> bool:
+        return self.request.sampler.params.prefix_caching
 
     @property
     def is_written(self) -> bool:
@@ -50,6 +58,7 @@ class DraftModelDrafter:
         self._vocab_size = vocab_size
         self._cache = model.new_cache(pool)
         self._max_rows = max_rows
+        self.prefix_stats = PrefixStats()
 
     @classmethod
     def build(cls, context: DrafterContext) -> DraftModelDrafter:
@@ -59,8 +68,8 @@ class DraftModelDrafter:
 
     @property
     def bytes_held(self) -> int:
-        """Of the engine's cache memory."""
-        return self._cache.bytes_held
+        """Of the engine's cache memory, without what is retained, which is anybody's who needs it."""
+        return self._cache.bytes_running
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [_Draft(request, self._room(request)) for request in requests]
@@ -73,18 +82,28 @@ class DraftModelDrafter:
     def forget(self, seq_ids: list[int]) -> None:
         self._cache.drop(seq_ids)
 
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """Keep what is held of a text that ended for those that begin like it. Draft tokens that did not stand are no
+        part of its history, and go."""
+        self._cache.retain(seq_id, history)
+
+    def drop_retained(self) -> None:
+        self._cache.drop_retained()
+
     def _room(self, request: DraftRequest) -> int:
         """The last draft token is never read, so it may lie one past the model's context."""
         return max(0, min(request.max_len, self._model.traits.context_len - len(request.tokens) + 1))
 
     def _catch_up(self, drafts: list[_Draft]) -> list[_Draft]:
         """Read every history up to its pending token, in passes of at most max_rows; drop drafts without room."""
-        ready = []
+        ready: list[_Draft] = []
         for draft in drafts:
             seq_id, tokens = draft.request.seq_id, draft.request.tokens
+            if seq_id not in self._cache:
+                self._begin(draft, ready)
             unread = self._cache.keep_prefix_of(seq_id, tokens, at_most=len(tokens) - 1)
             unknown = max(tokens[len(tokens) - unread :]) >= self._model.traits.vocab_size
-            if unknown or not self._cache.reserve(seq_id, len(tokens) + draft.max_len - 1):
+            if unknown or not self._cache.reserve(seq_id, self._most_held(draft)):
                 self.forget([seq_id])
                 continue
             ready.append(draft)
@@ -92,6 +111,27 @@ class DraftModelDrafter:
                 self._read_on(draft, self._max_rows)
                 unread -= self._max_rows
         return ready
+
+    def _begin(self, draft: _Draft, ready: list[_Draft]) -> None:
+        """Find what was read for others; what one of those who are ready is about to read too, it reads now."""
+        tokens = draft.request.tokens
+        known = max(tokens) < self._model.traits.vocab_size
+        if not (draft.shares_prefix and known and self._cache.fits(self._most_held(draft))):
+            return
+        for other in ready:
+            history = other.request.tokens
+            if other.shares_prefix:
+                common = common_prefix(history, tokens, limit=min(len(history), len(tokens)) - 1)
+                missing = common - self._cache.num_held(other.request.seq_id)
+                if missing >= _WORTH_READING and common - self._cache.num_shared(tokens) >= _WORTH_READING:
+                    for start in range(0, missing, self._max_rows):
+                        self._read_on(other, min(self._max_rows, missing - start))
+        self.prefix_stats.record(len(tokens) - 1, self._cache.start(draft.request.seq_id, tokens))
+
+    @staticmethod
+    def _most_held(draft: _Draft) -> int:
+        """Tokens in the cache when the draft is written: its last one is not read."""
+        return len(draft.request.tokens) + draft.max_len - 1
 
     def _read_on(self, draft: _Draft, count: int) -> None:
         held = self._cache.num_held(draft.request.seq_id)

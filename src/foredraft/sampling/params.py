@@ -57,6 +57,7 @@ class SamplingParams:
         as many as pay.
     verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192) or "coupled"; None chooses "coupled" when
         there is a seed and "block" otherwise. The three agree at temperature 0.
+    prefix_caching: whether the request may use keys and values that were read for others, and leave its own to them.
 
     Raises ForedraftError (a ValueError) for a value that cannot be honoured.
     """
@@ -84,6 +85,7 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
     speculative_tokens: int | str | None = None
     verification: str | None = None
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -125,6 +127,8 @@ class SamplingParams:
             if isinstance(value, bool) or not isinstance(value, kind) or infinite:
                 what = "an integer" if kind is int else "a finite number"
                 raise ForedraftError(f"{name} must be {what}, not {value!r}")
+        if not isinstance(self.prefix_caching, bool):
+            raise ForedraftError(f"prefix_caching must be true or false, not {self.prefix_caching!r}")
         if not _is_draft_len(self.speculative_tokens):
             raise ForedraftError(
                 f'speculative_tokens must be an integer of at least 0 (plain decoding) or "{AUTO}", '

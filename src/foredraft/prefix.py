@@ -1,0 +1,78 @@
+"""Which of many sequences holds the longest beginning of a new one: a tree of blocks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+BLOCK = 16
+"""Tokens per block. A common beginning shorter than this is found by nobody: to read it costs less than to copy it."""
+
+T = TypeVar("T")
+
+
+class _Node(Generic[T]):
+    """A leaf has an item, every other node has children."""
+
+    __slots__ = ("children", "item")
+
+    def __init__(self) -> None:
+        self.children: dict[tuple[int, ...], _Node[T]] = {}
+        self.item: T | None = None
+
+
+class PrefixIndex(Generic[T]):
+    """Items by the tokens they hold. Everything costs O(len(tokens)), however many items there are.
+
+    No item's blocks are the beginning of another's: of two such, only the longer is worth its memory. Tokens that do not
+    fill a block are not looked at.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node[T]()
+
+    def find(self, tokens: Sequence[int]) -> T | None:
+        """One of the items that have the most of the first blocks of `tokens`; None where no item has the first."""
+        node = self._root
+        for block in _blocks(tokens):
+            child = node.children.get(block)
+            if child is None:
+                break
+            node = child
+        if node is self._root:
+            return None
+        while node.item is None:
+            node = next(iter(node.children.values()))
+        return node.item
+
+    def add(self, tokens: Sequence[int], item: T) -> T | None:
+        """-> an item that is not in the index now because another has all of its blocks: an earlier one, or this one."""
+        node, displaced = self._root, None
+        for block in _blocks(tokens):
+            if node.item is not None:
+                displaced, node.item = node.item, None
+            node = node.children.setdefault(block, _Node())
+        if node.children or node is self._root:
+            return item
+        if node.item is not None:
+            displaced = node.item
+        node.item = item
+        return displaced
+
+    def remove(self, tokens: Sequence[int]) -> None:
+        """The item of exactly these blocks, which must be there."""
+        path: list[tuple[_Node[T], tuple[int, ...]]] = []
+        node = self._root
+        for block in _blocks(tokens):
+            path.append((node, block))
+            node = node.children[block]
+        node.item = None
+        for parent, block in reversed(path):
+            del parent.children[block]
+            if parent.children:
+                break
+
+
+def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        yield tuple(tokens[start : start + BLOCK])
