@@ -158,27 +158,25 @@ class Region:
 
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
+        held = min(len(self.tokens), capacity)
         moved = {
-            layer: (self._moved(keys, capacity), self._moved(values, capacity))
+            layer: (_moved(keys, held, capacity), _moved(values, held, capacity))
             for layer, (keys, values) in self._layers.items()
         }
         self._layers, self.capacity, self._addresses = moved, capacity, None
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""
-        for layer, (keys, values) in source._layers.items():
-            self.write(layer, keys[:, :length], values[:, :length], 0)
+        self._layers = {
+            layer: (_moved(keys, length, self.capacity), _moved(values, length, self.capacity))
+            for layer, (keys, values) in source._layers.items()
+        }
+        self._addresses = None
         self.tokens = source.tokens[:length]
         self._compared_with = None
 
     def _blank(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
-
-    def _moved(self, old: Tensor, capacity: int) -> Tensor:
-        new = old.new_zeros(old.shape[0], capacity, old.shape[2])
-        held = min(len(self.tokens), capacity)
-        new[:, :held] = old[:, :held]
-        return new
 
 
 class KVCache:
@@ -372,6 +370,14 @@ def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: 
         else:
             end = middle - 1
     return low
+
+
+def _moved(old: Tensor, held: int, capacity: int) -> Tensor:
+    """The first `held` rows in a place for `capacity`; the others are finite, and every row is written once."""
+    new = old.new_empty(old.shape[0], capacity, old.shape[2])
+    new[:, :held] = old[:, :held]
+    new[:, held:] = 0
+    return new
 
 
 def _rounded(num_tokens: int) -> int:
