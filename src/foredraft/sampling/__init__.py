@@ -20,6 +20,7 @@ from foredraft.sampling.sampler import (
     uniforms_for,
     ways_of,
 )
+from foredraft.sampling.structured import StructuredOutputs
 
 __all__ = [
     "AUTO",
@@ -30,6 +31,7 @@ __all__ = [
     "Row",
     "Sampler",
     "SamplingParams",
+    "StructuredOutputs",
     "adjusted",
     "choose",
     "choose_by",
