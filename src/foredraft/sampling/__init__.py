@@ -3,6 +3,7 @@
 The only place that knows temperature, top-p, penalties and masks.
 """
 
+from foredraft.sampling.constraint import Bits, Constraint, only_id, refused_ids
 from foredraft.sampling.laws import Laws, inverse_cdf, joined
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
@@ -25,7 +26,9 @@ from foredraft.sampling.structured import StructuredOutputs
 __all__ = [
     "AUTO",
     "VERIFICATIONS",
+    "Bits",
     "Choice",
+    "Constraint",
     "Laws",
     "LogitsProcessor",
     "Row",
@@ -38,7 +41,9 @@ __all__ = [
     "inverse_cdf",
     "joined",
     "laws_of",
+    "only_id",
     "pick",
+    "refused_ids",
     "report_failed",
     "report_nan",
     "sampled_groups",

@@ -1,0 +1,229 @@
+"""Structured outputs: from what a request says its text may look like to masks over token ids, by llguidance.
+
+The only place that knows that library. A grammar is compiled once and kept; each text walks it by itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from threading import Lock
+
+import llguidance.hf
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError, one_line
+from foredraft.sampling import Bits, StructuredOutputs, only_id
+
+_WHITESPACE = r"[ \t]|\n[ \t]{0,24}"
+"""Between the tokens of JSON: a blank, or a new line and its indentation. Without a bound a text may be blanks to the end of its
+budget, and be no JSON."""
+_MAX_FORCED_BYTES = 65_536
+_MASKS_KEPT = 64
+_SILENT = 0
+
+
+class Grammars:
+    """Compiles what requests ask for, and keeps the last `capacity` grammars. Safe to use from several threads.
+
+    tokenizer: a fast one. end_ids: the ids that end a text; where a grammar is complete, they are what it allows.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], capacity: int = 64) -> None:
+        self._source = tokenizer
+        self._end_ids = sorted(end_ids)
+        self._capacity = capacity
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, wanted: StructuredOutputs) -> Grammar:
+        """Raises ForedraftError that names the field: for what is no schema, expression or grammar, for what no text
+        satisfies, for what takes too much to compile, and for a tokenizer that cannot be read byte by byte."""
+        text = _grammar_text(wanted)
+        with self._lock:
+            found = self._kept.pop(text, None) or Grammar(self._matcher(text, wanted.kind), self._tokenizer)
+            self._kept[text] = found
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        return found
+
+    def _matcher(self, text: str, kind: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT)
+        if not matcher.is_error():
+            # what no text can begin with shows only when it is asked for a beginning
+            bits = matcher.compute_bitmask()
+            if not matcher.is_error() and not any(bits):
+                raise ForedraftError(f"structured_outputs.{kind}: no text satisfies it")
+        if matcher.is_error():
+            raise ForedraftError(f"structured_outputs.{kind}: {_reason(matcher)}")
+        if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+            raise ForedraftError(f"structured_outputs.{kind}: every text has more than {_MAX_FORCED_BYTES} bytes")
+        return matcher
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        """Made when it is first needed: over a large vocabulary it takes a second."""
+        end_ids = [i for i in self._end_ids if i < len(self._source)]
+        if not end_ids:
+            raise ForedraftError("structured_outputs needs an end-of-sequence id, and the checkpoint names none")
+        try:
+            return llguidance.hf.from_tokenizer(self._source, eos_token=end_ids)
+        except Exception as error:  # it says what it cannot read by whatever exception comes
+            raise ForedraftError(f"structured_outputs cannot read this tokenizer: {one_line(error)}") from error
+
+
+class Grammar:
+    """A compiled grammar. Nothing in it changes; `start` gives each text a walk of its own."""
+
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        self._matcher = matcher
+        self._end_ids = frozenset(tokenizer.eos_tokens)
+        self._vocab_size = tokenizer.vocab_size
+
+    def start(self, prompt_len: int) -> GrammarWalk:
+        """For the text behind a prompt of so many tokens."""
+        return GrammarWalk(self._matcher.deep_copy, prompt_len, self._end_ids, self._vocab_size)
+
+
+class GrammarWalk:
+    """A sampling.Constraint: one text's place in a grammar.
+
+    It goes along with the draft and comes back with it. What lies behind a token that the grammar refuses, or behind the
+    end, no text has: there the end alone is allowed.
+
+    fresh: gives a matcher at the grammar's beginning.
+    """
+
+    def __init__(
+        self, fresh: Callable[[], LLMatcher], prompt_len: int, end_ids: frozenset[int], vocab_size: int
+    ) -> None:
+        self._fresh = fresh
+        self._prompt_len = prompt_len
+        self._end_ids = end_ids
+        self._vocab_size = vocab_size
+        self._end = np.zeros(max(end_ids) // 8 + 1, dtype=np.uint8)
+        for token in end_ids:
+            self._end[token // 8] |= 1 << token % 8
+        self._matcher = fresh()
+        self._walked: list[int] = []  # the output tokens that the matcher has read
+        self._masks: dict[int, Bits] = {}  # by how many output tokens come before
+
+    def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
+        if not self._go_to(history, drafted):
+            return self._end
+        place = len(self._walked)
+        bits = self._masks.get(place)
+        if bits is None:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            self._check()
+            self._keep(place, bits)
+        return bits
+
+    def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
+        if not self._go_to(history, ()):
+            return 0
+        words = self._before_end(drafted)
+        count = self._matcher.validate_tokens(words) if words else 0
+        self._check()
+        if count < len(words) or len(words) == len(drafted) or drafted[count] not in self._end_ids:
+            return count
+        end = drafted[count]
+        return count + bool(self.allowed(history, words)[end // 8] >> end % 8 & 1)
+
+    def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < at_most and not (found and found[-1] in self._end_ids):
+            token = only_id(self.allowed(history, [*drafted, *found]))
+            if token is None:
+                break
+            found.append(token)
+        return found
+
+    def _go_to(self, history: Sequence[int], drafted: Sequence[int]) -> bool:
+        """Stand behind history + drafted; say whether that is a place in the grammar, and not its end."""
+        wanted = [*history[self._prompt_len :], *drafted]
+        self._go_back(_num_common(self._walked, wanted))
+        new = wanted[len(self._walked) :]
+        words = self._before_end(new)
+        num_read = self._matcher.try_consume_tokens(words) if words else 0
+        self._check()
+        self._walked += words[:num_read]
+        return num_read == len(new)
+
+    def _go_back(self, place: int) -> None:
+        excess = len(self._walked) - place
+        if excess:
+            self._matcher.rollback(excess)
+            del self._walked[place:]
+            self._masks = {at: bits for at, bits in self._masks.items() if at <= place}
+
+    def _keep(self, place: int, bits: Bits) -> None:
+        """A step asks for those of its draft, once to draft and once to verify; what comes before is computed again if
+        somebody asks for it."""
+        self._masks[place] = bits
+        if len(self._masks) > _MASKS_KEPT:
+            self._masks = {at: self._masks[at] for at in sorted(self._masks)[_MASKS_KEPT // 2 :]}
+
+    def _before_end(self, ids: Sequence[int]) -> list[int]:
+        """Up to the first that ends a text, or that the tokenizer does not have."""
+        size = self._vocab_size
+        stop = next((i for i, token in enumerate(ids) if token in self._end_ids or token >= size), len(ids))
+        return list(ids[:stop])
+
+    def _check(self) -> None:
+        """A matcher that met its limits is of no more use; the walk begins anew where it is asked again."""
+        if self._matcher.is_error():
+            reason = _reason(self._matcher)
+            self._matcher, self._walked, self._masks = self._fresh(), [], {}
+            raise ForedraftError(f"structured_outputs: {reason}")
+
+
+def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many they begin with in common, by comparing slices: a loop over a long text would cost more than its mask."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _grammar_text(wanted: StructuredOutputs) -> str:
+    """As llguidance reads it."""
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        return LLMatcher.grammar_from_regex("|".join(map(_literally, wanted.choice)))
+    if wanted.grammar is not None:
+        return LLMatcher.grammar_from_lark(wanted.grammar)
+    try:
+        return LLMatcher.grammar_from_json_schema(wanted.schema, defaults={"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:
+        raise ForedraftError(f"structured_outputs.{wanted.kind}: {one_line(error)}") from None
+
+
+def _literally(text: str) -> str:
+    """A regular expression that matches this text alone."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+_REASONS = {
+    "NoExtension": "no text satisfies it",
+    "ParserTooComplex": "it takes more memory and time than a grammar may",
+    "LexerTooComplex": "it takes more memory and time than a grammar may",
+}
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """In one line, without the dump of the parser's state."""
+    text = matcher.get_error().partition("<state>")[0]
+    known = next((words for name, words in _REASONS.items() if text.startswith(name)), None)
+    line = " ".join(text.split())
+    return known or (line if len(line) <= 300 else f"{line[:300]}...")
