@@ -58,7 +58,7 @@ class Lead:
 
 def fitted(proposal: Proposal, leads: Sequence[Lead]) -> Proposal:
     """The drafters' answers, each behind its lead and as its text's constraint allows. Row b is of leads[b]."""
-    if all(lead.sequence.sampler.constraint is None for lead in leads):
+    if not any(lead.max_draft and lead.sequence.sampler.constraint is not None for lead in leads):
         return proposal
     rows = zip(leads, proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True)
     drafts = [lead.fit(ids[:length], prob_rows[:length]) for lead, ids, prob_rows, length in rows]

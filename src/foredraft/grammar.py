@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError, one_line
-from foredraft.sampling import Bits, StructuredOutputs, only_id
+from foredraft.sampling import Bits, StructuredOutputs, has_id, only_id
 
 _WHITESPACE = r"[ \t]|\n[ \t]{0,24}"
 """Between the tokens of JSON: a blank, or a new line and its indentation. Without a bound a text may be blanks to the end of its
@@ -123,15 +123,13 @@ class GrammarWalk:
         return bits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        if not self._go_to(history, ()):
-            return 0
-        words = self._before_end(drafted)
-        count = self._matcher.validate_tokens(words) if words else 0
-        self._check()
-        if count < len(words) or len(words) == len(drafted) or drafted[count] not in self._end_ids:
-            return count
-        end = drafted[count]
-        return count + bool(self.allowed(history, words)[end // 8] >> end % 8 & 1)
+        # by the masks: where the grammar forces some text, they allow one way of writing it and no other
+        for place, token in enumerate(drafted):
+            if not has_id(self.allowed(history, drafted[:place]), token):
+                return place
+            if token in self._end_ids:
+                return place + 1
+        return len(drafted)
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
         found: list[int] = []
@@ -198,6 +196,8 @@ def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
 def _grammar_text(wanted: StructuredOutputs) -> str:
     """As llguidance reads it."""
     if wanted.regex is not None:
+        if (len(wanted.regex) - len(wanted.regex.rstrip("\\"))) % 2:
+            raise ForedraftError("structured_outputs.regex: it ends with a lone backslash")
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
         return LLMatcher.grammar_from_regex("|".join(map(_literally, wanted.choice)))

@@ -3,7 +3,7 @@
 The only place that knows temperature, top-p, penalties and masks.
 """
 
-from foredraft.sampling.constraint import Bits, Constraint, only_id, refused_ids
+from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
 from foredraft.sampling.laws import Laws, inverse_cdf, joined
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
@@ -38,6 +38,7 @@ __all__ = [
     "adjusted",
     "choose",
     "choose_by",
+    "has_id",
     "inverse_cdf",
     "joined",
     "laws_of",

@@ -29,12 +29,18 @@ class Constraint(Protocol):
         ...
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many draft tokens stand before the first that may not follow what is before it."""
+        """How many draft tokens stand before the first that is not `allowed` behind those before it, or that comes behind the
+        end."""
         ...
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
         """The ids that follow history + drafted, as long as nothing else may; until the text ends with one of them."""
         ...
+
+
+def has_id(bits: Bits, token: int) -> bool:
+    """Whether this id may come next."""
+    return token // 8 < len(bits) and bool(bits[token // 8] >> token % 8 & 1)
 
 
 def only_id(bits: Bits) -> int | None:

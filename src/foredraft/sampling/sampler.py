@@ -213,11 +213,13 @@ class Choice:
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Every row's logits before the temperature, in at least float32. [R, V] -> [R, V], the input is not written to."""
+    """Every row's logits before the temperature, in at least float32 where more than a mask changes any of them.
+    [R, V] -> [R, V], the input is not written to."""
     touched = [r for r, row in enumerate(rows) if row.sampler.adjusts]
     if not touched:
         return logits
-    out = logits.clone() if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    is_wide = logits.dtype in (torch.float32, torch.float64) or not any(rows[r].sampler.warps for r in touched)
+    out = logits.clone() if is_wide else logits.float()
     return _adjusted(out, rows, touched)
 
 
