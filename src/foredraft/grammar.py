@@ -44,24 +44,17 @@ class Grammars:
         satisfies, for what takes too much to compile, and for a tokenizer that cannot be read byte by byte."""
         text = _grammar_text(wanted)
         with self._lock:
-            found = self._kept.pop(text, None) or Grammar(self._matcher(text, wanted.kind), self._tokenizer)
+            found = self._kept.pop(text, None) or self._compiled(text, wanted.kind)
             self._kept[text] = found
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         return found
 
-    def _matcher(self, text: str, kind: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT)
-        if not matcher.is_error():
-            # what no text can begin with shows only when it is asked for a beginning
-            bits = matcher.compute_bitmask()
-            if not matcher.is_error() and not any(bits):
-                raise ForedraftError(f"structured_outputs.{kind}: no text satisfies it")
-        if matcher.is_error():
-            raise ForedraftError(f"structured_outputs.{kind}: {_reason(matcher)}")
-        if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
-            raise ForedraftError(f"structured_outputs.{kind}: every text has more than {_MAX_FORCED_BYTES} bytes")
-        return matcher
+    def _compiled(self, text: str, kind: str) -> Grammar:
+        def matcher() -> LLMatcher:
+            return LLMatcher(self._tokenizer, text, log_level=_SILENT)
+
+        return Grammar(_checked(matcher(), kind), self._tokenizer, matcher)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -76,16 +69,26 @@ class Grammars:
 
 
 class Grammar:
-    """A compiled grammar. Nothing in it changes; `start` gives each text a walk of its own."""
+    """A compiled grammar; `start` gives each text a walk of its own.
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
-        self._matcher = matcher
-        self._end_ids = frozenset(tokenizer.eos_tokens)
-        self._vocab_size = tokenizer.vocab_size
+    matcher: at the grammar's beginning. Its copies share what was worked out about the grammar, and the limits on that.
+    again: compiles one that shares nothing.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, again: Callable[[], LLMatcher]) -> None:
+        self.matcher = matcher
+        self.end_ids = frozenset(tokenizer.eos_tokens)
+        self.vocab_size = tokenizer.vocab_size
+        self._again = again
 
     def start(self, prompt_len: int) -> GrammarWalk:
         """For the text behind a prompt of so many tokens."""
-        return GrammarWalk(self._matcher.deep_copy, prompt_len, self._end_ids, self._vocab_size)
+        return GrammarWalk(self, prompt_len)
+
+    def renew(self, spent: LLMatcher) -> None:
+        """This one's copies have met their limits: replace it, unless another text has done so."""
+        if self.matcher is spent:
+            self.matcher = self._again()
 
 
 class GrammarWalk:
@@ -93,25 +96,38 @@ class GrammarWalk:
 
     It goes along with the draft and comes back with it. What lies behind a token that the grammar refuses, or behind the
     end, no text has: there the end alone is allowed.
-
-    fresh: gives a matcher at the grammar's beginning.
     """
 
-    def __init__(
-        self, fresh: Callable[[], LLMatcher], prompt_len: int, end_ids: frozenset[int], vocab_size: int
-    ) -> None:
-        self._fresh = fresh
+    def __init__(self, grammar: Grammar, prompt_len: int) -> None:
+        self._grammar = grammar
         self._prompt_len = prompt_len
-        self._end_ids = end_ids
-        self._vocab_size = vocab_size
-        self._end = np.zeros(max(end_ids) // 8 + 1, dtype=np.uint8)
-        for token in end_ids:
+        self._end_ids = grammar.end_ids
+        self._end = np.zeros(max(self._end_ids) // 8 + 1, dtype=np.uint8)
+        for token in self._end_ids:
             self._end[token // 8] |= 1 << token % 8
-        self._matcher = fresh()
+        self._has_tried_again = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._origin = self._grammar.matcher
+        self._matcher = self._origin.deep_copy()
         self._walked: list[int] = []  # the output tokens that the matcher has read
         self._masks: dict[int, Bits] = {}  # by how many output tokens come before
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
+        while True:
+            try:
+                return self._allowed(history, drafted)
+            except _Spent as error:
+                self._grammar.renew(self._origin)
+                self._begin()
+                if self._has_tried_again:
+                    raise ForedraftError(f"structured_outputs: {error}") from None
+                # it may have been another text of this grammar that met the limits they share; but once only: the work that
+                # leads to them is a third of a second
+                self._has_tried_again = True
+
+    def _allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         if not self._go_to(history, drafted):
             return self._end
         place = len(self._walked)
@@ -167,16 +183,31 @@ class GrammarWalk:
 
     def _before_end(self, ids: Sequence[int]) -> list[int]:
         """Up to the first that ends a text, or that the tokenizer does not have."""
-        size = self._vocab_size
+        size = self._grammar.vocab_size
         stop = next((i for i, token in enumerate(ids) if token in self._end_ids or token >= size), len(ids))
         return list(ids[:stop])
 
     def _check(self) -> None:
-        """A matcher that met its limits is of no more use; the walk begins anew where it is asked again."""
         if self._matcher.is_error():
-            reason = _reason(self._matcher)
-            self._matcher, self._walked, self._masks = self._fresh(), [], {}
-            raise ForedraftError(f"structured_outputs: {reason}")
+            raise _Spent(_reason(self._matcher))
+
+
+class _Spent(Exception):
+    """A matcher met its limits, and is of no more use."""
+
+
+def _checked(matcher: LLMatcher, kind: str) -> LLMatcher:
+    """The same, if any text can begin with it. Raises ForedraftError that names the field."""
+    if not matcher.is_error():
+        # what no text can begin with shows only when it is asked for a beginning
+        bits = matcher.compute_bitmask()
+        if not matcher.is_error() and not any(bits):
+            raise ForedraftError(f"structured_outputs.{kind}: no text satisfies it")
+    if matcher.is_error():
+        raise ForedraftError(f"structured_outputs.{kind}: {_reason(matcher)}")
+    if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+        raise ForedraftError(f"structured_outputs.{kind}: every text has more than {_MAX_FORCED_BYTES} bytes")
+    return matcher
 
 
 def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
