@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
     from foredraft.outputs import CompletionOutput, Delta, RequestOutput
     from foredraft.proposal import Drafter, DraftRequest, Proposal
-    from foredraft.sampling import SamplingParams
+    from foredraft.sampling import SamplingParams, StructuredOutputs
     from foredraft.sequence import Origin
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "VocabularyError",
     "check",
     "custom_generate",
@@ -51,7 +52,7 @@ _HOMES = {
     "llm": ("LLM",),
     "outputs": ("CompletionOutput", "Delta", "RequestOutput"),
     "proposal": ("DraftRequest", "Drafter", "Proposal"),
-    "sampling": ("SamplingParams",),
+    "sampling": ("SamplingParams", "StructuredOutputs"),
     "sequence": ("Origin",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from foredraft.errors import ForedraftError
+from foredraft.sampling.structured import FIELD, StructuredOutputs
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """(prefix, logits [V]) -> logits [V]: a pure function of one row and its own growing prefix (prompt and output ids)."""
@@ -53,6 +54,8 @@ class SamplingParams:
     logprobs, prompt_logprobs: how many of the target's most likely tokens to report beside the one at hand, from
         the raw distribution; 0 reports that one alone.
     logits_processors: pure callables (prefix ids, logits [V]) -> logits [V].
+    structured_outputs: the form that the text must have; it ends when that is complete, so neither ignore_eos nor
+        min_tokens goes with it. Where max_tokens or a stop string ends it before, it has that form only so far.
     speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding, "auto" is
         as many as pay.
     verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192) or "coupled"; None chooses "coupled" when
@@ -83,6 +86,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
+    structured_outputs: StructuredOutputs | None = None
     speculative_tokens: int | str | None = None
     verification: str | None = None
     prefix_caching: bool = True
@@ -138,6 +142,9 @@ class SamplingParams:
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")
         _check_items("logits_processors", self.logits_processors, callable, "callables (prefix ids, logits) -> logits")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            kind = type(self.structured_outputs).__name__
+            raise ForedraftError(f"{FIELD} must be StructuredOutputs, not {kind}")
         bias = self.logit_bias
         if bias is not None and not isinstance(bias, Mapping):
             raise ForedraftError(f"logit_bias must map token ids to numbers, not {bias!r}")
@@ -182,6 +189,14 @@ class SamplingParams:
             )
         if self.seed is None and self.verification == "coupled" and not self.is_greedy:
             raise ForedraftError("verification 'coupled' needs a seed")
+        if self.structured_outputs is not None:
+            if self.ignore_eos:
+                raise ForedraftError(f"ignore_eos would write on past the end of {FIELD}: leave one of them out")
+            if self.min_tokens:
+                raise ForedraftError(
+                    f"min_tokens {self.min_tokens} cannot hold where {FIELD} ends the text: say it in there (minLength, "
+                    "minItems, {20,}), or leave one of them out"
+                )
 
 
 def _is_draft_len(value: object) -> bool:
