@@ -121,6 +121,7 @@ class Scheduler:
             work = replace(work, max_draft=0)
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        sequence.begin()
         return work
 
     def _next_waiting(self) -> TokenSequence | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from foredraft.policy import Ask, FixedPolicy
@@ -20,6 +21,10 @@ class InTurn:
 
     def __init__(self, drafters: Sequence[str]) -> None:
         self._drafters = [FixedPolicy(name) for name in drafters]
+
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        return sum((drafter.fallbacks for drafter in self._drafters), Counter())
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         for drafter in self._drafters:

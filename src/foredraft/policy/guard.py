@@ -54,6 +54,10 @@ class Guard:
         self._until: dict[str, int] = {}
         self._running: list[int] = []
 
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        return self.policy.fallbacks + self.crossings
+
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._step += 1
         self._running = [sequence.seq_id for sequence in running]
