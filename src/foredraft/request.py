@@ -59,7 +59,7 @@ class Request:
         """As it was given, else as the tokenizer shows it."""
         if self.prompt is not None or self.tokenizer is None:
             return self.prompt or ""
-        return str(self.tokenizer.decode(self.prompt_ids))
+        return str(self.tokenizer.decode(self.prompt_ids, skip_special_tokens=self.params.skip_special_tokens))
 
     @property
     def is_finished(self) -> bool:
