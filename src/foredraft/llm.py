@@ -277,6 +277,11 @@ class LLM:
         """How often a drafter crossed a threshold that was set, by drafter and threshold. Counts, to be added up."""
         return self.policy.crossings if isinstance(self.policy, Guard) else Counter()
 
+    @property
+    def resting(self) -> dict[str, str]:
+        """The drafters that are left alone now, and why: "memory_short", or a threshold."""
+        return self.policy.resting()
+
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
         """What the cost of a step depends on, text and load aside."""
         models = {"target": (self.target, self.options), "draft": (self.draft, self.draft_options)}
