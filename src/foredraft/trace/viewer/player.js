@@ -43,12 +43,32 @@ class Player {
   /** What a round looks like everywhere but in the replay. */
   tell(index) {
     this.at = index;
-    const seek = Player.part("seek");
-    seek.max = Math.max(1, this.rounds.length);
-    seek.value = index + 1;
-    seek.setAttribute("aria-valuetext", `Round ${index + 1} of ${this.rounds.length}`);
+    this.count();
     this.words.select(index, this.replay.isPlaying);
     this.onRound(index);
+  }
+
+  /** Which round of how many. */
+  count() {
+    const seek = Player.part("seek");
+    seek.max = Math.max(1, this.rounds.length);
+    seek.value = this.at + 1;
+    seek.setAttribute("aria-valuetext", `Round ${this.at + 1} of ${this.rounds.length}`);
+    this.words.name(this.at);
+  }
+
+  /** Rounds were added at the end. */
+  grow() {
+    this.replay.grow();
+    this.count();
+  }
+
+  /** The first rounds were taken away. */
+  shift(count) {
+    const at = this.at - count;
+    if (at < 0) return this.choose(0);
+    this.at = this.replay.index = at;
+    return this.count();
   }
 
   tellPlaying(isPlaying) {

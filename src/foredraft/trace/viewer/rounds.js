@@ -14,7 +14,7 @@ class RoundView {
   select(index, isQuiet) {
     const round = this.rounds[index];
     const said = document.getElementById("round-said");
-    document.getElementById("round-name").textContent = round ? `Round ${index + 1} of ${this.rounds.length}` : "No rounds";
+    this.name(index);
     said.setAttribute("aria-live", isQuiet ? "off" : "polite");
     if (!round) return;
     said.textContent = Data.said(round);
@@ -26,6 +26,10 @@ class RoundView {
     document.getElementById("round-times").textContent =
       `Drafted in ${Data.seconds(step.draft)}${who}, verified in ${Data.seconds(step.verify)}, rest ${Data.seconds(step.rest)}` +
       (step.num_texts > 1 ? `; with ${step.num_texts - 1} other texts.` : ".");
+  }
+
+  name(index) {
+    document.getElementById("round-name").textContent = this.rounds[index] ? `Round ${index + 1} of ${this.rounds.length}` : "No rounds";
   }
 
   static tokenRow(token, verdict, q) {
