@@ -24,8 +24,8 @@ def make_feed(llm: LLM) -> Iterator[MakeFeed]:
     made: list[LiveFeed] = []
 
     def make(**settings: Any) -> LiveFeed:
-        made.append(LiveFeed(llm, **settings))
-        llm.engine.observers.append(made[-1])
+        made.append(LiveFeed(**settings))
+        made[-1].attach(llm)
         return made[-1]
 
     yield make

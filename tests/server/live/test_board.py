@@ -212,6 +212,10 @@ def test_only_so_many_may_watch(make_feed: Any) -> None:
     assert board.join() is None
 
 
+def test_nobody_watches_before_there_is_an_engine() -> None:
+    assert Board(LiveFeed()).join() is None
+
+
 def test_the_last_who_leaves_takes_the_light(llm: LLM, feed: LiveFeed) -> None:
     board = Board(feed)
     watcher = Watcher(board)

@@ -56,7 +56,7 @@ class Board:
 
     def join(self) -> Seen | None:
         """A place for a watcher; None: there are as many as there may be."""
-        if self._num_watchers >= self._feed.max_watchers or self._feed.is_closed:
+        if self._num_watchers >= self._feed.max_watchers or not self._feed.is_open:
             return None
         self._num_watchers += 1
         if self._num_watchers == 1:

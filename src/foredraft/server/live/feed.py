@@ -69,7 +69,7 @@ class Told(NamedTuple):
 
 
 class LiveFeed:
-    """An Observer of an LLM's engine: append it to `llm.engine.observers`.
+    """An Observer of an engine's steps, and what is known of that engine.
 
     show_text: whether watchers see prompts and texts; without it they see of each token only where it came from.
     max_watchers: how many may watch at a time.
@@ -77,8 +77,8 @@ class LiveFeed:
     While nobody watches, a step costs a few additions, and every half second a sample. Memory is bounded throughout.
     """
 
-    def __init__(self, llm: LLM, *, show_text: bool = True, max_watchers: int = MAX_WATCHERS) -> None:
-        self.llm = llm
+    def __init__(self, *, show_text: bool = True, max_watchers: int = MAX_WATCHERS) -> None:
+        self._llm: LLM | None = None
         self.show_text = show_text
         self.max_watchers = max_watchers
         self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
@@ -95,6 +95,23 @@ class LiveFeed:
         self._asked: Counter[str] = Counter()
         self._allowance = _Allowance(_ROUND_SHARE, _ROUND_SECONDS)
         self._turn = 0
+
+    def attach(self, llm: LLM) -> None:
+        """Look on at this model's engine from now on."""
+        self._llm = llm
+        llm.engine.observers.append(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to watch."""
+        return self._llm is not None and not self.is_closed
+
+    @property
+    def llm(self) -> LLM:
+        """Raises RuntimeError before there is one."""
+        if self._llm is None:
+            raise RuntimeError("the feed looks on at no engine yet: attach one")
+        return self._llm
 
     def observe(self, step: Step) -> None:
         if not step.works or self.is_closed:

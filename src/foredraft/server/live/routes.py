@@ -83,8 +83,8 @@ def _content(name: str) -> str:
 
 def _refusal(feed: LiveFeed) -> Response:
     message = f"{feed.max_watchers} watch already, which is the limit: close one of the pages"
-    if feed.is_closed:
-        message = "the live page is closed: the server is being shut down, or the log says why"
+    if not feed.is_open:
+        message = "there is nothing to watch: the server starts or ends, or the log says why"
     body = {"error": {"message": message, "type": "server_error", "param": None, "code": "live_page_unavailable"}}
     return JSONResponse(body, status_code=503, headers={**_STREAM_HEADERS, "Retry-After": "5"})
 
