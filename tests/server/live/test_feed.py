@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,3 +94,21 @@ def test_a_fault_of_its_own_ends_no_request(
     assert len(output.outputs[0].token_ids) == 8
     assert feed.is_closed
     assert caplog.text.count("the live page has a fault") == 1
+
+
+def test_a_rest_is_told_from_what_was_written_before_and_after(
+    llm: LLM, make_feed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two samples at rest nothing grows, however long it was; all else lies in the others."""
+    monkeypatch.setattr("foredraft.server.live.feed.SAMPLE_SECONDS", 0.2)
+    feed = make_feed()
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    before = llm.engine.stats.num_emitted_tokens
+    llm.generate(PROMPTS[0], params)
+    time.sleep(0.5)
+    llm.generate(PROMPTS[0], params)
+    samples = [*feed.samples, feed.sample()]
+    rests = [(a, b) for a, b in pairwise(samples) if b.time - a.time >= 0.4]
+    ((begin, end),) = rests[-1:]
+    assert begin.num_emitted_tokens == end.num_emitted_tokens == before + 10
+    assert samples[-1].num_emitted_tokens == before + 20

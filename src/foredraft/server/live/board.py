@@ -125,7 +125,11 @@ class Board:
         if last is not None and self._feed.now() - last.time < SAMPLE_SECONDS:
             return None
         now = self._feed.sample()
-        return now if last is None or now._replace(time=last.time) != last else None
+        if last is None:
+            return now
+        if now._replace(time=last.time) == last:
+            return None
+        return now if now.time > last.time else now._replace(time=self._feed.now())
 
     def _place(self) -> None:
         """Who came last is shown first. The last ones that ended stay to be read, those that nobody saw running included."""

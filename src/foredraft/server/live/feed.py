@@ -25,10 +25,10 @@ SAMPLE_SECONDS = 0.5
 NUM_SAMPLES = 240
 """Two minutes of them are kept."""
 MAX_WATCHERS = 8
-_ROUND_SECONDS = 0.1
-_ROUND_SHARE = 0.02
-"""Rounds are told with their probabilities, which takes time on the engine's thread: at most so often, and at most this share
-of it."""
+_ROUND_SECONDS = 0.03
+_ROUND_SHARE, _ROUND_RESERVE = 0.02, 0.1
+"""Rounds are told with their probabilities, which takes time on the engine's thread: at most so often, and over time at most
+this share of it. So many seconds may come at once, that a short text has some too."""
 _TAIL = 64
 _MOST_MET, _MOST_ROUNDS, _MOST_KNOWN = 64, 32, 4096
 
@@ -68,6 +68,9 @@ class Told(NamedTuple):
     step: StepLine
 
 
+_NOTHING = (0,) * 9
+
+
 class LiveFeed:
     """An Observer of an engine's steps, and what is known of that engine.
 
@@ -90,15 +93,17 @@ class LiveFeed:
         self._known: set[int] = set()
         self._latest: Sequence[Work] = ()
         self._began = time.perf_counter()
-        self._due = 0.0
-        self._num_passes = self._num_asked_tokens = 0
+        self._due = self._ended = 0.0
+        self._counts: tuple[int, ...] = _NOTHING
+        self._num_passes = self._num_asked_steps = self._num_asked_tokens = 0
         self._asked: Counter[str] = Counter()
-        self._allowance = _Allowance(_ROUND_SHARE, _ROUND_SECONDS)
+        self._allowance = _Allowance(_ROUND_SHARE, _ROUND_RESERVE, _ROUND_SECONDS)
         self._turn = 0
 
     def attach(self, llm: LLM) -> None:
         """Look on at this model's engine from now on."""
         self._llm = llm
+        self._counts = self._count()
         llm.engine.observers.append(self)
 
     @property
@@ -124,33 +129,46 @@ class LiveFeed:
 
     def _observe(self, step: Step) -> None:
         now = time.perf_counter()
+        if now - step.total_time - self._ended > SAMPLE_SECONDS:  # a rest lies between: it has an end of its own
+            for moment in (self._ended, now - step.total_time):
+                self.samples.append(self._sample_at(moment))
         self._num_passes += 1
         for work in step.scoring:
             if work.max_draft:
                 self._asked[work.drafter] += 1
+                self._num_asked_steps += 1
                 self._num_asked_tokens += work.max_draft
+        self._counts, self._ended = self._count(), now
         if now >= self._due:
             self._due = now + SAMPLE_SECONDS
-            self.samples.append(self.sample())
+            self.samples.append(self._sample_at(now))
         self._latest = step.works
         if self._is_watched:
             self._look(step, now)
 
     def sample(self) -> Sample:
-        """The counts as they are. Consistent between steps; asked for during one, some may be a step ahead of others."""
-        llm, stats = self.llm, self.llm.engine.stats
-        engine = llm.engine
+        """The counts as they are: up to the last step."""
+        return self._sample_at(self._ended)
+
+    def _count(self) -> tuple[int, ...]:
+        stats = self.llm.engine.stats
+        return (
+            self._num_passes,
+            stats.num_steps,
+            stats.num_spec_steps,
+            stats.num_draft_tokens,
+            stats.num_accepted_tokens,
+            stats.num_evaluated_tokens,
+            stats.num_emitted_tokens,
+            self._num_asked_steps,
+            self._num_asked_tokens,
+        )
+
+    def _sample_at(self, moment: float) -> Sample:
+        llm, engine = self.llm, self.llm.engine
         return Sample(
-            time=self.now(),
-            num_passes=self._num_passes,
-            num_steps=stats.num_steps,
-            num_spec_steps=stats.num_spec_steps,
-            num_draft_tokens=stats.num_draft_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens,
-            num_evaluated_tokens=stats.num_evaluated_tokens,
-            num_emitted_tokens=stats.num_emitted_tokens,
-            num_asked_steps=self._asked.total(),
-            num_asked_tokens=self._num_asked_tokens,
+            max(0.0, round(moment - self._began, 4)),
+            *self._counts,
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             cache_used=engine.pool.used,
@@ -164,11 +182,6 @@ class LiveFeed:
     def now(self) -> float:
         """Seconds since the feed began."""
         return round(time.perf_counter() - self._began, 4)
-
-    @property
-    def num_passes(self) -> int:
-        """Of the target, since the feed began."""
-        return self._num_passes
 
     def watch(self, is_watched: bool) -> None:
         """From now on texts and rounds are told, or not any more. What runs now is met again."""
@@ -211,11 +224,11 @@ class LiveFeed:
 
 
 class _Allowance:
-    """Time that may be spent: a share of what goes by, and not in too small pieces."""
+    """Time that may be spent: a share of what goes by, of which so many seconds are kept, and not without a pause."""
 
-    def __init__(self, share: float, pause: float) -> None:
+    def __init__(self, share: float, reserve: float, pause: float) -> None:
         self._share, self._pause = share, pause
-        self._seconds = self._most = share * 1.0
+        self._seconds = self._most = reserve
         self._since = self._last = 0.0
 
     def may(self, now: float) -> bool:
