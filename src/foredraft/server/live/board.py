@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.sequence import TokenSequence
-from foredraft.server.live.feed import NUM_SAMPLES, SAMPLE_SECONDS, LiveFeed, Sample, Told, described
+from foredraft.server.live.feed import NUM_SAMPLES, SAMPLE_SECONDS, Counts, LiveFeed, Sample, Told, described
 from foredraft.trace.rounds import Characters
 
 T = TypeVar("T")
@@ -84,15 +84,14 @@ class Board:
         seen.texts = {number: (text.num_read, text.is_ended) for number, text in self._texts.items()}
         found: dict[str, Any] = {
             "time": self._feed.now(),
-            "samples": [_row(sample) for sample in samples],
+            "samples": [[flat[name] for name in COLUMNS] for flat in map(Sample.flat, samples)],
             "texts": texts,
             "shown": list(self._texts),
             "rounds": [told.round.model_dump(exclude={"type"}) for told in rounds],
             "steps": {told.step.step: told.step.model_dump(exclude={"type"}) for told in rounds},
         }
         if samples:
-            latest = samples[-1]
-            found["latest"] = latest._asdict()
+            found["latest"] = samples[-1].flat()
         if not seen.has_begun:
             found["about"] = self._about()
         seen.has_begun = True
@@ -154,11 +153,8 @@ class Board:
         self._feed.shown = frozenset(self._texts)
 
 
-COLUMNS = [name for name in Sample._fields if name not in ("asked", "resting", "crossings", "cache_total")]
-
-
-def _row(sample: Sample) -> list[float]:
-    return [getattr(sample, name) for name in COLUMNS]
+COLUMNS = ("time", *Counts._fields, "num_running", "num_waiting", "cache_used", "cache_retained")
+"""Of a sample, what is told of each; all of it is told of the last."""
 
 
 class _Text:

@@ -33,24 +33,30 @@ _TAIL = 64
 _MOST_MET, _MOST_ROUNDS, _MOST_KNOWN = 64, 32, 4096
 
 
-class Sample(NamedTuple):
-    """Counts up to a moment: what happened between two of them is a difference. time: seconds since the feed began.
+class Counts(NamedTuple):
+    """Up to a moment: what happened between two of them is a difference.
 
-    num_passes, num_asked_*, asked: since then too; the others as in SpeculationStats, since the engine began.
-    num_asked_steps: verified rows for which the policy wanted a draft, num_asked_tokens the draft tokens it wanted;
-    asked: those rows by drafter. cache_*: bytes; retained ones are in use, but given back when they are needed.
+    num_passes, num_asked_*: since the feed looks on; the others as in SpeculationStats, since the engine began.
+    num_asked_steps: verified rows for which the policy wanted a draft; num_asked_tokens: the draft tokens it wanted.
     """
 
+    num_passes: int = 0
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_evaluated_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_asked_steps: int = 0
+    num_asked_tokens: int = 0
+
+
+class Sample(NamedTuple):
+    """time: seconds since the feed began. cache_*: bytes; retained ones are in use, but given back when they are needed.
+    asked: the rows for which a draft was wanted, by drafter."""
+
     time: float
-    num_passes: int
-    num_steps: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_evaluated_tokens: int
-    num_emitted_tokens: int
-    num_asked_steps: int
-    num_asked_tokens: int
+    counts: Counts
     num_running: int
     num_waiting: int
     cache_used: int
@@ -60,15 +66,16 @@ class Sample(NamedTuple):
     resting: Mapping[str, str]
     crossings: Mapping[str, int]
 
+    def flat(self) -> dict[str, Any]:
+        found = self._asdict()
+        return {"time": found.pop("time"), **found.pop("counts")._asdict(), **found}
+
 
 class Told(NamedTuple):
     """A round, and the step that it was part of."""
 
     round: RoundLine
     step: StepLine
-
-
-_NOTHING = (0,) * 9
 
 
 class LiveFeed:
@@ -94,7 +101,7 @@ class LiveFeed:
         self._latest: Sequence[Work] = ()
         self._began = time.perf_counter()
         self._due = self._ended = 0.0
-        self._counts: tuple[int, ...] = _NOTHING
+        self._counts = Counts()
         self._num_passes = self._num_asked_steps = self._num_asked_tokens = 0
         self._asked: Counter[str] = Counter()
         self._allowance = _Allowance(_ROUND_SHARE, _ROUND_RESERVE, _ROUND_SECONDS)
@@ -150,9 +157,9 @@ class LiveFeed:
         """The counts as they are: up to the last step."""
         return self._sample_at(self._ended)
 
-    def _count(self) -> tuple[int, ...]:
+    def _count(self) -> Counts:
         stats = self.llm.engine.stats
-        return (
+        return Counts(
             self._num_passes,
             stats.num_steps,
             stats.num_spec_steps,
@@ -168,7 +175,7 @@ class LiveFeed:
         llm, engine = self.llm, self.llm.engine
         return Sample(
             max(0.0, round(moment - self._began, 4)),
-            *self._counts,
+            self._counts,
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             cache_used=engine.pool.used,
