@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -21,13 +22,11 @@ def llm() -> LLM:
 @pytest.fixture
 def make_feed(llm: LLM) -> Iterator[MakeFeed]:
     """A feed that looks on at the model: make_feed(**settings)."""
-    made: list[LiveFeed] = []
+    with ExitStack() as stack:
 
-    def make(**settings: Any) -> LiveFeed:
-        made.append(LiveFeed(**settings))
-        made[-1].attach(llm)
-        return made[-1]
+        def make(**settings: Any) -> LiveFeed:
+            feed = LiveFeed(**settings)
+            stack.enter_context(feed.attached(llm))
+            return feed
 
-    yield make
-    for feed in made:
-        llm.engine.observers.remove(feed)
+        yield make

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from foredraft.llm import LLM
@@ -107,11 +108,17 @@ class LiveFeed:
         self._allowance = _Allowance(_ROUND_SHARE, _ROUND_RESERVE, _ROUND_SECONDS)
         self._turn = 0
 
-    def attach(self, llm: LLM) -> None:
-        """Look on at this model's engine from now on."""
+    @contextmanager
+    def attached(self, llm: LLM) -> Iterator[None]:
+        """Looks on at this model's engine meanwhile, and is closed then."""
         self._llm = llm
         self._counts = self._count()
         llm.engine.observers.append(self)
+        try:
+            yield
+        finally:
+            self.close()
+            llm.engine.observers.remove(self)
 
     @property
     def is_open(self) -> bool:
