@@ -300,6 +300,11 @@ class LLM:
             raise ForedraftError("this model has no tokenizer: give token ids as the prompt, or tokenizer=")
         return self.tokenizer
 
+    @property
+    def resting(self) -> dict[str, str]:
+        """The drafters that are left alone now, and why: "memory_short", or a threshold."""
+        return self.policy.resting()
+
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
         """What the cost of a step depends on, text and load aside."""
         models = {"target": (self.target, self.options), "draft": (self.draft, self.draft_options)}

@@ -41,3 +41,6 @@ class InTurn:
     def memory_short(self, drafters: Sequence[str]) -> None:
         for drafter in self._drafters:
             drafter.memory_short(drafters)
+
+    def resting(self) -> dict[str, str]:
+        return {name: why for drafter in self._drafters for name, why in drafter.resting().items()}

@@ -90,6 +90,13 @@ def serve(
     drain_timeout: Annotated[
         str, typer.Option("--drain-timeout", help="The longest that the end may take, as 30s, or none.")
     ] = "5m",
+    show_text: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-text/--no-show-text",
+            help="Prompts and texts on the live page. Default: on the loopback address only.",
+        ),
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts and texts into the log.")] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     dtype: DtypeOption = "auto",
@@ -100,7 +107,7 @@ def serve(
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,
 ) -> None:
-    """Serve the OpenAI API: completions, chat, streaming, metrics.
+    """Serve the OpenAI API, metrics, and a live page at /.
 
     The log goes to standard error, a line of JSON for each request.
     Ctrl-C (or SIGTERM) finishes what is being written; a second one ends
@@ -128,6 +135,7 @@ def serve(
         chat_template=None if chat_template is None else read_text(chat_template),
         limits=RequestLimits(**limits),  # type: ignore[arg-type]
         log_prompts=log_prompts,
+        show_text=_is_loopback(host) if show_text is None else show_text,
     )
     with listen(host, port) as listener:
         llm = models.load(

@@ -47,6 +47,11 @@ class Policy(Protocol):
         """There was no room for the target's own keys and values; what these drafters held was given up."""
         ...
 
+    def resting(self) -> dict[str, str]:
+        """The drafters that are left alone for now, whatever their drafts would bring, and what for: "memory_short", or
+        the threshold that they crossed."""
+        ...
+
 
 class FixedPolicy:
     """What the request asks for, from one drafter, less what could never be emitted: the last token of a text is the
@@ -70,6 +75,9 @@ class FixedPolicy:
     def memory_short(self, drafters: Sequence[str]) -> None:
         self._pause.start(drafters)
 
+    def resting(self) -> dict[str, str]:
+        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
+
 
 class Pause:
     """The drafters that had to give up their memory, for some steps: taken back at once, it would be asked for again."""
@@ -82,6 +90,10 @@ class Pause:
 
     def __contains__(self, name: str) -> bool:
         return self._until.get(name, 0) > self._step
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._until if name in self]
 
     def begin(self) -> None:
         """A step goes by."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foredraft.policy.acceptance import Acceptance, TextRecord
-from foredraft.policy.base import DOES_NOT_PAY, Ask, Pause
+from foredraft.policy.base import DOES_NOT_PAY, MEMORY_SHORT, Ask, Pause
 from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
@@ -130,6 +130,9 @@ class Controller:
                 text.records[name].num_read = 0
         self._plans.clear()
         self._next_plan = 0
+
+    def resting(self) -> dict[str, str]:
+        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
 
     def _text_of(self, sequence: TokenSequence) -> _Text:
         """What is known of it; of one with a number of its own that may begin with its first draft."""

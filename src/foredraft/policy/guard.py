@@ -52,6 +52,7 @@ class Guard:
         self._num_steps = num_steps
         self._step = 0
         self._until: dict[str, int] = {}
+        self._crossed: dict[str, str] = {}
         self._running: list[int] = []
 
     @property
@@ -78,6 +79,10 @@ class Guard:
     def memory_short(self, drafters: Sequence[str]) -> None:
         self.policy.memory_short(drafters)
 
+    def resting(self) -> dict[str, str]:
+        crossed = {name: why for name, why in self._crossed.items() if self._until[name] > self._step}
+        return self.policy.resting() | crossed
+
     def _judge_acceptance(self, name: str, least: float, step: Step) -> None:
         window = self._windows[name]
         for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
@@ -103,6 +108,7 @@ class Guard:
     def _cross(self, name: str, threshold: str, measured: str, limit: str) -> None:
         self.crossings[name, threshold] += 1
         self._until[name] = self._step + self._num_steps
+        self._crossed[name] = threshold
         logger.warning(
             "%s: %s (%s is %s): it is not asked for the next %d steps",
             name,

@@ -15,6 +15,7 @@ from foredraft.llm import LLM
 from foredraft.server.auth import Gate
 from foredraft.server.errors import add_error_handlers
 from foredraft.server.limits import BodyLimit
+from foredraft.server.live import PUBLIC_PATHS, live_routes
 from foredraft.server.logging import Watch
 from foredraft.server.routes import PUBLIC, api_routes, operation_routes, token_routes
 from foredraft.server.service import Service
@@ -41,7 +42,9 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         telemetry={"tracing": False, "metrics": False, "logs": False},
         middleware=[
             Middleware(Watch, metrics=service.metrics),
-            Middleware(Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC),
+            Middleware(
+                Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
+            ),
             Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
         ],
     )
@@ -52,6 +55,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
     )  # for the document; Gate is what guards
     for make_routes in (api_routes, token_routes, operation_routes):
         app.include_router(make_routes(service), dependencies=guarded)
+    app.include_router(live_routes(service.feed))
     _document(app)
     return app
 

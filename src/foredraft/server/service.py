@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from foredraft.aio import AsyncLLM
 from foredraft.llm import LLM
 from foredraft.server.errors import ApiError
+from foredraft.server.live import LiveFeed
 from foredraft.server.metrics import Metrics
 from foredraft.server.prompts import Prompts
 from foredraft.server.settings import ServerSettings
@@ -23,6 +24,7 @@ class Service:
     def __init__(self, settings: ServerSettings, make_llm: Callable[[], LLM]) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.feed = LiveFeed(show_text=settings.show_text)
         self._make_llm = make_llm
         self._engine: AsyncLLM | None = None
         self._prompts: Prompts | None = None
@@ -35,7 +37,7 @@ class Service:
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
         self._prompts = Prompts(llm, max_tokens=limits.max_prompt_tokens, chat_template=self.settings.chat_template)
-        with self.metrics.watching(llm):
+        with self.metrics.watching(llm), self.feed.attached(llm):
             self._engine = AsyncLLM(llm=llm)
             try:
                 yield
@@ -43,8 +45,9 @@ class Service:
                 await self.stop()
 
     def drain(self) -> None:
-        """Take no new requests; those that are here are finished."""
+        """Take no new requests; those that are here are finished. The live page, which has no end of its own, ends."""
         self._is_draining = True
+        self.feed.close()
 
     async def stop(self) -> None:
         """End what is being written, with an error that says so."""

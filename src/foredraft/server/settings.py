@@ -44,7 +44,7 @@ class ServerSettings:
     """model_names: by which clients may ask for the model; the first one is shown. api_key: what a client must send as a
     bearer token; None asks for nothing. allowed_hosts: the names in a Host header that are answered, so that a web page
     elsewhere cannot reach a server on this machine under a name of its own; None: any. chat_template: Jinja, in the place
-    of the checkpoint's. log_prompts: put prompts and texts into the log.
+    of the checkpoint's. log_prompts: put prompts and texts into the log. show_text: show them on the live page.
     """
 
     model_names: tuple[str, ...] = ("foredraft",)
@@ -53,6 +53,7 @@ class ServerSettings:
     chat_template: str | None = None
     limits: RequestLimits = RequestLimits()
     log_prompts: bool = False
+    show_text: bool = False
 
     def __post_init__(self) -> None:
         if not self.model_names:
