@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from foredraft.errors import ForedraftError, RequestError
 from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Request
 from foredraft.server.errors import ApiError, error_event, internal_error
+from foredraft.server.logging import log, places
 from foredraft.server.service import Service
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.chat import ChatRequest
@@ -158,6 +160,7 @@ class Reply(Response):
         self._timer.aborted("error")
         if isinstance(error, RequestError):
             return ApiError(400, str(error), code="request_failed")
+        log("failed", logging.ERROR, error=type(error).__name__, at=places(error.__traceback__))
         return internal_error()
 
 
