@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from foredraft.cache import MemoryPool
 from foredraft.engine import Engine
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, Proposal, Verdict
-from foredraft.sampling import Choice, Row, Sampler, SamplingParams, choose
+from foredraft.sampling import Bits, Choice, Row, Sampler, SamplingParams, choose, has_id, only_id
 from foredraft.sequence import TokenSequence
 from foredraft.verify import Case, OutcomeLaw
 
@@ -47,7 +48,7 @@ Cut = Callable[[Prefix], int]
 class Toy:
     """logits: of the target after each prefix of 0..depth ids. p: its law there under `params`.
     q: the law each draft token is drawn from, after each prefix of 0..depth - 1 ids; a point mass at a depth in
-    `certain`. named: what the proposal says of it (the same, unless the drafter lies).
+    `certain`. named: what the proposal says of it (the same, unless the drafter lies). settings: of the sampler.
     """
 
     vocab_size: int
@@ -58,6 +59,7 @@ class Toy:
     certain: frozenset[int] = frozenset()
     named: Mapping[Prefix, Tensor] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def drafts(self) -> list[Prefix]:
         """All that can be drafted at full depth."""
@@ -125,6 +127,53 @@ def toy(
         if len(x) in certain:
             q_laws[x] = one_hot(int(q_laws[x].argmax()), vocab_size)
     return Toy(vocab_size, depth, logits, laws, q_laws, frozenset(certain), params=params)
+
+
+class ToyConstraint:
+    """A constraint by the set of ids that may follow each output, behind a prompt of one token."""
+
+    def __init__(self, may_follow: Callable[[Prefix], frozenset[int]]) -> None:
+        self.may_follow = may_follow
+
+    def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
+        ids = self.may_follow((*history[1:], *drafted))
+        return np.array([sum(1 << token for token in ids)], dtype=np.uint8)
+
+    def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
+        places = enumerate(drafted)
+        wrong = (i for i, token in places if not has_id(self.allowed(history, drafted[:i]), token))
+        return next(wrong, len(drafted))
+
+    def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < at_most and (token := only_id(self.allowed(history, [*drafted, *found]))) is not None:
+            found.append(token)
+        return found
+
+
+def some_ids(seed: int, vocab_size: int = 3) -> Callable[[Prefix], frozenset[int]]:
+    """Some of the ids behind each prefix, never none of them."""
+
+    def may_follow(prefix: Prefix) -> frozenset[int]:
+        which = hash((seed, *prefix)) % (2**vocab_size - 1) + 1
+        return frozenset(token for token in range(vocab_size) if which >> token & 1)
+
+    return may_follow
+
+
+def constrained(case: Toy, constraint: ToyConstraint, *, told: bool = False) -> Toy:
+    """The same target, which may write only what the constraint allows. told: so does the drafter."""
+
+    def given(laws: Mapping[Prefix, Tensor]) -> dict[Prefix, Tensor]:
+        masked = {x: law.clone() for x, law in laws.items()}
+        for x, law in masked.items():
+            refused = [token for token in range(case.vocab_size) if token not in constraint.may_follow(x)]
+            law[refused] = 0
+            law /= law.sum()
+        return masked
+
+    q = given(case.q) if told else case.q
+    return replace(case, p=given(case.p), q=q, settings={"constraint": constraint})
 
 
 def one_hot(token: int, vocab_size: int = 3) -> Tensor:
@@ -241,16 +290,26 @@ def expected_accepted(case: Toy, rule: str) -> float:
 
 
 def outcome_table(
-    case: Toy, drafts: Sequence[Prefix], rule: str, *, padding: tuple[int, int] = (0, CERTAIN), **changes: Any
+    case: Toy,
+    drafts: Sequence[Prefix],
+    rule: str,
+    *,
+    padding: tuple[int, int] = (0, CERTAIN),
+    proposal: Proposal | None = None,
+    **changes: Any,
 ) -> Tensor:
     """The exact law of each row's outcome. -> [B, depth + 1, V], probability of (how many stand, the next id).
 
     `verify` runs as it is but for its draw: first the draw's own law is measured, then each of its results is forced
     in turn to see what becomes of it. Rows without a sampled draft token (none, or all certain) go another way and
-    keep a table of 1 at no draft token and the target's law, so that cuts may mix.
+    keep a table of 1 at no draft token and the target's law, so that cuts may mix. proposal: of these drafts; None makes
+    it of the toy's own laws.
     """
     params = {**case.params, "verification": rule, **changes}
-    ratio_rows = [b for b, draft in enumerate(drafts) if case.is_ratio(draft)]
+    if proposal is None:
+        ratio_rows = [b for b, draft in enumerate(drafts) if case.is_ratio(draft)]
+    else:
+        ratio_rows = [b for b in range(len(drafts)) if bool((proposal.prob_rows[b] != CERTAIN).any())]
     table = torch.zeros(len(drafts), case.depth + 1, case.vocab_size, dtype=torch.float64)
     laws: list[Tensor] = []
 
@@ -259,7 +318,7 @@ def outcome_table(
         return original(c, law, uniforms)
 
     original = verification.draw
-    run = _Run(case, drafts, params, padding)
+    run = _Run(case, drafts, params, padding, proposal)
     with patch.object(verification, "draw", measure):
         run()
     for b, draft in enumerate(drafts):
@@ -287,10 +346,16 @@ class _Run:
     """One call of `verify`, to be repeated."""
 
     def __init__(
-        self, case: Toy, drafts: Sequence[Prefix], params: Mapping[str, Any], padding: tuple[int, int] = (0, CERTAIN)
+        self,
+        case: Toy,
+        drafts: Sequence[Prefix],
+        params: Mapping[str, Any],
+        padding: tuple[int, int] = (0, CERTAIN),
+        proposal: Proposal | None = None,
     ) -> None:
-        samplers = [sampler_for(params)] * len(drafts)
-        self._inputs = (case.target_rows(drafts), case.proposal(drafts, padding), samplers, [(0,)] * len(drafts))
+        samplers = [sampler_for(params, **case.settings)] * len(drafts)
+        proposal = proposal or case.proposal(drafts, padding)
+        self._inputs = (case.target_rows(drafts), proposal, samplers, [(0,)] * len(drafts))
 
     def __call__(self) -> Verdict:
         return verification.verify(*self._inputs)[0]
@@ -378,8 +443,8 @@ def invisibility_violations(case: Toy, *, seeds: Sequence[int | None], **params:
     drafts = list(dict.fromkeys(drafts))
     count = 0
     for seed in seeds:
-        samplers = [sampler_for({**params, "seed": seed}) for _ in drafts]
-        text = plain_text(case, sampler_for({**params, "seed": seed}))
+        samplers = [sampler_for({**params, "seed": seed}, **case.settings) for _ in drafts]
+        text = plain_text(case, sampler_for({**params, "seed": seed}, **case.settings))
         rows, proposal = case.target_rows(drafts), case.proposal(drafts)
         verdict, _ = verification.verify(rows, proposal, samplers, [(0,)] * len(drafts))
         for draft, n, token in zip(drafts, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True):

@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import foredraft
-from foredraft import LLM, SamplingParams
+from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.cli import app
 from foredraft.cli.options import num_bytes
 from foredraft.demo import DEMO_PROMPT
@@ -73,6 +73,47 @@ def template(tmp_path: Path) -> Path:
 
 
 # generate
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        (["--json-schema", '{"enum": ["a", "bc"]}'], {"json": {"enum": ["a", "bc"]}}),
+        (["--json-schema", "schema.json"], {"json": {"enum": ["a", "bc"]}}),
+        (["--regex", "[ab]{5}"], {"regex": "[ab]{5}"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": ["yes", "no"]}),
+        (["--grammar", "form.lark"], {"grammar": 'start: "a" | "bc"'}),
+    ],
+    ids=["text", "file", "regex", "choice", "grammar"],
+)
+def test_a_form_from_the_command_line(
+    options: list[str], form: dict[str, Any], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text('{"enum": ["a", "bc"]}')
+    Path("form.lark").write_text('start: "a" | "bc"')
+    (found,) = json_lines(generate(PROMPT, "--json", "--temperature", "0", *options))
+    wanted = SamplingParams(max_tokens=128, temperature=0.0, structured_outputs=StructuredOutputs(**form))
+    assert found["text"] == llm.generate(PROMPT, wanted)[0].outputs[0].text
+    assert found["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--regex", "(a"], ["structured_outputs.regex"]),
+        (["--json-schema", '{"type": "strng"}'], ["structured_outputs.json", "strng"]),
+        (["--json-schema", "nowhere.json"], ["nowhere.json", "cannot be read"]),
+        (["--json-schema", "{"], ["structured_outputs.json", "no JSON"]),
+        (["--grammar", "nowhere.lark"], ["nowhere.lark", "cannot be read"]),
+        (["--choice", "a", "--regex", "b"], ["--regex", "--choice", "one form"]),
+        (["--choice", ""], ["structured_outputs.choice"]),
+        (["--regex", "a", "--ignore-eos"], ["ignore_eos", "structured_outputs"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_form_that_cannot_be_honoured_is_refused(options: list[str], words: list[str]) -> None:
+    assert_refused(run("generate", PROMPT, *QUICK, *options), *words)
 
 
 def test_json_is_what_the_api_says(llm: LLM) -> None:

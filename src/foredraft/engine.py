@@ -18,7 +18,7 @@ from foredraft.model import LanguageModel, Read
 from foredraft.panel import Panel
 from foredraft.policy import FixedPolicy, Policy
 from foredraft.proposal import Drafter, Proposal
-from foredraft.sampling import Sampler, SamplingParams
+from foredraft.sampling import Constraint, Sampler, SamplingParams
 from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
 from foredraft.stats import SpeculationStats
@@ -73,6 +73,11 @@ class Engine:
         self._near_tie = 0.0 if model.traits.row_exact else NEAR_TIE
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end a text."""
+        return self._end_ids
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
@@ -91,10 +96,12 @@ class Engine:
         *,
         stop_rule: StopRule | None = None,
         bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
         child: int = 0,
         wait_for: TokenSequence | None = None,
     ) -> TokenSequence:
-        """Queue one text. params: resolved against the checkpoint. child: which of the n texts of its request.
+        """Queue one text. params: resolved against the checkpoint. child: which of the n texts of its request. constraint:
+        what structured_outputs come to, for this text alone.
 
         Raises ForedraftError for a prompt that cannot be run.
         """
@@ -103,10 +110,19 @@ class Engine:
         masked = self._end_ids | end_ids
         bad_words = [word for word in bad_words if max(word) < self.model.traits.vocab_size]
         wanted = params.speculative_tokens
+        sampler = Sampler(
+            params,
+            prompt,
+            self._generator,
+            child=child,
+            end_ids=sorted(masked),
+            bad_words=bad_words,
+            constraint=constraint,
+        )
         sequence = TokenSequence(
             seq_id=next(self._seq_ids),
             tokens=list(prompt),
-            sampler=Sampler(params, prompt, self._generator, child=child, end_ids=sorted(masked), bad_words=bad_words),
+            sampler=sampler,
             max_len=max_len,
             speculative_tokens=self._speculative_tokens if wanted is None else _as_draft_len(wanted),
             end_ids=end_ids,

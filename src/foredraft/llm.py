@@ -18,6 +18,7 @@ from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
 from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of, names_of
 from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
+from foredraft.grammar import Grammars
 from foredraft.machine import this_machine
 from foredraft.model import (
     EMBEDDED,
@@ -153,6 +154,7 @@ class LLM:
             "max_draft_memory": max_draft_memory,
         }
         self._seed, self._retain = seed, enable_prefix_caching
+        self._grammars: Grammars | None = None  # one for all engines over this tokenizer
         self._start_engine(
             methods, speculative_tokens, *equip(self.target, self._drafts, methods, self._limits, cache_memory)
         )
@@ -198,7 +200,8 @@ class LLM:
         self.policy = self._guarded(self._policy_for(list(drafters)), drafters)
         self.drafters = drafters
         self.engine = self._engine(self.target, drafters, pool, self.policy, seed=self._seed, retain=self._retain)
-        self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target))
+        self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target), self._grammars)
+        self._grammars = self.frontend.grammars
 
     def trial(
         self,
@@ -229,7 +232,7 @@ class LLM:
             retain=False,
             verifier=verifier,
         )
-        return Frontend(engine, self.tokenizer, _sampling_defaults(self.target))
+        return Frontend(engine, self.tokenizer, _sampling_defaults(self.target), self._grammars)
 
     def _engine(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from foredraft.forced import Lead, fitted
 from foredraft.proposal import Drafter, DraftRequest, Proposal
 from foredraft.step import Work
 
@@ -20,22 +21,23 @@ class Panel:
         return tuple(self._drafters)
 
     def propose(self, works: Sequence[Work], vocab_size: int) -> tuple[Proposal, dict[str, float]]:
-        """Every work's draft from the drafter it names; who names none gets none.
+        """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced.
 
         -> the proposal, row b for works[b], and the seconds each drafter took.
 
         Raises RuntimeError for a drafter that breaks the contract.
         """
+        leads = [Lead.of(work.sequence, work.max_draft) for work in works]
         places: dict[str, list[int]] = {}
-        for b, work in enumerate(works):
-            if work.drafter and work.max_draft:
+        for b, (work, lead) in enumerate(zip(works, leads, strict=True)):
+            if work.drafter and lead.room:
                 places.setdefault(work.drafter, []).append(b)
         parts, times = [], {}
         for name, rows in places.items():
             started = time.perf_counter()
-            parts.append((rows, self._ask(name, [works[b] for b in rows], vocab_size)))
+            parts.append((rows, self._ask(name, [leads[b] for b in rows], vocab_size)))
             times[name] = time.perf_counter() - started
-        return Proposal.merged(parts, len(works)), times
+        return fitted(Proposal.merged(parts, len(works)), leads), times
 
     def forget(self, seq_ids: list[int]) -> None:
         for drafter in self._drafters.values():
@@ -47,12 +49,12 @@ class Panel:
         self.forget(seq_ids)
         return held
 
-    def _ask(self, name: str, works: list[Work], vocab_size: int) -> Proposal:
+    def _ask(self, name: str, leads: list[Lead], vocab_size: int) -> Proposal:
         drafter = self._drafters[name]
         proposal = drafter.propose(
-            [DraftRequest(w.sequence.seq_id, w.sequence.tokens, w.max_draft, w.sequence.sampler) for w in works]
+            [DraftRequest(lead.sequence.seq_id, lead.tokens, lead.room, lead.sequence.sampler) for lead in leads]
         )
-        lens, allowed = proposal.lens.tolist(), [w.max_draft for w in works]
+        lens, allowed = proposal.lens.tolist(), [lead.room for lead in leads]
         if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
             raise RuntimeError(f"{type(drafter).__name__} proposed {lens}, allowed {allowed}")
         ids = [token for row, length in zip(proposal.ids.tolist(), lens, strict=True) for token in row[:length]]

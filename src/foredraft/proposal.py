@@ -19,7 +19,8 @@ CERTAIN = -1
 class DraftRequest:
     """What a drafter may know of one sequence.
 
-    tokens: the history, read-only; the last one is the pending token.
+    tokens: the history, and behind it what the sampler's constraint leaves no choice about (it will stand); read-only. The
+        last one is the pending token.
     max_len: never propose more draft tokens than this; may be 0.
     sampler: turns the drafter's logits into the law it must draw from, and draws from it.
     """

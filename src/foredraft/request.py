@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine import Engine
 from foredraft.errors import ForedraftError
+from foredraft.grammar import Grammar, Grammars
 from foredraft.outputs import (
     CompletionOutput,
     Delta,
@@ -48,6 +49,7 @@ class Request:
     params: SamplingParams
     tokenizer: PreTrainedTokenizerBase | None
     bad_words: list[tuple[int, ...]]
+    grammar: Grammar | None = None
     texts: list[_Text] = field(default_factory=list)
 
     @property
@@ -161,13 +163,23 @@ class Request:
 class Frontend:
     """Checks and tokenises prompts, and hands them to the engine.
 
-    tokenizer: None where prompts are token ids only. defaults: the checkpoint's sampling defaults.
+    tokenizer: None where prompts are token ids only. defaults: the checkpoint's sampling defaults. grammars: for this
+    tokenizer; None makes its own.
     """
 
-    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase | None, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase | None,
+        defaults: Mapping[str, Any],
+        grammars: Grammars | None = None,
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._defaults = defaults
+        if grammars is None and tokenizer is not None:
+            grammars = Grammars(tokenizer, sorted(engine.end_ids))
+        self.grammars = grammars
         self._request_ids = count()
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None) -> Request:
@@ -180,7 +192,8 @@ class Frontend:
         text, ids = self._ids_of(prompt)
         self.engine.check(ids, resolved)
         words = bad_words_ids(self.tokenizer, resolved.bad_words) if self.tokenizer else []
-        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer, words)
+        grammar = self._grammar_of(resolved)
+        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer, words, grammar)
 
     def start(self, request: Request) -> None:
         """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
@@ -193,6 +206,7 @@ class Frontend:
                 request.params,
                 stop_rule=stream,
                 bad_words=request.bad_words,
+                constraint=request.grammar.start(len(request.prompt_ids)) if request.grammar else None,
                 child=child,
                 wait_for=request.sequences[0] if child else None,
             )
@@ -201,6 +215,13 @@ class Frontend:
     def abort(self, request: Request) -> None:
         for sequence in request.sequences:
             self.engine.abort(sequence)
+
+    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise ForedraftError("structured_outputs need a tokenizer: give tokenizer=")
+        return self.grammars.compile(params.structured_outputs)
 
     def _ids_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

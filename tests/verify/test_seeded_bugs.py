@@ -220,13 +220,13 @@ def test_noise_of_a_state_instead_of_a_position(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_penalties_that_do_not_see_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Sampler.adjust
+    right = Sampler.warp
     law = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     loop = toy(lambda _: law, lambda _: law, depth=2)
     greedy: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 3.0}
     assert prefix_violations(PENALTIES) == 0
     assert invisibility_violations(loop, seeds=[None], **greedy) == 0
-    monkeypatch.setattr(Sampler, "adjust", lambda self, logits, history, drafted: right(self, logits, history, []))
+    monkeypatch.setattr(Sampler, "warp", lambda self, logits, history, drafted: right(self, logits, history, []))
     assert prefix_violations(PENALTIES) > 0
     assert invisibility_violations(loop, seeds=[None], **greedy) > 0
 
@@ -244,9 +244,9 @@ def test_counts_that_keep_a_rejected_draft(monkeypatch: pytest.MonkeyPatch) -> N
 def test_masks_and_processors_that_do_not_see_the_draft(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Sampler.adjust
+    right = Sampler.warp
     assert prefix_violations(params, end_ids=[4], bad_words=[(5, 7)]) == 0
-    monkeypatch.setattr(Sampler, "adjust", lambda self, logits, history, drafted: right(self, logits, history, []))
+    monkeypatch.setattr(Sampler, "warp", lambda self, logits, history, drafted: right(self, logits, history, []))
     assert prefix_violations(params, end_ids=[4], bad_words=[(5, 7)]) > 0
 
 

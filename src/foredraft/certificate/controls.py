@@ -184,6 +184,7 @@ def _changed(sampler: Sampler, history: Sequence[int], changes: Mapping[str, Any
         child=sampler.child,
         end_ids=sampler.end_ids,
         bad_words=sampler.bad_words,
+        constraint=sampler.constraint,
     )
 
 

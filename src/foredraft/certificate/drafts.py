@@ -114,6 +114,7 @@ def hotter(sampler: Sampler, tokens: Sequence[int]) -> Sampler:
         child=sampler.child,
         end_ids=sampler.end_ids,
         bad_words=sampler.bad_words,
+        constraint=sampler.constraint,
     )
 
 

@@ -35,7 +35,15 @@ class Text(NamedTuple):
         this text with other parameters."""
         s = like or self.sampler
         prompt = self.tokens[: self.prompt_len]
-        return Sampler(s.params, prompt, s.generator, child=s.child, end_ids=s.end_ids, bad_words=s.bad_words)
+        return Sampler(
+            s.params,
+            prompt,
+            s.generator,
+            child=s.child,
+            end_ids=s.end_ids,
+            bad_words=s.bad_words,
+            constraint=s.constraint,
+        )
 
 
 @dataclass(frozen=True, slots=True)

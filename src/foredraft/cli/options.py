@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.cli.inputs import read_text
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -87,6 +88,19 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
 ThreadsOption = Annotated[int | None, typer.Option("--num-threads", help="Of PyTorch's CPU kernels.")]
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema", metavar="FILE|JSON", help="Write JSON that satisfies this schema: a file, or the text."
+    ),
+]
+RegexOption = Annotated[
+    str | None, typer.Option("--regex", help="Write what this regular expression matches, all of it.")
+]
+ChoiceOption = Annotated[list[str] | None, typer.Option("--choice", help="Write one of these strings; repeatable.")]
+GrammarOption = Annotated[
+    Path | None, typer.Option("--grammar", metavar="FILE", help="Write what this grammar describes, in Lark's form.")
+]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Record every round there; see foredraft trace view.")
 ]
@@ -184,7 +198,30 @@ def sampling_params(context: typer.Context, **settings: Any) -> SamplingParams:
     given = {name: context.params[name] for name in _SAMPLING_OPTIONS if name in context.params}
     if "stop" in given:
         given["stop"] = tuple(given["stop"] or ())
-    return SamplingParams(**given, **settings)
+    return SamplingParams(**given, **_structured_outputs(context), **settings)
+
+
+def _structured_outputs(context: typer.Context) -> dict[str, Any]:
+    """The form that a text is to have, where a command has options for one and they ask for it."""
+    from foredraft.sampling import StructuredOutputs
+
+    schema, regex, choice, grammar = (
+        context.params.get(name) for name in ("json_schema", "regex", "choice", "grammar")
+    )
+    options = {"--json-schema": schema, "--regex": regex, "--choice": choice, "--grammar": grammar}
+    given = [name for name, value in options.items() if value not in (None, [], ())]
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise ForedraftError(f"a text has one form: give {' or '.join(given)}")
+    return {
+        "structured_outputs": StructuredOutputs(
+            json=None if schema is None else schema if schema.lstrip().startswith("{") else read_text(Path(schema)),
+            regex=regex,
+            choice=choice or None,
+            grammar=None if grammar is None else read_text(grammar),
+        )
+    }
 
 
 def set_threads(num_threads: int | None) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.cache import MemoryPool
+from foredraft.drafters._held import held
 from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
@@ -28,8 +29,8 @@ class _Draft:
 
     @property
     def is_written(self) -> bool:
-        """Whether nothing but the draft model has a say, one token after the other."""
-        return not self.request.sampler.adjusts
+        """Whether nothing but the draft model has a say, one token after the other, but for what may not come at all."""
+        return not self.request.sampler.warps
 
     @property
     def row(self) -> Row:
@@ -99,17 +100,20 @@ class DraftModelDrafter:
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
     def _write(self, drafts: list[_Draft], laws: list[Laws]) -> None:
-        """Where nothing but the model has a say, it goes on by itself."""
+        """Where nothing but the model has a say, it goes on by itself. It knows of no constraint: what it wrote is held to
+        that afterwards, and ends where it breaks it."""
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
             ways = ways_of([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
             written = self._model.write(reads, lens, self._vocab_size, self._cache, ways)
             first = _num_rows(laws)
+            own = 0  # the first law of this draft, among those of this pass
             for draft, ids, way in zip(group, written.ids, ways, strict=True):
-                draft.ids = ids
-                draft.law_rows = [first + i if way.is_drawn else CERTAIN for i in range(len(ids))]
-                first += len(way.uniforms)
+                drawn_from = written.laws.after(own) if written.laws is not None and way.is_drawn else None
+                draft.ids = held(draft.row, ids, drawn_from)
+                draft.law_rows = [first + own + i if way.is_drawn else CERTAIN for i in range(len(draft.ids))]
+                own += len(way.uniforms)
             if written.laws is not None:
                 laws.append(written.laws)
 

@@ -3,6 +3,7 @@
 The only place that knows temperature, top-p, penalties and masks.
 """
 
+from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
 from foredraft.sampling.laws import Laws, inverse_cdf, joined
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
@@ -25,7 +26,9 @@ from foredraft.sampling.structured import StructuredOutputs
 __all__ = [
     "AUTO",
     "VERIFICATIONS",
+    "Bits",
     "Choice",
+    "Constraint",
     "Laws",
     "LogitsProcessor",
     "Row",
@@ -35,10 +38,13 @@ __all__ = [
     "adjusted",
     "choose",
     "choose_by",
+    "has_id",
     "inverse_cdf",
     "joined",
     "laws_of",
+    "only_id",
     "pick",
+    "refused_ids",
     "report_failed",
     "report_nan",
     "sampled_groups",

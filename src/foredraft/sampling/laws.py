@@ -34,6 +34,10 @@ class Laws:
             return self
         return Laws(self.probs.to(device), None if self.ids is None else self.ids.to(device))
 
+    def after(self, row: int) -> Laws:
+        """The laws from this row on, in the same memory."""
+        return Laws(self.probs[row:], None if self.ids is None else self.ids[row:])
+
     def dense(self, vocab_size: int) -> Tensor:
         """[R, V]"""
         if self.ids is None:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foredraft.errors import ForedraftError
 from foredraft.kernels import Way
+from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
 from foredraft.sampling.laws import Laws, inverse_cdf, laws_under
 from foredraft.sampling.noise import exponentials, stream_keys
@@ -25,7 +27,10 @@ class Sampler:
 
     params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
     prompt: prompt ids. end_ids: ids masked until min_tokens were written. bad_words: their token sequences.
-    child: which of the n texts of its request. generator: the noise of unseeded draws.
+    child: which of the n texts of its request. generator: the noise of unseeded draws. constraint: what the text may go
+    on with; None: anything.
+
+    Raises ForedraftError for structured_outputs without the constraint that they come to.
     """
 
     def __init__(
@@ -37,13 +42,17 @@ class Sampler:
         child: int = 0,
         end_ids: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
     ) -> None:
+        if params.structured_outputs is not None and constraint is None:
+            raise ForedraftError("structured_outputs must come with a constraint made from them: use LLM")
         self.params = params
         self.generator = generator
         self.child = child
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
         self.bad_words = tuple(tuple(word) for word in bad_words)
+        self.constraint = constraint
         self.errors: dict[int, str] = {}
         self._bias = _bias_tensors(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
@@ -69,6 +78,11 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """Whether logits change before the temperature."""
+        return self.warps or self.constraint is not None
+
+    @property
+    def warps(self) -> bool:
+        """Whether they change by more than a constraint, which leaves each of them or takes it away."""
         p = self.params
         return bool(
             self._counts or self._bias or self.bad_words or p.logits_processors or (p.min_tokens and self.end_ids)
@@ -91,7 +105,11 @@ class Sampler:
 
         logits: [V], not written to -> [V]
         """
-        logits = self._penalised(logits.clone(), history, drafted)
+        return _adjusted(logits[None].clone(), [Row(self, history, drafted)], [0])[0]
+
+    def warp(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        """All that adjust does, but for the constraint. logits: [V], written to -> [V]"""
+        logits = self._penalised(logits, history, drafted)
         if self.params.logits_processors:
             logits = self._processed(logits, [*history, *drafted])
         if self._bias is not None:
@@ -102,10 +120,31 @@ class Sampler:
                 logits[word[-1]] = -torch.inf
         if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
             logits[list(self.end_ids)] = -torch.inf
-        if bool(logits.isneginf().all()):
-            self.fail(len(history) + len(drafted), "nothing is left to sample after bias, bad words and masks")
-            logits.zero_()  # any law will do: the row has failed
         return logits
+
+    def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
+        """How many draft tokens stand before the first that the constraint refuses. 0 where it cannot say: the row that
+        would need to know says so itself."""
+        try:
+            return len(drafted) if self.constraint is None else self.constraint.num_allowed(history, drafted)
+        except ForedraftError:
+            return 0
+
+    def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
+        """The ids that follow history + drafted because the constraint leaves no other."""
+        try:
+            return [] if self.constraint is None else self.constraint.forced(history, drafted, at_most)
+        except ForedraftError:
+            return []
+
+    def mask(self, history: Sequence[int], drafted: Sequence[int]) -> Bits | None:
+        """What the constraint allows behind history + drafted; None where it cannot say, and the row has failed."""
+        assert self.constraint is not None
+        try:
+            return self.constraint.allowed(history, drafted)
+        except ForedraftError as error:
+            self.fail(len(history) + len(drafted), str(error))
+            return None
 
     def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
         if self._counts is None:
@@ -174,15 +213,33 @@ class Choice:
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Every row's logits before the temperature, in at least float32. [R, V] -> [R, V], the input is not written to."""
+    """Every row's logits before the temperature, in at least float32 where more than a mask changes any of them.
+    [R, V] -> [R, V], the input is not written to."""
     touched = [r for r, row in enumerate(rows) if row.sampler.adjusts]
     if not touched:
         return logits
-    out = logits.clone() if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    is_wide = logits.dtype in (torch.float32, torch.float64) or not any(rows[r].sampler.warps for r in touched)
+    out = logits.clone() if is_wide else logits.float()
+    return _adjusted(out, rows, touched)
+
+
+def _adjusted(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Tensor:
+    """logits: [R, V], written to. touched: the rows that change."""
+    masks: list[tuple[int, Bits]] = []
     for r in touched:
-        row = rows[r]
-        out[r] = row.sampler.adjust(out[r], row.history, row.drafted)
-    return out
+        sampler, history, drafted = rows[r]
+        if sampler.warps:
+            logits[r] = sampler.warp(logits[r], history, drafted)
+        if sampler.constraint is not None:
+            bits = sampler.mask(history, drafted)
+            masks += [] if bits is None else [(r, bits)]
+    refuse(logits, masks)
+    best = (logits if len(touched) == len(rows) else logits[touched]).amax(-1)
+    for place in best.isneginf().nonzero()[:, 0].tolist():
+        r = touched[place]
+        rows[r].sampler.fail(rows[r].prefix_len, "nothing is left to sample after bias, bad words and masks")
+        logits[r] = 0  # any law will do: the row has failed
+    return logits
 
 
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
