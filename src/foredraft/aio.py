@@ -163,7 +163,7 @@ class AsyncLLM:
             self.llm.frontend.abort(request)
 
     def _deliver(self, request: Request) -> None:
-        if request.is_finished and request.error:
+        if request.error:
             self._fail(request, RequestError(f"request {request.request_id}: {request.error}", [request.output()]))
             return
         inbox, place = self._running[request]

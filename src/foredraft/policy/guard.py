@@ -57,7 +57,9 @@ class Guard:
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
-        return self.policy.fallbacks + self.crossings
+        found = self.policy.fallbacks.copy()
+        found.update(self.crossings)
+        return found
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._step += 1

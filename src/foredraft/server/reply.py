@@ -22,6 +22,7 @@ from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
 
 DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Writer(Protocol):
@@ -78,7 +79,7 @@ class Reply(Response):
         async def begin() -> None:
             nonlocal has_begun
             has_begun = True
-            headers = [(b"cache-control", b"no-cache"), *self.raw_headers] if self._body.stream else self.raw_headers
+            headers = [*_STREAM_HEADERS, *self.raw_headers] if self._body.stream else self.raw_headers
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         try:
@@ -159,7 +160,8 @@ class Reply(Response):
             return ApiError(503, "the server is shutting down", code="unavailable", headers={"Retry-After": "5"})
         self._timer.aborted("error")
         if isinstance(error, RequestError):
-            return ApiError(400, str(error), code="request_failed")
+            reason = ForedraftError(str(error).partition(": ")[2])  # the engine's number means nothing out there
+            return ApiError(400, str(reason), param=self._body.blamed(reason), code="request_failed")
         log("failed", logging.ERROR, error=type(error).__name__, at=places(error.__traceback__))
         return internal_error()
 

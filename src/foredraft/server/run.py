@@ -22,7 +22,8 @@ _LAST_GRACE = 3.0
 def listen(host: str, port: int) -> socket.socket:
     """Raises ForedraftError where nobody can listen. Connections inherit the options: a peer that is gone is noticed."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # localhost is 127.0.0.1 to most
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ForedraftError(f"{host}: no address to listen on: {error.strerror}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,6 +155,15 @@ def test_numbers_of_several_prompts_are_added_up() -> None:
     merged = metrics_of(outputs)
     assert merged["stats"]["num_steps"] == merged["num_preemptions"] == 2
     assert merged["tokens_per_second"] is None
+
+
+def test_what_cannot_be_has_a_number_all_the_same() -> None:
+    """Minus infinity is no JSON."""
+    never = {7: Logprob(-1.0, 1, "a"), 8: Logprob(-math.inf, 2, "b")}
+    body = CompletionRequest.model_validate({"prompt": "a", "logprobs": 2})
+    (chunk,) = Completions(body, HEAD, [""]).chunks(0, Delta(0, "a", [7], [], None, None, [never]))
+    shown = json.loads(chunk.model_dump_json())
+    assert shown["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -1.0, "b": -9999.0}]
 
 
 def test_what_is_not_there_is_left_out() -> None:

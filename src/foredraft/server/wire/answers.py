@@ -12,6 +12,9 @@ from foredraft.outputs import Logprob, RequestMetrics, RequestOutput, Speculativ
 from foredraft.server.wire.base import Answer
 from foredraft.stats import SpeculationStats
 
+_LEAST = -9999.0
+"""OpenAI's for a token that cannot be."""
+
 PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
@@ -66,7 +69,7 @@ def prompt_logprobs_of(output: RequestOutput) -> PromptLogprobs | None:
     if output.prompt_logprobs is None:
         return None
     return [
-        None if one is None else {token: asdict(entry) for token, entry in one.items()}
+        None if one is None else {token: asdict(entry) | {"logprob": logprob_of(entry)} for token, entry in one.items()}
         for one in output.prompt_logprobs
     ]
 
@@ -75,6 +78,11 @@ def own_and_top(entries: dict[int, Logprob], num_top: int) -> tuple[Logprob, lis
     """The token's own entry, which comes first, and the num_top most likely ones."""
     by_rank = sorted(entries.values(), key=lambda entry: entry.rank or 0)
     return next(iter(entries.values())), by_rank[:num_top]
+
+
+def logprob_of(entry: Logprob) -> float:
+    """JSON has no infinity."""
+    return max(entry.logprob, _LEAST)
 
 
 def text_of(entry: Logprob) -> str:

@@ -15,6 +15,7 @@ from foredraft.server.wire.answers import (
     PromptLogprobs,
     Usage,
     bytes_of,
+    logprob_of,
     metrics_of,
     own_and_top,
     prompt_logprobs_of,
@@ -340,4 +341,4 @@ class Chats:
 
 def _shown(entry: Logprob) -> dict[str, Any]:
     text = text_of(entry)
-    return {"token": text, "logprob": entry.logprob, "bytes": bytes_of(text)}
+    return {"token": text, "logprob": logprob_of(entry), "bytes": bytes_of(text)}

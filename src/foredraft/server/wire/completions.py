@@ -14,6 +14,7 @@ from foredraft.server.wire.answers import (
     Head,
     PromptLogprobs,
     Usage,
+    logprob_of,
     metrics_of,
     own_and_top,
     prompt_logprobs_of,
@@ -200,8 +201,8 @@ class Completions:
                 continue
             own, _ = own_and_top(one, 0)
             found.tokens.append(text_of(own))
-            found.token_logprobs.append(own.logprob)
-            found.top_logprobs.append({text_of(entry): entry.logprob for entry in one.values()})
+            found.token_logprobs.append(logprob_of(own))
+            found.top_logprobs.append({text_of(entry): logprob_of(entry) for entry in one.values()})
             found.text_offset.append(offset)
             offset += len(text_of(own))
         return found
