@@ -74,7 +74,7 @@ class Watch:
             )
 
 
-_QUIET = {"/health", "/ready", "/metrics"}
+_QUIET = {"/health", "/ready", "/metrics", "/live/{name}"}
 
 
 def _route_of(scope: MutableMapping[str, Any]) -> str:

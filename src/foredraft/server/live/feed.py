@@ -54,7 +54,8 @@ class Counts(NamedTuple):
 
 class Sample(NamedTuple):
     """time: seconds since the feed began. cache_*: bytes; retained ones are in use, but given back when they are needed.
-    asked: the rows for which a draft was wanted, by drafter."""
+    asked: the rows for which a draft was wanted, by drafter. resting: the drafters that are left alone now, and why. fallbacks: how
+    often, by drafter and reason."""
 
     time: float
     counts: Counts
@@ -65,7 +66,7 @@ class Sample(NamedTuple):
     cache_total: int
     asked: Mapping[str, int]
     resting: Mapping[str, str]
-    crossings: Mapping[str, int]
+    fallbacks: Mapping[str, int]
 
     def flat(self) -> dict[str, Any]:
         found = self._asdict()
@@ -190,7 +191,7 @@ class LiveFeed:
             cache_total=engine.pool.total,
             asked=dict(self._asked),
             resting=llm.resting,
-            crossings={f"{drafter}: {threshold}": times for (drafter, threshold), times in llm.crossings.items()},
+            fallbacks={f"{drafter}: {reason}": times for (drafter, reason), times in llm.fallbacks.items()},
         )
 
     def now(self) -> float:

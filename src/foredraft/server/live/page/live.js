@@ -3,7 +3,7 @@
 
 (() => {
   const $ = (id) => document.getElementById(id);
-  const NOW_SECONDS = 5;
+  const NOW_SECONDS = 5, LEAST_SECONDS = 20;
   const MOST_ROUNDS = 500, SURPLUS = 100;
   const NO_TEXT = { rounds: [], isOpen: false, written: () => [] };
   const isStill = matchMedia("(prefers-reduced-motion: reduce)");
@@ -164,9 +164,9 @@
     ];
     $("figures").replaceChildren(...figures.map(figure));
     tellState(isRunning, start, last);
-    const counts = { ...latest, asked: undefined, resting: undefined, crossings: undefined };
+    const counts = { ...latest, asked: undefined, resting: undefined, fallbacks: undefined };
     for (const [drafter, times] of Object.entries(latest.asked)) counts[`asked: ${drafter}`] = times;
-    for (const [what, times] of Object.entries(latest.crossings)) counts[`crossings: ${what}`] = times;
+    for (const [what, times] of Object.entries(latest.fallbacks)) counts[`left alone: ${what}`] = times;
     $("counts").replaceChildren(
       ...Object.entries(counts).filter(([, value]) => value !== undefined).map(([name, value]) => {
         const row = RoundView.row([name, String(value)]);
@@ -206,10 +206,11 @@
   }
 
   function drawCharts() {
-    if (!series) return;
+    if (!series?.last) return;
+    const seconds = Math.min(about.seconds, Math.max(LEAST_SECONDS, now() - series.time(series.samples[0])));
     for (const chart of charts) {
       const { figure, smooth } = chart.about;
-      chart.draw(series.line((from, until) => series[figure](from, until), smooth), now(), about.seconds);
+      chart.draw(series.line((from, until) => series[figure](from, until), smooth), now(), seconds);
     }
   }
 
