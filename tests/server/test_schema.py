@@ -13,27 +13,26 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from foredraft import LLM
-from foredraft.server import RequestLimits
+from foredraft.server import RequestLimits, create_app
 from tests.server.conftest import SETTINGS, Running, running
 
 KEY = "a-key"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+GUARDED = replace(SETTINGS, api_key=KEY, limits=RequestLimits(request_seconds=0.1))
 
 
 @pytest.fixture(scope="module")
 def brief(llm: LLM) -> Iterator[Running]:
     """Nobody may take long: what matters is what is said, not what is written."""
-    limits = RequestLimits(request_seconds=0.1)
-    with running(llm, replace(SETTINGS, api_key=KEY, limits=limits)) as found:
+    with running(llm, GUARDED) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
-def document(brief: Running) -> Any:
-    return schemathesis.openapi.from_url(f"{brief.url}/openapi.json", headers=AUTHORIZED)
+def no_llm() -> LLM:
+    raise AssertionError("for the document alone")
 
 
-schema = schemathesis.pytest.from_fixture("document")
+schema = schemathesis.openapi.from_dict(create_app(GUARDED, no_llm).openapi())
 
 
 # What the document cannot say (a seed goes with one verification only, ...) is refused with a 400, which it names; so not every
@@ -41,8 +40,8 @@ schema = schemathesis.pytest.from_fixture("document")
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_documented(case: Any) -> None:
-    case.call_and_validate(headers=AUTHORIZED, excluded_checks=[positive_data_acceptance])
+def test_every_answer_is_documented(case: Any, brief: Running) -> None:
+    case.call_and_validate(base_url=brief.url, headers=AUTHORIZED, excluded_checks=[positive_data_acceptance])
 
 
 @pytest.mark.slow

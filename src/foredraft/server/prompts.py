@@ -27,6 +27,9 @@ class Prompts:
         self._llm = llm
         self._max_tokens = min(max_tokens or llm.max_model_len, llm.max_model_len)
         self._chat_template = chat_template
+        if llm.tokenizer is not None:
+            # a tokenizer may come with settings that its first call changes, and then another thread must not be using it
+            encode_prompt(llm.tokenizer, "a")
 
     async def requests(self, body: CompletionRequest | ChatRequest) -> list[Request]:
         """Checked and tokenised. Raises ApiError for everything that can be refused before it runs."""
