@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from foredraft import LLM, AsyncLLM, ForedraftError, RequestError, SamplingParams
+from foredraft.step import Step
 
 STORY = "Once upon a time, there was a little"
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
@@ -100,3 +101,61 @@ def test_shutdown_ends_what_runs_and_refuses_what_comes(llm: LLM) -> None:
 
     asyncio.run(main())
     assert not llm.engine.has_work
+
+
+def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> None:
+    """A step may be under way when it leaves; before the next its sequences are gone."""
+
+    class Seen:
+        def __init__(self) -> None:
+            self.left = False
+            self.num_steps_after = 0
+
+        def observe(self, step: Step) -> None:
+            self.num_steps_after += self.left and bool(step.works)
+
+    seen = Seen()
+    llm.engine.observers.append(seen)
+
+    async def body(engine: AsyncLLM) -> None:
+        long = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True, n=3)
+        requests = [await engine.prepare(STORY, long), await engine.prepare("def f(x):", long)]
+        following = engine.follow(requests)
+        await anext(following)
+        await following.aclose()
+        seen.left = True
+        await asyncio.sleep(0.1)
+        assert all(request.is_finished for request in requests)
+
+    try:
+        run(llm, body)
+    finally:
+        llm.engine.observers.remove(seen)
+    assert seen.num_steps_after <= 1
+
+
+def test_what_comes_while_nobody_reads_comes_together(llm: LLM) -> None:
+    expected = llm.generate(STORY, GREEDY)[0].outputs[0]
+
+    async def body(engine: AsyncLLM) -> None:
+        following = engine.follow([await engine.prepare(STORY, GREEDY)])
+        deltas = [delta for _, delta in await anext(following)]
+        while llm.engine.has_work:
+            await asyncio.sleep(0.01)
+        deltas += [delta for _, delta in await anext(following)]
+        assert "".join(delta.text for delta in deltas) == expected.text
+        with pytest.raises(StopAsyncIteration):
+            await anext(following)
+
+    run(llm, body)
+
+
+def test_deltas_carry_their_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2)
+    expected = llm.generate(STORY, params)[0].outputs[0].logprobs
+
+    async def body(engine: AsyncLLM) -> None:
+        deltas = [delta async for delta in engine.stream(STORY, params)]
+        assert [entry for delta in deltas for entry in delta.logprobs or ()] == expected
+
+    run(llm, body)

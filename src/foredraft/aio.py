@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import LLM
@@ -14,7 +15,7 @@ from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Prompt, Request
 from foredraft.sampling import SamplingParams
 
-Deliver = Callable[[Delta | Exception], None]
+_CLOSED = "this AsyncLLM was shut down: make a new one"
 
 
 class AsyncLLM:
@@ -26,7 +27,9 @@ class AsyncLLM:
     def __init__(self, *args: Any, llm: LLM | None = None, **settings: Any) -> None:
         self.llm = llm or LLM(*args, **settings)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running: dict[Request, Deliver] = {}
+        self._running: dict[Request, _Place] = {}
+        self._mail: list[tuple[_Inbox, _Item]] = []
+        self._gate = threading.Lock()  # after the thread's last call no other is put
         self._is_closed = False
         self._thread = threading.Thread(target=self._own_engine, name="foredraft-engine", daemon=True)
         self._thread.start()
@@ -37,10 +40,16 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.shutdown)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and not self._is_closed
+
     def shutdown(self) -> None:
         """End every running request and the thread. Harmless when repeated."""
-        self._is_closed = True
-        self._calls.put(None)
+        with self._gate:
+            self._is_closed = True
+            self._calls.put(None)
         self._thread.join()
 
     async def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[Delta]:
@@ -48,27 +57,12 @@ class AsyncLLM:
 
         Raises ForedraftError for what cannot be honoured, RequestError if the request fails on the way.
         """
-        if self._is_closed:
-            raise ForedraftError("this AsyncLLM was shut down: make a new one")
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        request = self.llm.frontend.prepare(prompt, sampling_params)
-
-        def deliver(item: Delta | Exception) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(inbox.put_nowait, item)
-
-        self._calls.put(lambda: self._start(request, deliver))
-        try:
-            while True:
-                item = await inbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if item.output is not None:
-                    return
-        finally:
-            self._calls.put(lambda: self._end(request))
+        self._require_open()
+        request = await self.prepare(prompt, sampling_params)
+        async with contextlib.aclosing(self.follow([request])) as batches:
+            async for batch in batches:
+                for _, delta in batch:
+                    yield delta
 
     async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """The whole request. Many at once share the engine's batch: `asyncio.gather` them."""
@@ -77,29 +71,76 @@ class AsyncLLM:
                 return delta.output
         raise RequestError("the request ended without an output")
 
-    def _own_engine(self) -> None:
-        while True:
-            call = self._next_call()
-            while call is not _NOTHING:
-                if call is None:
-                    self._run_what_is_left()
-                    self._close(ForedraftError("the engine was shut down"))
-                    return
-                call()
-                call = self._next_call()
-            try:
-                self.llm.engine.step()
-            except Exception as error:
-                self._close(error)
-            for request in list(self._running):
-                self._deliver(request)
+    async def prepare(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Request:
+        """A request that can be followed; it is checked and tokenised in a thread of its own, where a long prompt keeps
+        nobody waiting. Raises ForedraftError for what cannot be honoured."""
+        return await asyncio.to_thread(self.llm.frontend.prepare, prompt, sampling_params)
 
-    def _next_call(self) -> Callable[[], None] | None:
-        """Waits only when there is nothing to step."""
+    async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
+        """Run prepared requests: what is new of them, each delta with its request's place, until all are complete.
+
+        What came while nobody was reading comes together. Closing the iterator, or cancelling the task, ends them all
+        before the next step. Raises RequestError if one fails, ForedraftError after a shutdown; the others end with it.
+        """
+        inbox = _Inbox(asyncio.get_running_loop())
+        num_open = len(requests)
+        self._put(lambda: self._start(requests, inbox))
         try:
-            return self._calls.get(block=not self.llm.engine.has_work)
-        except queue.Empty:
-            return _NOTHING
+            while num_open:
+                batch = await inbox.take()
+                failed = next((item for _, item in batch if isinstance(item, Exception)), None)
+                if failed is not None:
+                    raise failed
+                deltas = [(place, item) for place, item in batch if isinstance(item, Delta)]
+                num_open -= sum(delta.output is not None for _, delta in deltas)
+                yield deltas
+        finally:
+            with contextlib.suppress(ForedraftError):  # after a shutdown nothing runs
+                self._put(lambda: self._end(requests))
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ForedraftError(_CLOSED)
+
+    def _put(self, call: Callable[[], None]) -> None:
+        with self._gate:
+            self._require_open()
+            self._calls.put(call)
+
+    def _own_engine(self) -> None:
+        try:
+            while self._run_calls():
+                self._step()
+                self._send()
+        finally:
+            with self._gate:
+                self._is_closed = True
+            self._run_what_is_left()
+            self._close(ForedraftError("the engine was shut down"))
+            self._send()
+
+    def _run_calls(self) -> bool:
+        """Do what was asked for meanwhile; waits only when there is nothing to step. False: it is time to end."""
+        while True:
+            try:
+                call = self._calls.get(block=not self.llm.engine.has_work)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+            self._send()
+
+    def _step(self) -> None:
+        try:
+            self.llm.engine.step()
+        except Exception as error:
+            self._close(error)
+        for request in list(self._running):
+            try:
+                self._deliver(request)
+            except Exception as error:  # its text could not be made: that is nobody else's affair
+                self._fail(request, error)
 
     def _run_what_is_left(self) -> None:
         """Requests that came while the engine was being shut down: they are told so like the others."""
@@ -108,33 +149,78 @@ class AsyncLLM:
             if call is not None:
                 call()
 
-    def _start(self, request: Request, deliver: Deliver) -> None:
-        self._running[request] = deliver
-        try:
-            self.llm.frontend.start(request)
-        except Exception as error:  # whatever it is, it is this request's own
-            self._end(request)
-            deliver(error)
+    def _start(self, requests: Sequence[Request], inbox: _Inbox) -> None:
+        for place, request in enumerate(requests):
+            self._running[request] = _Place(inbox, place)
+            try:
+                self.llm.frontend.start(request)
+            except Exception as error:  # whatever it is, it is this request's own
+                self._fail(request, error)
 
-    def _end(self, request: Request) -> None:
-        self._running.pop(request, None)
-        self.llm.frontend.abort(request)
+    def _end(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._running.pop(request, None)
+            self.llm.frontend.abort(request)
 
     def _deliver(self, request: Request) -> None:
-        deliver = self._running[request]
+        if request.error:
+            self._fail(request, RequestError(f"request {request.request_id}: {request.error}", [request.output()]))
+            return
+        inbox, place = self._running[request]
+        self._mail += [(inbox, (place, delta)) for delta in request.deltas()]
         if request.is_finished:
             del self._running[request]
-        if request.is_finished and request.error:
-            deliver(RequestError(f"request {request.request_id}: {request.error}", [request.output()]))
-            return
-        for delta in request.deltas():
-            deliver(delta)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        inbox, place = self._running[request]
+        self._end([request])
+        self._mail.append((inbox, (place, error)))
 
     def _close(self, error: Exception) -> None:
-        for request, deliver in list(self._running.items()):
-            self._end(request)
-            deliver(error)
+        for request in list(self._running):
+            self._fail(request, error)
+
+    def _send(self) -> None:
+        """Everybody's news of a step, with one call to each loop."""
+        mail, self._mail = self._mail, []
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Inbox, _Item]]] = {}
+        for inbox, item in mail:
+            by_loop.setdefault(inbox.loop, []).append((inbox, item))
+        for loop, items in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+                loop.call_soon_threadsafe(_put_all, items)
 
 
-def _NOTHING() -> None:
-    """Stands for an empty queue."""
+_Item = tuple[int, Delta | Exception]
+
+
+class _Inbox:
+    """What a coroutine has not read yet. Touched by its own loop only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._items: list[_Item] = []
+        self._has_some = asyncio.Event()
+
+    def put(self, item: _Item) -> None:
+        self._items.append(item)
+        self._has_some.set()
+
+    async def take(self) -> list[_Item]:
+        """All that is there; waits for some."""
+        await self._has_some.wait()
+        self._has_some.clear()
+        items, self._items = self._items, []
+        return items
+
+
+class _Place(NamedTuple):
+    """Whose request it is: its inbox, and its place among the requests that share it."""
+
+    inbox: _Inbox
+    place: int
+
+
+def _put_all(items: list[tuple[_Inbox, _Item]]) -> None:
+    for inbox, item in items:
+        inbox.put(item)

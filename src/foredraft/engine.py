@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.cache import MemoryPool
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, PromptLengthError
 from foredraft.model import LanguageModel, Read
 from foredraft.panel import Panel
 from foredraft.policy import FixedPolicy, Policy
@@ -90,6 +90,14 @@ class Engine:
     def draft_prefix_stats(self) -> PrefixStats:
         """The same of the drafters that read with a model."""
         return self._panel.prefix_stats
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting)
 
     def add(
         self,
@@ -181,7 +189,7 @@ class Engine:
         if bad is not None:
             raise ForedraftError(f"the prompt holds token id {bad}: ids go from 0 to {vocab_size - 1}")
         if len(prompt) >= context_len:
-            raise ForedraftError(
+            raise PromptLengthError(
                 f"the prompt has {len(prompt)} tokens and the context holds {context_len}: "
                 f"give at most {context_len - 1}, so that one can be written"
             )

@@ -13,6 +13,10 @@ class VocabularyError(ModelError):
     """A draft model whose vocabulary is not the target's."""
 
 
+class PromptLengthError(ForedraftError):
+    """A prompt that the context has no room for."""
+
+
 class RequestError(ForedraftError):
     """A request that failed while it ran; others are not disturbed.
 

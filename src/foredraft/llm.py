@@ -281,6 +281,34 @@ class LLM:
         """How often a drafter crossed a threshold that was set, by drafter and threshold. Counts, to be added up."""
         return self.policy.crossings if isinstance(self.policy, Guard) else Counter()
 
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        """How often a drafter was left alone that had drafted, by drafter and reason: a threshold that was set, "memory_short"
+        or "does_not_pay". Counts, to be added up."""
+        return self.policy.fallbacks
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Texts that are written at a time."""
+        return self._limits.max_num_seqs
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and text together."""
+        return self.target.traits.context_len
+
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Raises ForedraftError where there is none."""
+        if self.tokenizer is None:
+            raise ForedraftError("this model has no tokenizer: give token ids as the prompt, or tokenizer=")
+        return self.tokenizer
+
+    @property
+    def resting(self) -> dict[str, str]:
+        """The drafters that are left alone now, and why: "memory_short", or a threshold."""
+        return self.policy.resting()
+
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
         """What the cost of a step depends on, text and load aside."""
         models = {"target": (self.target, self.options), "draft": (self.draft, self.draft_options)}

@@ -56,6 +56,7 @@ class SpeculativeDecodingMetrics:
 class RequestMetrics:
     """Times in seconds, from the request's arrival; None until there is something to measure.
 
+    time_in_queue: before any of it was read.
     inter_token_latency: mean time from one token to the next after the first. tokens_per_second: output tokens of all
     texts over the time from arrival to the last token. num_cached_tokens: of the prompt, those whose keys and values were
     found rather than computed. stats: the counts themselves, which merge by addition.
@@ -68,6 +69,7 @@ class RequestMetrics:
     num_cached_tokens: int
     speculative_decoding: SpeculativeDecodingMetrics
     stats: SpeculationStats
+    time_in_queue: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class RequestOutput:
 class Delta:
     """What one text of a streamed request got in one step. text may be empty while a character is incomplete.
 
-    finish_reason ends that text; `output`, the whole request, comes with its last delta.
+    finish_reason ends that text, stop_reason with it; `output`, the whole request, comes with its last delta. logprobs: of
+    these tokens, where they were asked for.
     """
 
     index: int
@@ -112,3 +115,5 @@ class Delta:
     origins: list[Origin]
     finish_reason: str | None = None
     output: RequestOutput | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    stop_reason: int | str | None = None

@@ -57,6 +57,13 @@ class Request:
         return [text.sequence for text in self.texts]
 
     @property
+    def prompt_text(self) -> str:
+        """As it was given, else as the tokenizer shows it."""
+        if self.prompt is not None or self.tokenizer is None:
+            return self.prompt or ""
+        return str(self.tokenizer.decode(self.prompt_ids, skip_special_tokens=self.params.skip_special_tokens))
+
+    @property
     def is_finished(self) -> bool:
         return all(sequence.is_finished for sequence in self.sequences)
 
@@ -74,10 +81,14 @@ class Request:
                 continue
             piece = text.stream.delta(finished=sequence.is_finished) if text.stream else ""
             origins = sequence.origins[text.num_delivered :]
+            logprobs = self._logprobs(sequence.logprobs[text.num_delivered :])
             text.num_delivered += len(new_ids)
             text.is_closed = sequence.is_finished
             last = self.output() if all(t.is_closed for t in self.texts) else None
-            found.append(Delta(index, piece, new_ids, origins, sequence.finish_reason, last))
+            stop_reason = _stop_reason(text) if sequence.is_finished else None
+            found.append(
+                Delta(index, piece, new_ids, origins, sequence.finish_reason, last, logprobs, stop_reason=stop_reason)
+            )
         return found
 
     def output(self) -> RequestOutput:
@@ -93,10 +104,7 @@ class Request:
 
     def _completion(self, index: int, text: _Text) -> CompletionOutput:
         sequence = text.sequence
-        logprobs = None
-        if self.params.logprobs is not None:
-            logprobs = [self._as_dict(entry) for entry in sequence.logprobs]
-        stream_reason = text.stream.stop_reason if text.stream else None
+        logprobs = self._logprobs(sequence.logprobs)
         return CompletionOutput(
             index=index,
             text=_text_of(text),
@@ -105,7 +113,7 @@ class Request:
             cumulative_logprob=sum(entry.logprob for entry in sequence.logprobs) if logprobs is not None else None,
             logprobs=logprobs,
             finish_reason=sequence.finish_reason,
-            stop_reason=stream_reason if stream_reason is not None else sequence.stop_reason,
+            stop_reason=_stop_reason(text),
             error=sequence.error,
         )
 
@@ -113,6 +121,9 @@ class Request:
         if self.params.prompt_logprobs is None:
             return None
         return [None, *(self._as_dict(entry) for entry in self.sequences[0].prompt_logprobs)]
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]] | None:
+        return None if self.params.logprobs is None else [self._as_dict(entry) for entry in entries]
 
     def _as_dict(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """The token's own entry first, then the most likely others, as in vLLM."""
@@ -129,6 +140,7 @@ class Request:
         stats = sum((sequence.stats for sequence in sequences), SpeculationStats())
         arrived = min(sequence.arrived_at for sequence in sequences)
         firsts = [s.first_token_at for s in sequences if s.first_token_at is not None]
+        begun = [s.begun_at for s in sequences if s.begun_at is not None]
         lasts = [s.last_token_at for s in sequences if s.last_token_at is not None]
         gaps = [
             (s.last_token_at - s.first_token_at, s.num_output - 1)
@@ -145,6 +157,7 @@ class Request:
             num_cached_tokens=sequences[0].num_cached,
             speculative_decoding=SpeculativeDecodingMetrics.of(stats),
             stats=stats,
+            time_in_queue=min(begun) - arrived if begun else None,
         )
 
 
@@ -234,6 +247,11 @@ def _checked_ids(ids: Any) -> list[int]:
     if not isinstance(ids, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ForedraftError("a prompt must be text or a list of token ids")
     return list(ids)
+
+
+def _stop_reason(text: _Text) -> int | str | None:
+    found = text.stream.stop_reason if text.stream else None
+    return text.sequence.stop_reason if found is None else found
 
 
 def _text_of(text: _Text) -> str:

@@ -130,6 +130,7 @@ class Scheduler:
             work = replace(work, max_draft=0)
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        sequence.begin()
         return work
 
     def _count(self, sequence: TokenSequence, num_found: int) -> None:

@@ -65,6 +65,7 @@ class TokenSequence:
     error: str | None = None
     num_preemptions: int = 0
     arrived_at: float = field(default_factory=time.perf_counter)
+    begun_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
 
@@ -93,6 +94,10 @@ class TokenSequence:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    def begin(self) -> None:
+        """It waits no longer; that it may come to wait again is no second beginning."""
+        self.begun_at = self.begun_at or time.perf_counter()
 
     def commit(self, new_ids: Sequence[int], num_drafted: int, *, has_own: bool = True) -> int:
         """Append what was verified, cut where it ends; say how many tokens were kept.

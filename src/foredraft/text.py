@@ -517,11 +517,11 @@ class TextStream:
         self._held = final[self._num_streamed :]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a prompt, with the special tokens that the tokenizer adds."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a prompt, with the special tokens that the tokenizer adds, or without."""
     if not isinstance(text, str):
         raise ForedraftError(f"prompt must be a string or a list of token ids, not {type(text).__name__}")
-    return _encode(tokenizer, text, add_special_tokens=True)
+    return _encode(tokenizer, text, add_special_tokens=add_special_tokens)
 
 
 def render_chat(

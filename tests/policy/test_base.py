@@ -35,7 +35,9 @@ def test_a_drafter_that_gave_up_its_memory_is_left_alone_for_a_while(caplog: pyt
     assert policy.ask(sequence).max_draft == 4
     policy.memory_short(["one"])
     assert policy.ask(sequence).max_draft == 0
+    assert policy.resting()["one"] == "memory_short"
     assert "one gave up its own" in caplog.text
     for _ in range(40):
         policy.begin([sequence])
     assert policy.ask(sequence).max_draft == 4
+    assert policy.resting() == {}

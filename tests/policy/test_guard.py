@@ -134,7 +134,18 @@ def test_the_memory_of_the_target_is_still_the_policys_business() -> None:
     simulator.run(5)
     simulator.give_up(["a"])
     assert simulator.run(1)[0].num_asked == 0
+    assert policy.resting() == {"a": "memory_short"}
     assert not policy.crossings
+
+
+def test_it_says_who_rests_and_why() -> None:
+    policy = guard(min_acceptance_rate=0.5)
+    simulator = simulate(policy, stands=0.2)
+    simulator.add(text(wanted=4))
+    for _ in range(3 * PAUSE):
+        said = policy.resting()
+        assert said == ({} if simulator.run(1)[0].num_asked else {"a": "min_acceptance_rate"})
+    assert policy.crossings
 
 
 def test_crossings_merge_by_addition() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from PIL import Image
 from foredraft import LLM, RequestOutput, SamplingParams
 from foredraft.stats import SpeculationStats
 from foredraft.trace import read_trace, record, write_page
+from tests.browsing import ARTIFACTS, DESKTOP, LOOKS, NO_WEBGL, chromium
 from tests.trace.test_reader import sound, written
 from tests.trace.test_view import HOSTILE
 
@@ -23,33 +22,13 @@ axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
-ARTIFACTS = Path(__file__).parents[2] / "artifacts"
-DESKTOP = {"viewport": {"width": 1280, "height": 900}}
-PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True}
-LOOKS = {"light": DESKTOP, "dark": {**DESKTOP, "color_scheme": "dark"}, "phone": PHONE}
-NO_WEBGL = """
-    const given = HTMLCanvasElement.prototype.getContext;
-    HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
-        return kind.includes("webgl") ? null : given.call(this, kind, ...rest);
-    };
-"""
 CODE, STORY = "def read_lines(path):", "Once upon a time </script> <b>there & was"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        missing = "no chromium here: apt-get install chromium"
-        if os.environ.get("FOREDRAFT_NEEDS_BROWSER"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    # a container's root has no sandbox to give; software WebGL, so that every machine draws the same
-    options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=options)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from foredraft.policy import Ask, FixedPolicy
@@ -21,6 +22,10 @@ class InTurn:
     def __init__(self, drafters: Sequence[str]) -> None:
         self._drafters = [FixedPolicy(name) for name in drafters]
 
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        return sum((drafter.fallbacks for drafter in self._drafters), Counter())
+
     def begin(self, running: Sequence[TokenSequence]) -> None:
         for drafter in self._drafters:
             drafter.begin(running)
@@ -36,3 +41,6 @@ class InTurn:
     def memory_short(self, drafters: Sequence[str]) -> None:
         for drafter in self._drafters:
             drafter.memory_short(drafters)
+
+    def resting(self) -> dict[str, str]:
+        return {name: why for drafter in self._drafters for name, why in drafter.resting().items()}

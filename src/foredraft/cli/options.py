@@ -151,7 +151,8 @@ class Models:
         found: str | None = Settings.read(self.settings_file).model
         return found
 
-    def load(self) -> LLM:
+    def load(self, **settings: Any) -> LLM:
+        """settings: arguments of LLM that are no option of other commands."""
         from foredraft.llm import LLM
         from foredraft.render import spinner
 
@@ -171,6 +172,7 @@ class Models:
                 draft_quantization=self.draft_quantization,
                 num_threads=self.num_threads,
                 config=self.settings_file,
+                **settings,
             )
 
     def options(self) -> LoadOptions:

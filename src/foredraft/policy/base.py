@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -10,6 +11,9 @@ from foredraft.sequence import TokenSequence
 from foredraft.step import Step
 
 logger = logging.getLogger("foredraft")
+
+MEMORY_SHORT, DOES_NOT_PAY = "memory_short", "does_not_pay"
+"""Reasons to leave a drafter alone."""
 
 
 class Ask(NamedTuple):
@@ -21,6 +25,11 @@ class Ask(NamedTuple):
 
 class Policy(Protocol):
     """Decides before anything is drafted, and never from the values of draft tokens (that would bias the text)."""
+
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        """How often it left a drafter alone that had drafted, by drafter and reason."""
+        ...
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         """A step is being planned, for these and perhaps for some that wait."""
@@ -38,6 +47,11 @@ class Policy(Protocol):
         """There was no room for the target's own keys and values; what these drafters held was given up."""
         ...
 
+    def resting(self) -> dict[str, str]:
+        """The drafters that are left alone for now, whatever their drafts would bring, and what for: "memory_short", or
+        the threshold that they crossed."""
+        ...
+
 
 class FixedPolicy:
     """What the request asks for, from one drafter, less what could never be emitted: the last token of a text is the
@@ -46,6 +60,7 @@ class FixedPolicy:
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter
         self._pause = Pause()
+        self.fallbacks = self._pause.counts
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._pause.begin()
@@ -60,6 +75,9 @@ class FixedPolicy:
     def memory_short(self, drafters: Sequence[str]) -> None:
         self._pause.start(drafters)
 
+    def resting(self) -> dict[str, str]:
+        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
+
 
 class Pause:
     """The drafters that had to give up their memory, for some steps: taken back at once, it would be asked for again."""
@@ -68,9 +86,14 @@ class Pause:
         self._num_steps = num_steps
         self._step = 0
         self._until: dict[str, int] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
 
     def __contains__(self, name: str) -> bool:
         return self._until.get(name, 0) > self._step
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._until if name in self]
 
     def begin(self) -> None:
         """A step goes by."""
@@ -80,4 +103,5 @@ class Pause:
         new = [name for name in names if name not in self]
         if new:
             logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), self._num_steps)
+        self.counts.update((name, MEMORY_SHORT) for name in new)
         self._until.update(dict.fromkeys(names, self._step + self._num_steps))

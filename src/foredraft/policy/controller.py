@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foredraft.policy.acceptance import Acceptance, TextRecord
-from foredraft.policy.base import Ask, Pause
+from foredraft.policy.base import DOES_NOT_PAY, MEMORY_SHORT, Ask, Pause
 from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
@@ -72,6 +72,8 @@ class Controller:
         self._store = store
         self._save_at = _FIRST_SAVE
         self._pause = Pause()
+        self.fallbacks = self._pause.counts
+        self._drafting: frozenset[str] = frozenset()
         self._probes = Probes(drafters)
         self._probe_costs = dict.fromkeys(drafters, 0.0)
         self._probing: str | None = None
@@ -133,6 +135,9 @@ class Controller:
         wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
         return Ask(self._first, wanted) if wanted > 0 and self._first not in self._pause else NOBODY
 
+    def resting(self) -> dict[str, str]:
+        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
+
     def _text_of(self, sequence: TokenSequence) -> _Text:
         """What is known of it; of one with a number of its own that may begin with its first draft."""
         text = self._texts.get(sequence.seq_id)
@@ -150,6 +155,8 @@ class Controller:
         if known:
             self._plan(known, [s for s in running if s.speculative_tokens is not None])
         drafts = any(self._texts[s.seq_id].ask.max_draft for s in known)
+        if known and not self._wants_plain:
+            self._count_fallbacks(known)
         if not drafts and not self._wants_plain:
             self._probe(known)
         if self._wants_plain or self._probing is not None or (drafts and len(known) == 1):
@@ -167,6 +174,14 @@ class Controller:
         asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(everybody, sampled)
         for sequence, ask in zip(sequences, asks, strict=False):
             self._texts[sequence.seq_id].ask = ask
+
+    def _count_fallbacks(self, sequences: Sequence[TokenSequence]) -> None:
+        """Whoever drafted for the texts that ran before, and is not asked for any that run now."""
+        asks = (self._texts[sequence.seq_id].ask for sequence in sequences)
+        drafting = frozenset(ask.drafter for ask in asks if ask.max_draft)
+        if not drafting:
+            self.fallbacks.update((name, DOES_NOT_PAY) for name in self._drafting if name not in self._pause)
+        self._drafting = drafting
 
     def _lacks_plain(self, num_sequences: int, sampled: bool) -> bool:
         """Whether the figure that drafting is judged by is missing, or old."""

@@ -52,7 +52,14 @@ class Guard:
         self._num_steps = num_steps
         self._step = 0
         self._until: dict[str, int] = {}
+        self._crossed: dict[str, str] = {}
         self._running: list[int] = []
+
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        found = self.policy.fallbacks.copy()
+        found.update(self.crossings)
+        return found
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._step += 1
@@ -73,6 +80,10 @@ class Guard:
 
     def memory_short(self, drafters: Sequence[str]) -> None:
         self.policy.memory_short(drafters)
+
+    def resting(self) -> dict[str, str]:
+        crossed = {name: why for name, why in self._crossed.items() if self._until[name] > self._step}
+        return self.policy.resting() | crossed
 
     def _judge_acceptance(self, name: str, least: float, step: Step) -> None:
         window = self._windows[name]
@@ -99,6 +110,7 @@ class Guard:
     def _cross(self, name: str, threshold: str, measured: str, limit: str) -> None:
         self.crossings[name, threshold] += 1
         self._until[name] = self._step + self._num_steps
+        self._crossed[name] = threshold
         logger.warning(
             "%s: %s (%s is %s): it is not asked for the next %d steps",
             name,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -18,28 +18,13 @@ from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
-from foredraft.sequence import Origin, TokenSequence
+from foredraft.sequence import TokenSequence
 from foredraft.stats import SpeculationStats
-from foredraft.step import Outcome, Step, Work
-from foredraft.text import IncrementalDecoder
-from foredraft.trace.format import (
-    Counts,
-    DraftToken,
-    EndLine,
-    Footer,
-    Header,
-    Line,
-    ModelInfo,
-    OwnToken,
-    RoundLine,
-    StepLine,
-    TextLine,
-    Verdict,
-)
-from foredraft.trace.probabilities import draft_said, target_says
+from foredraft.step import Step
+from foredraft.trace.format import Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
+from foredraft.trace.rounds import Characters, round_line, step_line
 
 _NOT_TOLD = {"logits_processors", "n"}
-_OWN = {Origin.PLAIN: "plain", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
 
 @contextmanager
@@ -104,11 +89,11 @@ class Recorder:
         num_kept = {id(work): kept for work, kept in zip(step.scoring, step.num_kept, strict=True)}
         for work in step.works:
             self._meet(work.sequence, num_kept.get(id(work), 0))
-        self._write(self._step_line(step, start))
-        for row, (work, outcome, kept) in enumerate(zip(step.scoring, step.outcomes, step.num_kept, strict=True)):
+        self._write(step_line(step, self._num_steps, start))
+        for row, work in enumerate(step.scoring):
             text = self._texts.get(work.sequence.seq_id)
             if text is not None:
-                self._write(self._round_line(text, step, row, work, outcome, kept))
+                self._write(round_line(step, row, text.characters, text=text.number, number=self._num_steps))
         for work in step.works:
             if work.sequence.is_finished and work.sequence.seq_id in self._texts:
                 self._end(work.sequence.seq_id)
@@ -124,10 +109,10 @@ class Recorder:
         """A text that has no output but this step's is new."""
         if sequence.seq_id in self._texts or sequence.num_output > num_kept:
             return
-        text = _Text(self._num_texts, sequence, self._tokenizer)
+        prompt_ids = sequence.tokens[: sequence.prompt_len]
+        text = _Text(self._num_texts, sequence, Characters(self._tokenizer, prompt_ids))
         self._texts[sequence.seq_id] = text
         self._num_texts += 1
-        prompt_ids = sequence.tokens[: sequence.prompt_len]
         self._write(
             TextLine(
                 text=text.number,
@@ -136,48 +121,6 @@ class Recorder:
                 prompt=None if self._tokenizer is None else str(self._tokenizer.decode(prompt_ids)),
                 params=_params(sequence.sampler.params),
             )
-        )
-
-    def _step_line(self, step: Step, start: float) -> StepLine:
-        return StepLine(
-            step=self._num_steps,
-            start=_seconds(start),
-            draft=_seconds(step.draft_time),
-            verify=_seconds(step.read_time + step.verify_time),
-            rest=_seconds(max(0.0, step.total_time - step.draft_time - step.read_time - step.verify_time)),
-            read=_seconds(step.read_time),
-            num_rows=step.num_rows,
-            num_texts=len(step.works),
-            drafters={name: _seconds(seconds) for name, seconds in step.draft_times.items()},
-        )
-
-    def _round_line(self, text: _Text, step: Step, row: int, work: Work, outcome: Outcome, num_kept: int) -> RoundLine:
-        sequence, num_accepted = work.sequence, outcome.num_accepted
-        before = len(sequence.tokens) - num_kept
-        drafted = step.proposal.ids[row, : outcome.num_drafted].tolist()
-        has_own = num_kept > num_accepted
-        own_id = outcome.new_ids[-1] if has_own else None
-        said = target_says(outcome, sequence.sampler, sequence.tokens[:before], drafted, own_id)
-        draft_texts = text.draft_texts(drafted)
-        kept_texts = text.push(outcome.new_ids[:num_kept])
-        draft = [
-            DraftToken(
-                id=drafted[i], text=draft_texts[i], p=said.p[i], p_raw=said.p_raw[i], q=q,
-                verdict=_verdict(i, num_accepted, num_kept),
-            )
-            for i, q in enumerate(draft_said(step.proposal, row, drafted))
-        ]  # fmt: skip
-        own = None
-        if own_id is not None:
-            origin: Any = _OWN[sequence.origins[-1]]
-            own = OwnToken(id=own_id, text=kept_texts[-1], p=said.p[-1], p_raw=said.p_raw[-1], origin=origin)
-        return RoundLine(
-            text=text.number,
-            step=self._num_steps,
-            at=before - sequence.prompt_len,
-            drafter=work.drafter if drafted else "",
-            draft=draft,
-            own=own,
         )
 
     def _end(self, seq_id: int) -> None:
@@ -204,40 +147,14 @@ class Recorder:
             raise ForedraftError(f"the trace cannot be written: {error.strerror}") from error
 
 
+@dataclass(frozen=True, slots=True)
 class _Text:
     """A text that is being recorded, and the characters of its tokens."""
 
-    def __init__(self, number: int, sequence: TokenSequence, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self.number = number
-        self.sequence = sequence
-        self._decoder = None
-        if tokenizer is not None:
-            prompt_ids = sequence.tokens[: sequence.prompt_len]
-            self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=False, prompt_ids=prompt_ids)
-
-    def draft_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each would add, if all before it stood."""
-        return [""] * len(ids) if self._decoder is None else _pieces(self._decoder.clone(), ids)
-
-    def push(self, ids: Sequence[int]) -> list[str]:
-        return [""] * len(ids) if self._decoder is None else _pieces(self._decoder, ids)
-
-
-def _pieces(decoder: IncrementalDecoder, ids: Sequence[int]) -> list[str]:
-    return [decoder.push(token) for token in ids]
-
-
-def _verdict(i: int, num_accepted: int, num_kept: int) -> Verdict:
-    """unused: nobody looked at it, because one before it was rejected or the text had ended."""
-    if i < min(num_accepted, num_kept):
-        return "accepted"
-    return "rejected" if i == num_accepted < num_kept else "unused"
+    number: int
+    sequence: TokenSequence
+    characters: Characters
 
 
 def _params(params: SamplingParams) -> dict[str, Any]:
     return {one.name: getattr(params, one.name) for one in fields(params) if one.name not in _NOT_TOLD}
-
-
-def _seconds(value: float) -> float:
-    """To the tenth of a microsecond."""
-    return round(value, 7)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import cache
-from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, Template
 from markupsafe import Markup
 
 from foredraft.errors import ForedraftError
 from foredraft.stats import SpeculationStats
+from foredraft.trace.assets import asset, page_template
 from foredraft.trace.charts import alpha_chart, histogram_chart
 from foredraft.trace.format import TextTrace, Trace
 from foredraft.trace.library import three_js
 
-_SCRIPTS = ("data.js", "text.js", "timeline.js", "replay.js", "rounds.js", "main.js")  # in the order they build on
+_SCRIPTS = (  # in the order they build on
+    "data.js", "token.js", "tip.js", "text.js", "timeline.js", "replay.js", "rounds.js", "table.js", "player.js", "main.js",
+)  # fmt: skip
 
 
 def write_page(trace: Trace, path: str | PathLike[str]) -> Path:
@@ -37,10 +37,10 @@ def page_of(trace: Trace) -> str:
     if not trace.texts:
         raise ForedraftError("this trace holds no text: nothing was generated while it was recorded")
     stats = trace.stats
-    return _template().render(
-        style=Markup(_file("style.css")),
+    return page_template("foredraft.trace", "viewer").render(
+        style=Markup(asset("style.css")),
         library=Markup(three_js()),
-        scripts=[Markup(_file(name)) for name in _SCRIPTS],
+        scripts=[Markup(asset(name)) for name in _SCRIPTS],
         data=Markup(_script_json(_data(trace))),
         header=trace.header,
         stats=stats,
@@ -81,12 +81,3 @@ def _script_json(data: object) -> str:
     """JSON that nothing in it can end the script with, whatever a model wrote."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _file(name: str) -> str:
-    return files("foredraft.trace").joinpath("viewer", name).read_text(encoding="utf-8")
-
-
-@cache
-def _template() -> Template:
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_file("page.html"))

@@ -1,8 +1,8 @@
 "use strict";
-/* The trace, and what is counted and said of it. */
+/* What is counted and said of tokens and rounds. Whoever has rounds puts their steps here, by number. */
 
 const Data = (() => {
-  const { texts, steps, counts: allCounts } = JSON.parse(document.getElementById("trace").textContent);
+  const steps = {};
 
   const CONTROL = /[\u0000-\u0008\u000b-\u001f]/g;
 
@@ -78,7 +78,7 @@ const Data = (() => {
   }
 
   return {
-    texts, steps, allCounts, visible, nameOf, acceptedOf, rejectedOf, keptOf, countsOf, percent, ratio, probability,
+    steps, visible, nameOf, acceptedOf, rejectedOf, keptOf, countsOf, percent, ratio, probability,
     seconds, said,
   };
 })();

@@ -3,51 +3,28 @@
 
 (() => {
   const $ = (id) => document.getElementById(id);
-  const isStill = matchMedia("(prefers-reduced-motion: reduce)");
-  let text = Data.texts[0];
-  let at = 0;
+  const { texts, steps, counts: allCounts } = JSON.parse($("trace").textContent);
+  Object.assign(Data.steps, steps);
+  let text = texts[0];
 
-  const textView = new TextView((index) => choose(index));
-  const timeline = new Timeline((index) => choose(index));
-  const roundView = new RoundView();
-  const replay = new Replay($("stage"), {
-    onPhase: (name) => { $("phase").textContent = name; },
-    onRound: (index) => show(index),
-    onPlaying: (isPlaying) => {
-      $("play").classList.toggle("playing", isPlaying);
-      $("play").querySelector("span").textContent = isPlaying ? "Pause" : "Play";
-      roundView.select(at, isPlaying);
-    },
-    isStill: () => isStill.matches,
-  });
-
-  /** What a round looks like everywhere but in the replay. */
-  function show(index) {
-    at = index;
-    $("seek").value = index + 1;
-    $("seek").setAttribute("aria-valuetext", `Round ${index + 1} of ${text.rounds.length}`);
+  const textView = new TextView((index) => player.choose(index));
+  const timeline = new Timeline((index) => player.choose(index));
+  const table = new RoundsTable();
+  const player = new Player((index) => {
     textView.select(index);
     timeline.select(index);
-    roundView.select(index, replay.isPlaying);
-  }
-
-  function choose(index) {
-    index = Math.max(0, Math.min(text.rounds.length - 1, index));
-    replay.select(index);
-    show(index);
-  }
+  });
 
   function open(chosen) {
     text = chosen;
-    $("seek").max = Math.max(1, text.rounds.length);
     $("text-error").hidden = !text.error;
     $("text-error").textContent = text.error ? `This text failed: ${text.error}` : "";
     tellCounts();
     textView.show(text);
     timeline.show(text);
-    roundView.show(text);
-    replay.show(text);
-    choose(Math.max(0, text.rounds.findIndex((round) => Data.rejectedOf(round) && Data.acceptedOf(round).length)));
+    table.show(text);
+    player.show(text);
+    player.choose(text.rounds.findIndex((round) => Data.rejectedOf(round) && Data.acceptedOf(round).length));
   }
 
   function tellCounts() {
@@ -80,42 +57,23 @@
     );
     $("counts").replaceChildren(
       ...Object.entries(counts).map(([name, value]) => {
-        const row = RoundView.row([name, String(value), String(Data.allCounts[name])]);
+        const row = RoundView.row([name, String(value), String(allCounts[name])]);
         row.dataset.count = name;
         return row;
       }),
     );
   }
 
-  function onKey(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    const tag = event.target.tagName;
-    if (event.key === "Escape") { $("tip").hidden = true; return; }
-    if (["SELECT", "INPUT", "TEXTAREA"].includes(tag)) return;
-    if (event.key === " " && ["BUTTON", "SUMMARY"].includes(tag)) return;
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === " ") replay.toggle();
-    else if (way && event.shiftKey) { replay.pause(); choose(at + way); }
-    else if (way) replay.step(way);
-    else if (event.key === "Home") choose(0);
-    else if (event.key === "End") choose(text.rounds.length - 1);
-    else return;
-    event.preventDefault();
-  }
-
-  document.addEventListener("keydown", onKey);
-  $("play").addEventListener("click", () => replay.toggle());
-  $("step-on").addEventListener("click", () => replay.step(1));
-  $("step-back").addEventListener("click", () => replay.step(-1));
-  $("seek").addEventListener("input", () => choose($("seek").value - 1));
-  $("speed").addEventListener("change", () => { replay.speed = Number($("speed").value); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") $("tip").hidden = true;
+  });
   $("text-choice").append(
-    ...Data.texts.map((one, index) => {
+    ...texts.map((one, index) => {
       const start = (one.prompt ?? `${one.numPromptIds} prompt tokens`).replace(/\s+/g, " ").slice(-60);
       return new Option(`${index + 1}: ${start}${one.child ? ` (text ${one.child + 1})` : ""}`, index);
     }),
   );
-  $("text-choice").addEventListener("change", () => open(Data.texts[$("text-choice").value]));
+  $("text-choice").addEventListener("change", () => open(texts[$("text-choice").value]));
 
   open(text);
   // two frames: the first is laid out and painted by the time the second is asked for

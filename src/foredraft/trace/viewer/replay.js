@@ -284,18 +284,35 @@ class Replay {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.rebuild());
   }
 
+  /** text.rounds may grow while it is shown, or lack some; then text.written(from, until) gives the tokens before. */
   show(text) {
     this.pause();
+    this.text = text;
     this.rounds = text.rounds;
-    this.written = text.rounds.flatMap((round) => Data.keptOf(round).map((token) => [token.origin ?? "accepted", token]));
+    this.written = text.written ?? Replay.writtenBy(text.rounds);
     this.index = 0;
     this.rebuild();
   }
 
+  /** -> what gives a stretch of the text as [kind, token], where all of its rounds are there */
+  static writtenBy(rounds) {
+    const all = rounds.flatMap((round) => Data.keptOf(round).map((token) => [token.origin ?? "accepted", token]));
+    return (from, until) => all.slice(from, until);
+  }
+
   rebuild() {
     if (!this.stage) return;
-    this.stage.build(1 + Math.max(1, ...this.rounds.map((round) => round.draft.length)));
+    this.stage.build(this.slots);
     this.draw();
+  }
+
+  /** Rounds came: makes room for a longer draft than there was. */
+  grow() {
+    if (this.stage && this.slots > this.stage.slots) this.rebuild();
+  }
+
+  get slots() {
+    return 1 + Math.max(1, ...this.rounds.map((round) => round.draft.length));
   }
 
   select(index) {
@@ -311,8 +328,9 @@ class Replay {
     const round = this.rounds[this.index];
     this.events.onPhase(round ? Moment.phase(this.u) : "");
     if (!this.stage || !round) return;
-    const before = this.rounds[this.index - 1];
-    const written = this.written.slice(Math.max(0, round.at - 40), round.at);
+    const previous = this.rounds[this.index - 1];
+    const before = previous && previous.at + Data.keptOf(previous).length === round.at ? previous : undefined;
+    const written = this.written(Math.max(0, round.at - 40), round.at);
     this.stage.draw(Moment.items(round, before, written, this.u, this.stage.depth), Moment.scan(round, this.u));
   }
 
@@ -392,6 +410,7 @@ class Replay {
 
   advance(milliseconds) {
     if (this.isPlaying && this.events.isStill()) return this.advanceStill(milliseconds);
+    if (this.isPlaying && this.u >= 1) return this.goOn();
     this.u = Math.min(this.until ?? 1, this.u + (milliseconds * this.speed) / ROUND_MS);
     if (this.until !== null && this.u >= this.until) this.until = null;
     else if (this.isPlaying && this.u >= 1) this.goOn();
@@ -404,12 +423,15 @@ class Replay {
     if (this.waited < ROUND_MS / PHASES.length) return;
     this.waited = 0;
     const next = PHASES.map(([, end]) => end).find((end) => end > this.u + 1e-6);
-    if (next === undefined) this.goOn();
-    this.moveTo(next ?? PHASES[0][1]);
+    if (next !== undefined) this.moveTo(next);
+    else if (this.goOn()) this.moveTo(PHASES[0][1]);
   }
 
+  /** To the next round; of a text that is still being written to the newest, for which it waits. */
   goOn() {
-    if (this.index === this.rounds.length - 1) this.pause();
-    else this.enter(this.index + 1);
+    const last = this.rounds.length - 1;
+    if (this.index < last) this.enter(this.text.isOpen ? last : this.index + 1);
+    else if (!this.text.isOpen) this.pause();
+    return this.u === 0;
   }
 }

@@ -1,24 +1,20 @@
 "use strict";
-/* Rounds in words and numbers: the one at hand, and all of them as a table. */
+/* A round in words and numbers. */
 
 class RoundView {
   constructor() {
     this.rounds = [];
-    this.table = document.getElementById("all-rounds");
-    this.table.addEventListener("toggle", () => this.fillTable());
   }
 
   show(text) {
     this.rounds = text.rounds;
-    this.table.querySelector("tbody").replaceChildren();
-    this.fillTable();
   }
 
   /** isQuiet: while it plays, the sentence is not read out again and again. */
   select(index, isQuiet) {
     const round = this.rounds[index];
     const said = document.getElementById("round-said");
-    document.getElementById("round-name").textContent = round ? `Round ${index + 1} of ${this.rounds.length}` : "No rounds";
+    this.name(index);
     said.setAttribute("aria-live", isQuiet ? "off" : "polite");
     if (!round) return;
     said.textContent = Data.said(round);
@@ -30,6 +26,10 @@ class RoundView {
     document.getElementById("round-times").textContent =
       `Drafted in ${Data.seconds(step.draft)}${who}, verified in ${Data.seconds(step.verify)}, rest ${Data.seconds(step.rest)}` +
       (step.num_texts > 1 ? `; with ${step.num_texts - 1} other texts.` : ".");
+  }
+
+  name(index) {
+    document.getElementById("round-name").textContent = this.rounds[index] ? `Round ${index + 1} of ${this.rounds.length}` : "No rounds";
   }
 
   static tokenRow(token, verdict, q) {
@@ -44,19 +44,5 @@ class RoundView {
     const row = document.createElement("tr");
     for (const cell of cells) row.insertCell().append(cell);
     return row;
-  }
-
-  /** Only when somebody opens it. */
-  fillTable() {
-    const body = this.table.querySelector("tbody");
-    if (!this.table.open || body.rows.length) return;
-    const first = this.rounds.length ? Data.steps[this.rounds[0].step].start : 0;
-    body.append(
-      ...this.rounds.map((round, index) => {
-        const step = Data.steps[round.step];
-        const times = [step.start - first, step.draft, step.verify, step.rest].map(Data.seconds);
-        return RoundView.row([index + 1, ...times, round.draft.length, Data.acceptedOf(round).length, Data.keptOf(round).length].map(String));
-      }),
-    );
   }
 }

@@ -43,30 +43,13 @@ class TextView {
   }
 
   option(token, kind, index, round) {
-    const option = document.createElement("span");
-    option.className = `tok ${kind}`;
+    const option = Token.span(token, kind);
     option.setAttribute("role", "option");
     option.setAttribute("aria-selected", "false");
     option.tabIndex = -1;
-    const text = Data.visible(token.text);
-    if (token.text === "" || !text.trim()) option.setAttribute("aria-label", `${kind} ${Data.nameOf(token)}`);
-    if (token.text === "") option.append(TextView.mark("▯"));
-    else if (kind === "rejected") option.textContent = Data.nameOf(token);
-    else if (text.includes("\n")) {
-      for (const piece of text.split(/(?=\n)/)) {
-        if (piece.startsWith("\n")) option.append(TextView.mark("↵"));
-        option.append(piece);
-      }
-    } else option.textContent = text;
+    if (!token.text.trim()) option.setAttribute("aria-label", `${kind} ${Data.nameOf(token)}`);
     this.infos.set(option, { token, kind, index, round });
     return option;
-  }
-
-  static mark(sign) {
-    const mark = document.createElement("span");
-    mark.className = "ws";
-    mark.textContent = sign;
-    return mark;
   }
 
   /** Marks the tokens of a round, and brings them into sight within the text. */
@@ -135,13 +118,3 @@ class TextView {
     this.tip.hidden = true;
   }
 }
-
-const Tip = {
-  /** Near a place, and inside the window. */
-  place(tip, { left, bottom, top }) {
-    const box = tip.getBoundingClientRect();
-    const x = Math.max(8, Math.min(left, window.innerWidth - box.width - 8));
-    const y = bottom + 6 + box.height > window.innerHeight ? top - box.height - 8 : bottom + 6;
-    tip.style.transform = `translate(${Math.round(x)}px, ${Math.round(Math.max(8, y))}px)`;
-  },
-};

@@ -1,0 +1,74 @@
+"""The application: routes around a service, behind the limits. No socket, no globals; any ASGI server may run it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from starlette.middleware import Middleware
+
+from foredraft import __version__
+from foredraft.llm import LLM
+from foredraft.server.auth import Gate
+from foredraft.server.errors import add_error_handlers
+from foredraft.server.limits import BodyLimit
+from foredraft.server.live import PUBLIC_PATHS, live_routes
+from foredraft.server.logging import Watch
+from foredraft.server.routes import PUBLIC, api_routes, operation_routes, token_routes
+from foredraft.server.service import Service
+from foredraft.server.settings import ServerSettings
+
+
+def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI:
+    """make_llm is called when the application starts. `app.state.service` is the Service."""
+    service = Service(settings, make_llm)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    limits = settings.limits
+    app = FastAPI(
+        title="foredraft",
+        version=__version__,
+        summary="Lossless speculative decoding behind the OpenAI API",
+        lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        middleware=[
+            Middleware(Watch, metrics=service.metrics),
+            Middleware(
+                Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
+            ),
+            Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
+        ],
+    )
+    app.state.service = service
+    add_error_handlers(app)
+    guarded = (
+        [Depends(HTTPBearer(auto_error=False))] if settings.api_key else []
+    )  # for the document; Gate is what guards
+    for make_routes in (api_routes, token_routes, operation_routes):
+        app.include_router(make_routes(service), dependencies=guarded)
+    app.include_router(live_routes(service.feed))
+    _document(app)
+    return app
+
+
+def _document(app: FastAPI) -> None:
+    """FastAPI adds a 422 wherever there is a body; here that is a 400."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

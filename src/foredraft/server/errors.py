@@ -1,0 +1,118 @@
+"""Every error in OpenAI's form, whoever raised it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from foredraft.server.wire.base import UNKNOWN
+from foredraft.server.wire.errors import ErrorBody, ErrorDetail, ErrorType
+
+_TYPES: Mapping[int, ErrorType] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(HTTPException):
+    """An answer that is an error. param: the field it is about. code: what a program may go by."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
+        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+        return ErrorBody(error=detail).model_dump_json().encode()
+
+    def response(self) -> Response:
+        return Response(self.body, self.status_code, self.headers, "application/json")
+
+
+def internal_error() -> ApiError:
+    """What is wrong is for the log, not for the client."""
+    return ApiError(500, "the server failed on this request; its log says more", code="internal_error")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, ApiError):
+        return error.response()
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path[:200]}"
+    elif error.status_code == 405:
+        message = f"{request.method[:20]} is not for {request.url.path[:200]}"
+    elif error.status_code == 400:
+        message = "the body cannot be read as JSON: it must be UTF-8, and not too deep"
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    """FastAPI's 422 is OpenAI's 400."""
+    assert isinstance(error, RequestValidationError)
+    # of a union every member complains; the one that got furthest is what was meant
+    found = [(one, _place(one, error.body)) for one in error.errors()]
+    first, parts = max(found, key=lambda pair: len(pair[1]))
+    param = "".join(parts).removeprefix(".") or None
+    return ApiError(400, _message(first, param), param=param).response()
+
+
+def _place(error: Mapping[str, Any], body: Any) -> list[str]:
+    """Where in the body it is: .messages, [0], .content. What pydantic adds to a place, such as the kind that it tried, is
+    left out."""
+    loc: Sequence[int | str] = error["loc"][1:]
+    found, value = [], body
+    for part in loc:
+        if isinstance(part, str) and isinstance(value, dict) and part in value:
+            found.append(f".{part}")
+            value = value[part]
+        elif isinstance(part, int) and isinstance(value, list) and part < len(value):
+            found.append(f"[{part}]")
+            value = value[part]
+    if error["type"] == "missing" and loc:
+        found.append(f".{loc[-1]}")
+    if error["type"] == UNKNOWN:
+        found.append(f".{error['ctx']['name']}")
+    return found
+
+
+def _message(error: Mapping[str, Any], param: str | None) -> str:
+    kind, text = error["type"], str(error["msg"]).removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
+    if kind == UNKNOWN:
+        return f"{param}: there is no such field here, and none is ignored: leave it out"
+    if param is None and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
+        return "the body must be a JSON object, sent with Content-Type: application/json"
+    if param is None:
+        return text
+    return f"{param}: {text[:1].lower()}{text[1:]}"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The error of a stream that has begun."""
+    return b"data: " + error.body + b"\n\n"

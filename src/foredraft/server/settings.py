@@ -1,0 +1,62 @@
+"""What a server is told, beside its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foredraft.errors import ForedraftError
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one client may ask of the others. None: no limit.
+
+    max_body_bytes: of a request, else 413. max_prompt_tokens: else 400; None: what the context holds. max_queue: texts
+    that may wait while as many as the engine takes are written, else 429. request_seconds: from arrival to the end, and
+    body_seconds until the body is there, else 408; a stream that has begun ends with an error. header_seconds: until the
+    request line and headers are there; write_seconds: that a client may leave an answer unread, before the connection
+    is cut.
+    """
+
+    max_body_bytes: int = 2 * MEBIBYTE
+    max_prompt_tokens: int | None = None
+    max_queue: int = 256
+    request_seconds: float | None = 600.0
+    body_seconds: float = 30.0
+    header_seconds: float = 30.0
+    write_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_body_bytes", 1), ("max_prompt_tokens", 1), ("max_queue", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ForedraftError(f"{name} must be at least {least}, not {value}")
+        for name in ("request_seconds", "body_seconds", "header_seconds", "write_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ForedraftError(f"{name} must be more than 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """model_names: by which clients may ask for the model; the first one is shown. api_key: what a client must send as a
+    bearer token; None asks for nothing. allowed_hosts: the names in a Host header that are answered, so that a web page
+    elsewhere cannot reach a server on this machine under a name of its own; None: any. chat_template: Jinja, in the place
+    of the checkpoint's. log_prompts: put prompts and texts into the log. show_text: show them on the live page.
+    """
+
+    model_names: tuple[str, ...] = ("foredraft",)
+    api_key: str | None = field(default=None, repr=False)
+    allowed_hosts: frozenset[str] | None = None
+    chat_template: str | None = None
+    limits: RequestLimits = RequestLimits()
+    log_prompts: bool = False
+    show_text: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.model_names:
+            raise ForedraftError("a model needs at least one name")
+        if self.api_key is not None and not self.api_key:
+            raise ForedraftError("the API key is empty: give one, or none")

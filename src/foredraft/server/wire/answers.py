@@ -1,0 +1,94 @@
+"""What the answers of both ways of writing share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+from foredraft.outputs import Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
+from foredraft.server.wire.base import Answer
+from foredraft.stats import SpeculationStats
+
+_LEAST = -9999.0
+"""OpenAI's for a token that cannot be."""
+
+PromptLogprobs = list[dict[int, dict[str, Any]] | None]
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of an answer begins with. created: in seconds since 1970."""
+
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def new(cls, kind: str, model: str) -> Head:
+        return cls(f"{kind}-{uuid4().hex}", model)
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_written = sum(len(text.token_ids) for output in outputs for text in output.outputs)
+    return Usage(prompt_tokens=num_prompt, completion_tokens=num_written, total_tokens=num_prompt + num_written)
+
+
+def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Of all prompts together: counts are added up, and the first token is the first of any. What cannot be added up is
+    given for a single prompt only."""
+    all_metrics = [output.metrics for output in outputs]
+    return asdict(all_metrics[0] if len(all_metrics) == 1 else _merged(all_metrics))
+
+
+def _merged(all_metrics: Sequence[RequestMetrics]) -> RequestMetrics:
+    stats = sum((metrics.stats for metrics in all_metrics), SpeculationStats())
+    firsts = [m.time_to_first_token for m in all_metrics if m.time_to_first_token is not None]
+    return replace(
+        all_metrics[0],
+        time_to_first_token=min(firsts, default=None),
+        inter_token_latency=None,
+        tokens_per_second=None,
+        num_preemptions=sum(metrics.num_preemptions for metrics in all_metrics),
+        speculative_decoding=SpeculativeDecodingMetrics.of(stats),
+        stats=stats,
+    )
+
+
+def prompt_logprobs_of(output: RequestOutput) -> PromptLogprobs | None:
+    """vLLM's form: by token id; nothing precedes the first token."""
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None if one is None else {token: asdict(entry) | {"logprob": logprob_of(entry)} for token, entry in one.items()}
+        for one in output.prompt_logprobs
+    ]
+
+
+def own_and_top(entries: dict[int, Logprob], num_top: int) -> tuple[Logprob, list[Logprob]]:
+    """The token's own entry, which comes first, and the num_top most likely ones."""
+    by_rank = sorted(entries.values(), key=lambda entry: entry.rank or 0)
+    return next(iter(entries.values())), by_rank[:num_top]
+
+
+def logprob_of(entry: Logprob) -> float:
+    """JSON has no infinity."""
+    return max(entry.logprob, _LEAST)
+
+
+def text_of(entry: Logprob) -> str:
+    return entry.decoded_token or ""
+
+
+def bytes_of(text: str) -> list[int] | None:
+    """None where the token is only a part of a character."""
+    return None if "\ufffd" in text else list(text.encode())

@@ -1,0 +1,344 @@
+"""/v1/chat/completions: from a body to messages and parameters, from deltas and outputs to answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from foredraft.sampling import SamplingParams
+from foredraft.server.wire.answers import (
+    Head,
+    PromptLogprobs,
+    Usage,
+    bytes_of,
+    logprob_of,
+    metrics_of,
+    own_and_top,
+    prompt_logprobs_of,
+    text_of,
+    usage_of,
+)
+from foredraft.server.wire.base import Answer, Only, TopCount, Wire, if_any
+from foredraft.server.wire.sampling import SamplingFields
+
+_MOST_MESSAGES = 4096
+_MOST_PARTS = 256
+_MOST_TOOLS = 128
+
+
+class TextPart(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Wire):
+    """arguments: JSON text, as a model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Wire):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates print the arguments themselves, so they are handed over as what they stand for."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class Message(Wire):
+    """A developer's message is handed to the template as a system's."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MOST_PARTS)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    refusal: Annotated[Any, Only(reason="templates have no place for it")] = None
+    audio: Annotated[Any, Only(reason="text only")] = None
+    function_call: Annotated[Any, Only(reason="use tool_calls")] = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to an assistant's message")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.name is not None:
+            found["name"] = self.name
+        if self.tool_calls:
+            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        return found
+
+
+class FunctionTool(Wire):
+    """strict: calls are written by the model as text, in its own form, and not checked."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[Any, Only(False, reason="calls are not checked against the parameters")] = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)]
+
+
+class TemplateFields(Wire):
+    """What a chat template is told."""
+
+    messages: Messages | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="A template's own switches.")
+
+    @model_validator(mode="after")
+    def _check_template_kwargs(self) -> Self:
+        taken = {"messages", "conversation", "tools", "add_generation_prompt", "chat_template", "tokenize"}
+        bad = next((name for name in self.chat_template_kwargs or {} if name in taken), None)
+        if bad is not None:
+            raise ValueError(f"chat_template_kwargs must not hold {bad!r}")
+        return self
+
+    @property
+    def num_characters(self) -> int:
+        """About so many go through the template."""
+        contents = (message.content or "" for message in self.messages or ())
+        return sum(len(c) if isinstance(c, str) else sum(len(part.text) for part in c) for c in contents)
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        return [message.for_template() for message in self.messages or ()]
+
+    def template_args(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self.chat_template_kwargs or {})
+        if self.tools:
+            found["tools"] = [tool.for_template() for tool in self.tools]
+        if self.add_generation_prompt is not None:
+            found["add_generation_prompt"] = self.add_generation_prompt
+        return found
+
+
+class ChatRequest(SamplingFields, TemplateFields):
+    """What OpenAI's documents list for it, and vLLM's and our extras. Tools go to the chat template; a call that the model
+    writes comes back as text."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopCount | None = None
+    tool_choice: Annotated[Any, Only("none", "auto", reason="the model alone decides whether it calls a tool")] = None
+    parallel_tool_calls: Annotated[Any, Only(True, reason="calls are not counted")] = None
+    safety_identifier: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Whose request it is; goes to the log."
+    )
+    prompt_cache_key: str | None = Field(
+        None, description="Every request shares one prefix cache: any key leads to it."
+    )
+    audio: Annotated[Any, Only(reason="text only")] = None
+    modalities: Annotated[Any, Only(["text"], reason="text only")] = None
+    function_call: Annotated[Any, Only("none", reason="use tools")] = None
+    functions: Annotated[Any, Only(reason="use tools")] = None
+    metadata: Annotated[Any, Only({}, reason="completions are not stored")] = None
+    moderation: Annotated[Any, Only(reason="nothing is moderated")] = None
+    prediction: Annotated[Any, Only(reason="draft tokens come from the drafter")] = None
+    prompt_cache_options: Annotated[Any, Only(reason="the prefix cache keeps what fits")] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory", reason="the prefix cache is in memory")] = None
+    reasoning_effort: Annotated[Any, Only(reason="say it to the template, in chat_template_kwargs")] = None
+    service_tier: Annotated[Any, Only("auto", "default", reason="there is one tier")] = None
+    store: Annotated[Any, Only(False, reason="completions are not stored")] = None
+    verbosity: Annotated[Any, Only(reason="say it in a message")] = None
+    web_search_options: Annotated[Any, Only(reason="there is no web search")] = None
+
+    @model_validator(mode="after")
+    def _check_own(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise ValueError("max_tokens is the old name of max_completion_tokens: give one of them")
+        return self
+
+    def template_args(self) -> dict[str, Any]:
+        found = super().template_args()
+        if self.tool_choice == "none":
+            found.pop("tools", None)
+        return found
+
+    def params(self) -> SamplingParams:
+        """Raises ForedraftError for what cannot be honoured. Without a limit the answer may go to the context's end."""
+        most = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return self._params(max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class TopLogprob(Answer):
+    """bytes: None where the token is only a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[TokenLogprob]
+
+
+class ChatMessage(Answer):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = if_any()
+
+
+class ChatResponse(Answer):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: dict[str, Any] | None = if_any()
+    prompt_logprobs: PromptLogprobs | None = if_any()
+    prompt_token_ids: list[int] | None = if_any()
+
+
+class ChatDelta(Answer):
+    role: Literal["assistant"] | None = if_any()
+    content: str | None = if_any()
+
+
+class ChatChunkChoice(Answer):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = if_any()
+
+
+class ChatChunk(Answer):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    metrics: dict[str, Any] | None = if_any()
+
+
+class Chats:
+    """The answer to one body, whole or in chunks."""
+
+    def __init__(self, body: ChatRequest, head: Head) -> None:
+        self._body = body
+        self._head = head
+        self._num_top = body.top_logprobs or 0
+        self._begun: set[int] = set()
+
+    def chunks(self, _: int, delta: Delta) -> list[Answer]:
+        found: list[Answer] = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            role = ChatDelta(role="assistant", content="")
+            found.append(self._chunk([ChatChunkChoice(index=delta.index, delta=role)]))
+        logprobs = None if delta.logprobs is None else self._logprobs(delta.logprobs)
+        shows_ids = bool(self._body.return_token_ids)
+        if not (delta.text or delta.finish_reason or logprobs or shows_ids):
+            return found  # a part of a character
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,  # type: ignore[arg-type]  # aborted and failed texts have no chunk
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if shows_ids else None,
+        )
+        return [*found, self._chunk([choice])]
+
+    def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]:
+        """The chunk behind the texts, where it was asked for."""
+        usage = usage_of(outputs) if self._body.includes_usage else None
+        metrics = metrics_of(outputs) if self._body.metrics else None
+        return [self._chunk([], usage, metrics)] if usage or metrics else []
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Answer:
+        (output,) = outputs
+        head = self._head
+        return ChatResponse(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(text) for text in output.outputs],
+            usage=usage_of(outputs),
+            metrics=metrics_of(outputs) if self._body.metrics else None,
+            prompt_logprobs=prompt_logprobs_of(output),
+            prompt_token_ids=output.prompt_token_ids if self._body.return_token_ids else None,
+        )
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | None = None, metrics: dict[str, Any] | None = None
+    ) -> ChatChunk:
+        head = self._head
+        return ChatChunk(
+            id=head.id, created=head.created, model=head.model, choices=choices, usage=usage, metrics=metrics
+        )
+
+    def _choice(self, text: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=text.index,
+            message=ChatMessage(content=text.text),
+            logprobs=None if text.logprobs is None else self._logprobs(text.logprobs),
+            finish_reason=text.finish_reason,  # type: ignore[arg-type]
+            stop_reason=text.stop_reason,
+            token_ids=text.token_ids if self._body.return_token_ids else None,
+        )
+
+    def _logprobs(self, entries: Sequence[dict[int, Logprob]]) -> ChatLogprobs:
+        return ChatLogprobs(content=[self._token(one) for one in entries])
+
+    def _token(self, entries: dict[int, Logprob]) -> TokenLogprob:
+        own, top = own_and_top(entries, self._num_top)
+        return TokenLogprob(**_shown(own), top_logprobs=[TopLogprob(**_shown(entry)) for entry in top])
+
+
+def _shown(entry: Logprob) -> dict[str, Any]:
+    text = text_of(entry)
+    return {"token": text, "logprob": logprob_of(entry), "bytes": bytes_of(text)}

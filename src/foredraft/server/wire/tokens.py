@@ -1,0 +1,46 @@
+"""/tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from foredraft.server.wire.base import Answer, Wire, if_any
+from foredraft.server.wire.chat import TemplateFields
+
+
+class TokenizeRequest(TemplateFields):
+    """A prompt, or messages under the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = Field(None, description="Of a prompt. Default: true.")
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_own(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give prompt or messages, one of them")
+        of_template = (self.tools, self.add_generation_prompt, self.chat_template_kwargs)
+        if self.prompt is not None and any(one is not None for one in of_template):
+            raise ValueError("tools, add_generation_prompt and chat_template_kwargs go with messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens goes with a prompt: a chat template writes its own")
+        return self
+
+
+class TokenizeResponse(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = if_any()
+
+
+class DetokenizeRequest(Wire):
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
+
+class DetokenizeResponse(Answer):
+    prompt: str

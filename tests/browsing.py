@@ -1,0 +1,41 @@
+"""A real browser for the pages, and the looks that they are tried in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True}
+LOOKS = {"light": DESKTOP, "dark": {**DESKTOP, "color_scheme": "dark"}, "phone": PHONE}
+NO_WEBGL = """
+    const given = HTMLCanvasElement.prototype.getContext;
+    HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+        return kind.includes("webgl") ? null : given.call(this, kind, ...rest);
+    };
+"""
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Skips the test where there is none, unless one is wanted."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        missing = "no chromium here: apt-get install chromium"
+        if os.environ.get("FOREDRAFT_NEEDS_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    # a container's root has no sandbox to give; software WebGL, so that every machine draws the same
+    options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=options)
+        yield opened
+        opened.close()

@@ -1,0 +1,90 @@
+"""A server on a socket, over the embedded pair."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from foredraft import LLM
+from foredraft.server import ServerSettings, create_app
+from foredraft.server.run import Server, listen, make_server
+from foredraft.server.service import Service
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}<tool>{{ tool.function.name }}</tool>\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+SETTINGS = ServerSettings(model_names=("pair", "other-name"), chat_template=TEMPLATE)
+
+
+@dataclass
+class Running:
+    """A server in a thread of its own."""
+
+    url: str
+    app: FastAPI
+    server: Server
+    thread: threading.Thread
+
+    @property
+    def service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    @property
+    def llm(self) -> LLM:
+        return self.service.engine.llm
+
+    def post(self, path: str, body: Any, **settings: Any) -> httpx2.Response:
+        return httpx2.post(self.url + path, json=body, timeout=60, **settings)
+
+    def get(self, path: str, **settings: Any) -> httpx2.Response:
+        return httpx2.get(self.url + path, timeout=60, **settings)
+
+    def wait_until_idle(self) -> None:
+        """Until nothing runs; then all memory must be back."""
+        wait_for(lambda: not self.llm.engine.has_work and self.service.num_texts == 0)
+        assert self.llm.engine.pool.used == self.llm.engine.cache.bytes_retained
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+
+
+@contextmanager
+def running(llm: LLM, settings: ServerSettings = SETTINGS) -> Iterator[Running]:
+    app = create_app(settings, lambda: llm)
+    listener = listen("127.0.0.1", 0)
+    server = make_server(app)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    port = listener.getsockname()[1]
+    yield Running(f"http://127.0.0.1:{port}", app, server, thread)
+    if not server.should_exit:
+        server.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    return LLM(seed=0)
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM) -> Iterator[Running]:
+    with running(llm) as found:
+        yield found

@@ -1,0 +1,83 @@
+"""Who may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from foredraft import LLM
+from foredraft.server import ServerSettings
+from foredraft.server.auth import LOOPBACK_HOSTS, host_name
+from tests.server.conftest import Running, running
+
+KEY = "a key with ümlauts"
+GUARDED = ("/v1/models", "/v1/models/foredraft", "/metrics", "/version", "/openapi.json", "/nothing")
+
+
+@pytest.fixture(scope="module")
+def guarded(llm: LLM) -> Iterator[Running]:
+    with running(llm, ServerSettings(api_key=KEY)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def local(llm: LLM, guarded: Running) -> Iterator[Running]:
+    """Without a key, for this machine only."""
+    guarded.server.end()
+    guarded.thread.join(30)
+    with running(llm, ServerSettings(allowed_hosts=LOOPBACK_HOSTS)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", GUARDED)
+def test_without_a_key_nothing_is_said(guarded: Running, path: str) -> None:
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {KEY}".encode()},
+        {"authorization": KEY.encode()},
+        {"authorization": "Bearer"},
+        {"authorization": b"Bearer \xff\xfe"},
+    ):
+        answer = guarded.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_body_of_a_stranger_is_not_read(guarded: Running) -> None:
+    assert guarded.post("/v1/completions", {"prompt": "x" * 10_000_000}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_whether_it_is_there_may_be_asked_by_all(guarded: Running, path: str) -> None:
+    assert guarded.get(path).status_code == 200
+
+
+def test_the_key_opens(guarded: Running) -> None:
+    headers = {"authorization": f"Bearer {KEY}".encode()}
+    assert guarded.get("/v1/models", headers=headers).status_code == 200
+    assert guarded.get("/metrics", headers=headers).status_code == 200
+
+
+def test_the_openai_client_says_what_is_wrong(guarded: Running) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_other_names_for_this_machine_are_not_answered(local: Running) -> None:
+    """A page of another site may make its own name point here; it cannot change what the browser says it asked for."""
+    assert local.get("/v1/models").status_code == 200
+    assert local.get("/v1/models", headers={"host": "localhost:9"}).status_code == 200
+    for host in ("evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"):
+        answer = local.get("/v1/models", headers={"host": host})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "wrong_host"
+
+
+def test_host_names() -> None:
+    assert host_name("[::1]:80") == "::1"
+    assert host_name("LOCALHOST:80") == "localhost"
+    assert host_name("") == ""

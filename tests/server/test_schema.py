@@ -1,0 +1,67 @@
+"""The served document says all there is: no answer that it does not name, and no failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from foredraft import LLM
+from foredraft.server import RequestLimits, create_app
+from tests.server.conftest import SETTINGS, Running, running
+
+KEY = "a-key"
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+GUARDED = replace(SETTINGS, api_key=KEY, limits=RequestLimits(request_seconds=0.1))
+
+
+@pytest.fixture(scope="module")
+def brief(llm: LLM) -> Iterator[Running]:
+    """Nobody may take long: what matters is what is said, not what is written."""
+    with running(llm, GUARDED) as found:
+        yield found
+
+
+def no_llm() -> LLM:
+    raise AssertionError("for the document alone")
+
+
+schema = schemathesis.openapi.from_dict(create_app(GUARDED, no_llm).openapi())
+
+
+# What the document cannot say (a seed goes with one verification only, ...) is refused with a 400, which it names; so not every
+# body that fits it is taken.
+@pytest.mark.slow
+@schema.parametrize()
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_documented(case: Any, brief: Running) -> None:
+    case.call_and_validate(base_url=brief.url, headers=AUTHORIZED, excluded_checks=[positive_data_acceptance])
+
+
+@pytest.mark.slow
+def test_it_is_well_afterwards(brief: Running) -> None:
+    brief.wait_until_idle()
+    assert brief.get("/health").status_code == 200
+
+
+def test_every_error_has_the_one_form(brief: Running) -> None:
+    found = httpx2.get(f"{brief.url}/openapi.json", headers=AUTHORIZED).json()
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"]
+            for status, answer in operation["responses"].items():
+                if status != "200":
+                    (content,) = answer["content"].values()
+                    assert content["schema"]["$ref"].endswith("/ErrorBody"), (path, status)
+
+
+def test_requests_take_no_field_that_is_not_documented(brief: Running) -> None:
+    schemas = httpx2.get(f"{brief.url}/openapi.json", headers=AUTHORIZED).json()["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest", "Message", "Tool"):
+        assert schemas[name]["additionalProperties"] is False

@@ -1,0 +1,220 @@
+"""From bodies to parameters, without a socket."""
+
+from __future__ import annotations
+
+import typing
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
+
+from foredraft import ForedraftError, SamplingParams, StructuredOutputs
+from foredraft.server.wire.chat import ChatRequest
+from foredraft.server.wire.completions import CompletionRequest
+from foredraft.server.wire.tokens import TokenizeRequest
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "hello", **fields})
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": CHAT, **fields})
+
+
+@pytest.mark.parametrize(
+    ("request_type", "documented"),
+    [
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+        (ChatRequest, chat_create_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_that_openai_documents_is_known(request_type: Any, documented: Any) -> None:
+    known = {one.alias or name for name, one in request_type.model_fields.items()}
+    assert set(typing.get_type_hints(documented)) - {"stream"} <= known
+
+
+def test_an_empty_body_asks_for_the_defaults() -> None:
+    assert completion().params() == SamplingParams(max_tokens=16)
+    assert chat().params() == SamplingParams(max_tokens=None)
+
+
+@pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])
+def test_null_is_the_default(request_type: Any) -> None:
+    given_fields = {"prompt": "hello"} if request_type is CompletionRequest else {"messages": CHAT}
+    nulls = {one.alias or name: None for name, one in request_type.model_fields.items() if not one.is_required()}
+    assert (
+        request_type.model_validate(given_fields | nulls).params() == request_type.model_validate(given_fields).params()
+    )
+
+
+SAMPLING: dict[str, Any] = {
+    "n": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.2,
+    "presence_penalty": -0.2,
+    "seed": 5,
+    "min_tokens": 1,
+    "max_tokens": 9,
+    "stop": ["a", "b"],
+    "stop_token_ids": [3],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "bad_words": ["x"],
+    "prompt_logprobs": 2,
+    "speculative_tokens": 3,
+    "verification": "coupled",
+    "ignore_eos": True,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("make", [completion, chat])
+def test_a_sampling_field_reaches_the_parameters(make: Any, name: str) -> None:
+    fields = {name: SAMPLING[name]} | ({"seed": 1} if name == "verification" else {})
+    assert getattr(make(**fields).params(), name) == SAMPLING[name]
+
+
+def test_fields_that_have_another_form() -> None:
+    assert completion(logit_bias={"5": 1, "7": -100}).params().logit_bias == {5: 1.0, 7: -100.0}
+    assert completion(logprobs=3).params().logprobs == 3
+    assert chat(logprobs=True, top_logprobs=3).params().logprobs == 3
+    assert chat(logprobs=True).params().logprobs == 0
+    assert chat(logprobs=False).params().logprobs is None
+    assert chat(max_completion_tokens=5).params().max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=5).params().max_tokens == 5
+    assert completion(echo=True, logprobs=2).params().prompt_logprobs == 2
+    assert completion(stop="a").params().stop == ("a",)
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            StructuredOutputs(json=SCHEMA),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            StructuredOutputs(json_object=True),
+        ),
+        ({"guided_json": SCHEMA}, StructuredOutputs(json=SCHEMA)),
+        ({"guided_json": "{}"}, StructuredOutputs(json="{}")),
+        ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutputs(choice=["a", "b"])),
+        ({"guided_grammar": 'start: "a"'}, StructuredOutputs(grammar='start: "a"')),
+        ({"guided_json_object": True}, StructuredOutputs(json_object=True)),
+        ({"guided_json_object": False}, None),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+        ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, StructuredOutputs(regex="a")),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_the_form_of_a_text(make: Any, fields: dict[str, Any], expected: StructuredOutputs | None) -> None:
+    assert make(**fields).params().structured_outputs == expected
+
+
+def test_an_error_is_blamed_on_the_field_that_was_sent() -> None:
+    for body, error, field in (
+        (completion(), "max_tokens must be", "max_tokens"),
+        (chat(max_completion_tokens=1), "max_tokens must be", "max_completion_tokens"),
+        (completion(guided_regex="a"), "structured_outputs.regex is endless", "guided_regex"),
+        (completion(), "the prompt holds", "prompt"),
+        (chat(), "the prompt holds", "messages"),
+        (completion(), "something else", None),
+    ):
+        assert body.blamed(ForedraftError(error)) == field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_the_forms_of_a_prompt(prompt: Any, expected: Any) -> None:
+    assert completion(prompt=prompt).prompts == expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(CompletionRequest.model_fields)), JSON)
+def test_any_value_is_taken_or_refused(name: str, value: Any) -> None:
+    """In one of two ways, and no other: by its type, or with a line of ours."""
+    with suppress(ValidationError, ForedraftError):
+        body = CompletionRequest.model_validate({"prompt": "hello", name: value})
+        body.params()
+
+
+@given(st.sampled_from(sorted(ChatRequest.model_fields)), JSON)
+def test_any_value_of_a_chat_is_taken_or_refused(name: str, value: Any) -> None:
+    with suppress(ValidationError, ForedraftError):
+        body = ChatRequest.model_validate({"messages": CHAT, name: value})
+        body.params()
+        body.template_messages()
+        body.template_args()
+
+
+def test_messages_as_templates_want_them() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    body = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "3", "tool_call_id": "1"},
+        ],
+        tools=[{"type": "function", "function": {"name": "f", "strict": False}}],
+        chat_template_kwargs={"thinks": True},
+    )
+    assert body.template_messages() == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
+    assert body.template_args() == {"thinks": True, "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    for bad in (
+        {},
+        {"prompt": "a", "messages": CHAT},
+        {"prompt": "a", "tools": []},
+        {"messages": CHAT, "add_special_tokens": True},
+    ):
+        with pytest.raises(ValidationError):
+            TokenizeRequest.model_validate(bad)
