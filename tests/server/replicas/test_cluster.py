@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import foredraft
 from foredraft import LLM, SamplingParams
 
 pytest.importorskip("ray")
+grpc = pytest.importorskip("grpc")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEY = "secret"
@@ -160,6 +162,32 @@ def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -
     assert all(list(one.values()) == [6] for one in served)
     assert len({name for one in served for name in one}) == 2  # else a coin fell on one side twelve times
     assert set(cluster.counts("http_requests_total")) == {"front"}
+
+
+def test_nobody_gets_in_by_rays_ports(cluster: Cluster) -> None:
+    """They listen on loopback, or want a token: who reaches them can run code."""
+    sockets = {}
+    for pid in descendants(cluster.process.pid):
+        for link in (Path("/proc") / str(pid) / "fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets[os.readlink(link)] = pid
+    open_ports = []
+    for table, loopback in (
+        ("tcp", ("0100007F",)),
+        ("tcp6", ("0" * 24 + "01000000", "0000000000000000FFFF00000100007F")),
+    ):
+        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = fields = line.split()
+            address, port = local.split(":")
+            if state == "0A" and f"socket:[{fields[9]}]" in sockets and address not in loopback:
+                open_ports.append(int(port, 16))
+    assert len(open_ports) <= 2  # each replica's own, for other deployments
+    for port in open_ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def _whole(client: httpx2.AsyncClient, prompt: str) -> tuple[str, bool, str]:

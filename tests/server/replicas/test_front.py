@@ -174,6 +174,21 @@ def test_a_stop_ends_what_is_written_with_an_error(llm: LLM) -> None:
     run(llm, use)
 
 
+def test_who_only_watches_does_not_hold_up_the_end(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        watching = asyncio.create_task(client.get("/live/events"))
+        writing = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        while len(local.asked) < 2:
+            await asyncio.sleep(0.01)
+        app.state.service.drain()
+        async with asyncio.timeout(30):
+            assert (await writing).status_code == 200
+            await asyncio.wait({watching})
+
+    run(llm, use)
+
+
 def test_numbers_that_cannot_be() -> None:
     with pytest.raises(ForedraftError, match="at least 1"):
         ClusterSettings(num_replicas=0)

@@ -2,7 +2,7 @@
 
 `front` is the application that clients speak to: it holds the key and the limits, and hands each request to a replica. `worker` is
 what runs in a replica: the application of a single server. `routing` says which replica takes a request, `cluster` is all that
-knows how Ray is started. Without Ray only `front` and what it needs can be imported.
+knows how Ray is started. Ray is an extra: only `router`, which nobody but Ray imports, needs it to be imported.
 """
 
 from foredraft.server.replicas.cluster import ClusterSettings, Replicas, running_replicas
