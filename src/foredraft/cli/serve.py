@@ -5,8 +5,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,7 +36,9 @@ from foredraft.cli.options import (
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
+    from foredraft.llm import LLM
     from foredraft.server import ServerSettings
+    from foredraft.server.replicas import ClusterSettings
 
 _NO_LIMIT = "none"
 
@@ -97,6 +102,19 @@ def serve(
             help="Prompts and texts on the live page. Default: on the loopback address only.",
         ),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines, each a process of its own, on Ray Serve (pip install 'foredraft[ray]')."),
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option("--max-replicas", min=1, help="As many as load may raise that to. Default: it stays.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", help="A Ray cluster to run them on, as 10.0.0.1:6379 or auto. Default: this machine alone."
+        ),
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts and texts into the log.")] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     dtype: DtypeOption = "auto",
@@ -137,13 +155,53 @@ def serve(
         log_prompts=log_prompts,
         show_text=_is_loopback(host) if show_text is None else show_text,
     )
-    with listen(host, port) as listener:
-        llm = models.load(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, cache_memory=cache_bytes
-        )
-        _log_to_standard_error(level)
+    engine = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "cache_memory": cache_bytes,
+    }
+    cluster = _cluster(context, models)
+    with listen(host, port) as listener, ExitStack() as stack:
+        if cluster is None:
+            llm = models.load(**engine)
+            app = create_app(settings, lambda: llm)
+            _log_to_standard_error(level)
+        else:
+            from foredraft.server.replicas import create_front, running_replicas
+
+            _log_to_standard_error(level)
+            make_llm = partial(_load_in_replica, models, engine)
+            app = create_front(settings, stack.enter_context(running_replicas(cluster, settings, make_llm)))
         _announce(settings, host, listener.getsockname()[1])
-        serve(create_app(settings, lambda: llm), listener, drain_seconds=drain_seconds)
+        serve(app, listener, drain_seconds=drain_seconds)
+
+
+def _cluster(context: typer.Context, models: Models) -> ClusterSettings | None:
+    """None without --replicas."""
+    given = context.params
+    if given["replicas"] is None:
+        for name in ("max_replicas", "ray_address"):
+            if given[name] is not None:
+                raise ForedraftError(f"--{name.replace('_', '-')} is for several replicas: give --replicas too")
+        return None
+    if ":" in models.device:
+        raise ForedraftError(
+            f"--device {models.device}: Ray gives each replica a device of its own: give --device cuda"
+        )
+    from foredraft.server.replicas import ClusterSettings
+
+    return ClusterSettings(
+        num_replicas=given["replicas"],
+        max_replicas=given["max_replicas"],
+        num_threads=models.num_threads,
+        max_num_seqs=given["max_num_seqs"],
+        address=given["ray_address"],
+        uses_gpus=models.device != "cpu",
+    )
+
+
+def _load_in_replica(models: Models, engine: dict[str, Any], num_threads: int) -> LLM:
+    return replace(models, num_threads=num_threads).load(**engine)
 
 
 def _require_key(host: str, api_key: str | None) -> None:

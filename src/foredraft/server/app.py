@@ -41,7 +41,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
         middleware=[
-            Middleware(Watch, metrics=service.metrics),
+            Middleware(Watch, http=service.metrics.http),
             Middleware(
                 Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
             ),

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import IO, Any
 from uuid import uuid4
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foredraft.server.errors import internal_error
-from foredraft.server.metrics import Metrics
 
 logger = logging.getLogger("foredraft.server")
 
@@ -26,9 +26,9 @@ class Watch:
     """Around everything else: what was asked, what was answered and how long it took, to the log and the metrics; and an
     answer where something went wrong that nobody foresaw."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, http: Counter) -> None:
         self._app = app
-        self._metrics = metrics
+        self._http = http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +59,7 @@ class Watch:
                 await internal_error().response()(scope, receive, send_marked)
         finally:
             route = _route_of(scope)
-            self._metrics.http.labels(route, str(status)).inc()
+            self._http.labels(route, str(status)).inc()
             seconds = round(time.perf_counter() - started, 6)
             level = logging.INFO if route not in _QUIET else logging.DEBUG
             log(

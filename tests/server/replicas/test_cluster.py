@@ -1,0 +1,257 @@
+"""Two replicas on Ray, as the command starts them, and what clients see when one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+import foredraft
+from foredraft import LLM, SamplingParams
+
+pytest.importorskip("ray")
+grpc = pytest.importorskip("grpc")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+KEY = "secret"
+STORY = "Once upon a time, there was a little"
+LENGTH = 200
+
+
+@dataclass
+class Cluster:
+    url: str
+    process: subprocess.Popen[str]
+
+    def get(self, path: str) -> httpx2.Response:
+        return httpx2.get(self.url + path, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def counts(self, name: str) -> dict[str, float]:
+        """Of each replica, all labels together."""
+        found = Counter[str]()
+        for labels, value in re.findall(rf"^foredraft:{name}{{(.*)}} (\S+)$", self.get("/metrics").text, re.MULTILINE):
+            found[re.findall(r'replica="(\w+)"', labels)[0]] += float(value)
+        return dict(found)
+
+    def pids(self) -> dict[str, int]:
+        text = self.get("/metrics").text
+        info = re.findall(r"^foredraft:replica_info{(.*)}", text, re.MULTILINE)
+        fields = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in info]
+        return {one["replica"]: int(one["pid"]) for one in fields}
+
+
+def descendants(pid: int) -> set[int]:
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, rest = set(), {pid}
+    while rest:
+        rest = {child for child, parent in parents.items() if parent in rest}
+        found |= rest
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: set[int], seconds: float) -> set[int]:
+    deadline = time.monotonic() + seconds
+    while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    log = tmp_path_factory.mktemp("replicas") / "log"
+    source = str(Path(foredraft.__file__).parents[1])
+    environment = {**os.environ, "FOREDRAFT_API_KEY": KEY, "PYTHONPATH": source}
+    options = "--replicas 2 --port 0 --cache-memory 64MiB --num-threads 1 --served-model-name pair --max-num-seqs 32"
+    command = [sys.executable, "-m", "foredraft.cli", "serve", *options.split()]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            command, env=environment, stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+    mine: set[int] = set()
+    try:
+        deadline = time.monotonic() + 120
+        while not (found := re.search(r'"event": "listening", "url": "([^"]+)"', log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield Cluster(found[1], process)
+        mine = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+        assert not wait_until_gone(mine, 10)
+    finally:
+        mine |= descendants(process.pid)
+        for pid in {process.pid, *mine}:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    """Greedy texts, by prompt."""
+    prompts = [f"{STORY} {name}" for name in ("girl", "boy", "dog", "cat", "bird", "fish", "tree", "star")]
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    outputs = LLM(seed=0, method="none").generate(prompts, params)
+    return {prompt: output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)}
+
+
+def test_the_official_client_finds_the_same_api(cluster: Cluster, expected: dict[str, str]) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0)
+    prompt, text = next(iter(expected.items()))
+    body = {
+        "model": "pair",
+        "prompt": prompt,
+        "max_tokens": LENGTH,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    assert client.completions.create(**body).choices[0].text == text  # type: ignore[call-overload]
+    chunks = client.completions.create(**body, stream=True)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text
+    assert [model.id for model in client.models.list()] == ["pair"]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="pair", prompt=prompt, extra_body={"nonsense": 1})
+    assert caught.value.param == "nonsense"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt=prompt)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="wrong", max_retries=0).models.list()
+    assert cluster.get("/openapi.json").json()["paths"].keys() > {"/v1/completions", "/v1/chat/completions", "/metrics"}
+
+
+def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0)
+    served = []
+    before = cluster.counts("generation_tokens_total")
+    for number in range(12):
+        beginning = f"{number} " * 200
+        for end in ("one", "two", "three"):
+            client.completions.create(
+                model="pair", prompt=beginning + end, max_tokens=2, extra_body={"ignore_eos": True}
+            )
+        after = cluster.counts("generation_tokens_total")
+        served.append({name: after[name] - before[name] for name in after if after[name] != before[name]})
+        before = after
+    assert all(list(one.values()) == [6] for one in served)
+    assert len({name for one in served for name in one}) == 2  # else a coin fell on one side twelve times
+    assert set(cluster.counts("http_requests_total")) == {"front"}
+
+
+def test_nobody_gets_in_by_rays_ports(cluster: Cluster) -> None:
+    """They listen on loopback, or want a token: who reaches them can run code."""
+    sockets = {}
+    for pid in descendants(cluster.process.pid):
+        for link in (Path("/proc") / str(pid) / "fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets[os.readlink(link)] = pid
+    open_ports = []
+    for table, loopback in (
+        ("tcp", ("0100007F",)),
+        ("tcp6", ("0" * 24 + "01000000", "0000000000000000FFFF00000100007F")),
+    ):
+        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = fields = line.split()
+            address, port = local.split(":")
+            if state == "0A" and f"socket:[{fields[9]}]" in sockets and address not in loopback:
+                open_ports.append(int(port, 16))
+    assert len(open_ports) <= 2  # each replica's own, for other deployments
+    for port in open_ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def _whole(client: httpx2.AsyncClient, prompt: str) -> tuple[str, bool, str]:
+    body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
+    answer = (await client.post("/v1/completions", json=body)).json()
+    return prompt, True, answer["choices"][0]["text"] if "choices" in answer else json.dumps(answer)
+
+
+async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event) -> tuple[str, bool, str]:
+    """The prompt, whether it came to its end, and its text. A stream that breaks off without a word fails here."""
+    body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
+    text = ""
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                return prompt, True, text
+            if line:
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    assert event["error"]["code"] == "replica_lost"
+                    assert "ended" in event["error"]["message"]
+                    return prompt, False, text
+                text += event["choices"][0]["text"]
+                begun.set()
+    raise AssertionError("the stream ended without [DONE] and without an error")
+
+
+def test_a_replica_is_killed_under_load(cluster: Cluster, expected: dict[str, str]) -> None:
+    before = cluster.pids()
+    assert len(before) == 2
+    victim, pid = next(iter(before.items()))
+
+    async def main() -> list[tuple[str, bool, str]]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        limits = httpx2.Limits(max_connections=200)
+        async with httpx2.AsyncClient(base_url=cluster.url, headers=headers, timeout=120, limits=limits) as client:
+            begun = [asyncio.Event() for _ in range(48)]
+            prompts = list(expected) * 6
+            streams = [asyncio.create_task(_stream(client, *one)) for one in zip(prompts, begun, strict=True)]
+            wholes = [asyncio.create_task(_whole(client, prompt)) for prompt in prompts]
+            await asyncio.wait([asyncio.create_task(one.wait()) for one in begun], return_when=asyncio.FIRST_COMPLETED)
+            while sum(one.is_set() for one in begun) < 24:
+                await asyncio.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            return await asyncio.gather(*wholes, *streams)
+
+    results = asyncio.run(main())
+    finished = [(prompt, text) for prompt, is_finished, text in results if is_finished]
+    broken = [(prompt, text) for prompt, is_finished, text in results if not is_finished]
+    assert all(text == expected[prompt] for prompt, text in finished)
+    assert all(expected[prompt].startswith(text) and text for prompt, text in broken)
+    assert broken
+    lost = dict(
+        re.findall(r'replica_lost_requests_total{outcome="(\w+)",replica="front"} (\S+)', cluster.get("/metrics").text)
+    )
+    assert float(lost["broken"]) == len(broken)
+    assert float(lost["retried"]) > 0
+    assert "failed" not in lost
+
+    deadline = time.monotonic() + 90
+    while len(after := cluster.pids()) < 2:
+        assert time.monotonic() < deadline, "the replica did not return"
+        time.sleep(0.2)
+    assert victim not in after
+    assert len(after.keys() & before.keys()) == 1
+    assert cluster.get("/ready").status_code == 200

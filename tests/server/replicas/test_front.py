@@ -1,0 +1,196 @@
+"""The front without Ray: replicas in this process, some of which end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+import pytest
+
+from foredraft import LLM
+from foredraft.errors import ForedraftError
+from foredraft.server import RequestLimits, ServerSettings
+from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost
+from foredraft.server.replicas.front import ATTEMPTS, create_front
+from foredraft.server.replicas.request import Forwarded
+from foredraft.server.replicas.worker import Report, Worker
+
+SETTINGS = ServerSettings(model_names=("pair",))
+BODY = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+
+
+class Local:
+    """One replica. lost_after: of each attempt, the batches of messages before it ends; None: it does not."""
+
+    def __init__(self, worker: Worker, *lost_after: int | None) -> None:
+        self._worker = worker
+        self._lost_after = list(lost_after)
+        self.asked: list[Forwarded] = []
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[list[dict[str, Any]], None]:
+        self.asked.append(request)
+        left = self._lost_after.pop(0) if self._lost_after else None
+        async with aclosing(self._worker.answer(request)) as answer:  # type: ignore[type-var]
+            async for messages in answer:
+                for message in messages:
+                    if left is not None and (left := left - 1) < 0:
+                        raise ReplicaLost
+                    yield [message]
+
+    async def reports(self) -> list[Report]:
+        return [await self._worker.report()]
+
+
+def run(
+    llm: LLM,
+    use: Callable[[httpx2.AsyncClient, Local], Any],
+    *lost_after: int | None,
+    settings: ServerSettings = SETTINGS,
+) -> None:
+    async def main() -> None:
+        worker = Worker.__new__(Worker)
+        await worker.__init__(lambda: "one", SETTINGS, lambda: llm)  # type: ignore[misc]
+        local = Local(worker, *lost_after)
+        transport = httpx2.ASGITransport(create_front(settings, local))  # type: ignore[arg-type]
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await use(client, local)
+
+    asyncio.run(main())
+
+
+def text_of(stream: str) -> str:
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    return "".join(choice["text"] for event in map(json.loads, events) for choice in event.get("choices", ()))
+
+
+def test_an_answer_is_the_replicas(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        whole = (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["text"]
+        stream = (await client.post("/v1/completions", json={**BODY, "stream": True})).text
+        assert text_of(stream) == whole
+        assert stream.endswith("data: [DONE]\n\n")
+        document = (await client.get("/openapi.json")).json()
+        assert "/v1/chat/completions" in document["paths"]
+        refused = await client.post("/v1/completions", json={**BODY, "nonsense": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "nonsense")
+        assert (await client.get("/nowhere")).status_code == 404
+
+    run(llm, use)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_has_not_begun_is_written_by_another(llm: LLM, is_stream: bool) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        answer = await client.post("/v1/completions", json={**BODY, "stream": is_stream})
+        assert answer.status_code == 200
+        assert len(local.asked) == 2
+        metrics = (await client.get("/metrics")).text
+        assert 'foredraft:replica_lost_requests_total{outcome="retried",replica="front"} 1.0' in metrics
+        assert 'foredraft:http_requests_total{replica="front",route="/v1/completions",status="200"} 1.0' in metrics
+
+    run(llm, use, 1)  # after the headers
+
+
+def test_a_stream_that_has_begun_ends_with_an_error(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        answer = await client.post("/v1/completions", json={**BODY, "stream": True})
+        *_, last = answer.text.strip().split("\n\n")
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == "replica_lost"
+        assert error["type"] == "server_error"
+        assert "[DONE]" not in answer.text
+        assert text_of(answer.text)
+        assert len(local.asked) == 1
+
+    run(llm, use, 2)
+
+
+def test_what_ends_every_replica_is_not_given_to_all(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        answer = await client.post("/v1/completions", json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost")
+        assert len(local.asked) == ATTEMPTS
+
+    run(llm, use, 0, 0, 0)
+
+
+def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
+    settings = ServerSettings(model_names=("pair",), api_key="secret", limits=RequestLimits(max_body_bytes=200))
+
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        key = {"Authorization": "Bearer secret"}
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 401
+        assert (await client.get("/metrics")).status_code == 401
+        assert (await client.post("/v1/completions", json={"prompt": "x" * 500}, headers=key)).status_code == 413
+        assert not local.asked
+        assert (await client.post("/v1/completions", json=BODY, headers=key)).status_code == 200
+        assert (await client.get("/health")).status_code == (await client.get("/ready")).status_code == 200
+        document = (await client.get("/openapi.json", headers=key)).json()
+        assert document["components"]["securitySchemes"]
+
+    run(llm, use, settings=settings)
+
+
+def test_replicas_that_do_not_answer_are_given_up(llm: LLM) -> None:
+    class Silent(Local):
+        async def answer(self, request: Forwarded) -> AsyncGenerator[list[dict[str, Any]], None]:
+            await asyncio.sleep(60)
+            yield []
+
+        async def reports(self) -> list[Report]:
+            return []
+
+    async def main() -> None:
+        settings = ServerSettings(limits=RequestLimits(request_seconds=0.05))
+        app = create_front(settings, Silent(None))  # type: ignore[arg-type]
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
+            late = await client.post("/v1/completions", json=BODY)
+            assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout")
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.get("/health")).status_code == 200
+            app.state.service.drain()
+            refused = await client.post("/v1/completions", json=BODY)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+
+    asyncio.run(main())
+
+
+def test_a_stop_ends_what_is_written_with_an_error(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        post = asyncio.create_task(
+            client.post("/v1/completions", json={**BODY, "max_tokens": 1500, "ignore_eos": True})
+        )
+        while not local.asked:
+            await asyncio.sleep(0.01)
+        await app.state.service.stop()
+        answer = await post
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+
+    run(llm, use)
+
+
+def test_who_only_watches_does_not_hold_up_the_end(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        watching = asyncio.create_task(client.get("/live/events"))
+        writing = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        while len(local.asked) < 2:
+            await asyncio.sleep(0.01)
+        app.state.service.drain()
+        async with asyncio.timeout(30):
+            assert (await writing).status_code == 200
+            await asyncio.wait({watching})
+
+    run(llm, use)
+
+
+def test_numbers_that_cannot_be() -> None:
+    with pytest.raises(ForedraftError, match="at least 1"):
+        ClusterSettings(num_replicas=0)
+    with pytest.raises(ForedraftError, match="fewer"):
+        ClusterSettings(num_replicas=3, max_replicas=2)
