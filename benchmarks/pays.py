@@ -33,6 +33,8 @@ from foredraft.model import EMBEDDED
 from foredraft.step import Step
 
 RESULTS = Path(__file__).with_name("results")
+GROUPS = 12
+"""Of prompts that run together, at the least: they are what an interval is drawn from."""
 
 
 class Asks:
@@ -78,7 +80,7 @@ def useless(args: argparse.Namespace) -> dict[str, Any]:
                 result = run_bench(
                     llm,
                     [Configuration.plain(batch_size), auto],
-                    Workload.of(code_prompts(max(args.prompts, batch_size))),
+                    Workload.of(code_prompts(max(args.prompts, GROUPS * batch_size))),
                     params,
                     budget=args.budget,
                 )
