@@ -21,7 +21,8 @@ _LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 
 NUM_MOODS = _FIRST_LEVEL + len(_LEVELS) + 1
 
 _OPTIMISM = 0.7
-_HALF_LIFE = 200.0
+_FADING = 0.5 ** (1 / 200)
+_MOST_WEIGHT = 1e9
 _PRIOR = 6.0
 _STALE_AFTER = 16
 _SCORE_RATE = 0.3
@@ -61,12 +62,16 @@ class TextRecord:
 @dataclass(slots=True)
 class _PlaceCounts:
     """By place in the draft, fading. reached, stood: drafts that came to that place, and of which the token there stood.
-    offered, drafted: drafts asked for that many tokens, and that had that many (not cumulated)."""
+    offered, drafted: drafts asked for that many tokens, and that had that many (not cumulated).
+
+    Instead of all counts fading at every draft, the next draft weighs more: a count is worth its share of weight.
+    """
 
     reached: list[float]
     stood: list[float]
     offered: list[float]
     drafted: list[float]
+    weight: float = 1.0
     forecast: Forecast | None = field(default=None)
 
     @classmethod
@@ -74,22 +79,28 @@ class _PlaceCounts:
         return cls([0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft)
 
     def record(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
-        fading = 0.5 ** (1 / _HALF_LIFE)
-        for counts in (self.reached, self.stood, self.offered, self.drafted):
-            counts[:] = [fading * count for count in counts]
-        self.offered[num_asked - 1] += 1
+        self.weight /= _FADING
+        if self.weight > _MOST_WEIGHT:
+            self._rescale()
+        weight = self.weight
+        self.offered[num_asked - 1] += weight
         if num_drafted:
-            self.drafted[num_drafted - 1] += 1
+            self.drafted[num_drafted - 1] += weight
         for place in range(min(num_accepted + 1, num_asked)):
-            self.reached[place] += 1
+            self.reached[place] += weight
         for place in range(num_accepted):
-            self.stood[place] += 1
+            self.stood[place] += weight
         self.forecast = None
+
+    def _rescale(self) -> None:
+        for counts in (self.reached, self.stood, self.offered, self.drafted):
+            counts[:] = [count / self.weight for count in counts]
+        self.weight = 1.0
 
     def rates(self, prior: Sequence[float]) -> list[float]:
         """prior: what is thought of each place before anything was counted there."""
         return [
-            _blended(stood, reached, before)
+            self._blended(stood, reached, before)
             for stood, reached, before in zip(self.stood, self.reached, prior, strict=True)
         ]
 
@@ -97,7 +108,7 @@ class _PlaceCounts:
         """first: what is thought of the first place; each of the others is thought to be like the one before it."""
         found: list[float] = []
         for stood, reached in zip(self.stood, self.reached, strict=True):
-            found.append(_blended(stood, reached, found[-1] if found else first))
+            found.append(self._blended(stood, reached, found[-1] if found else first))
         return found
 
     def found(self, prior: list[float]) -> list[float]:
@@ -106,13 +117,13 @@ class _PlaceCounts:
         for place in range(len(shares) - 1, -1, -1):
             offered += self.offered[place]
             drafted += self.drafted[place]
-            shares[place] = min(_blended(drafted, offered, prior[place]), 1.0)
+            shares[place] = min(self._blended(drafted, offered, prior[place]), 1.0)
         return shares
 
-
-def _blended(count: float, chances: float, before: float) -> float:
-    """The share counted, where little was counted about what was thought before."""
-    return (count + _PRIOR * before) / (chances + _PRIOR)
+    def _blended(self, count: float, chances: float, before: float) -> float:
+        """The share counted; where little was counted, about what was thought before."""
+        prior = _PRIOR * self.weight
+        return (count + prior * before) / (chances + prior)
 
 
 class Acceptance:

@@ -22,8 +22,9 @@ the next. Bounds in rounds."""
 _HORIZON = 64
 _PROBE_DEPTH = 2
 _PLAIN_AGE = 256
-_PLAN_ROUNDS, _PLAN_DRAFTS = 1024, 8
-"""A plan is good for so many rounds, or until so many more drafts have come back."""
+_PLAN_ROUNDS = 1024
+_FEWEST_DRAFTS, _MOST_DRAFTS, _NEWS = 4, 64, 1 / 8
+"""A plan is good for so many rounds, or until so many more drafts have come back: a share of all so far, within bounds."""
 _FIRST_SAVE = 256
 
 
@@ -200,7 +201,8 @@ class Controller:
             self._plans.clear()
         plan = best_plan([self._candidate(state) for state in key[1]], self.costs, sampled=sampled)
         asks = [NOBODY] * len(sequences) if plan is None else plan.asks
-        self._plans[key] = self._round + _PLAN_ROUNDS, self._num_drafts + _PLAN_DRAFTS, asks
+        num_more = min(max(int(_NEWS * self._num_drafts), _FEWEST_DRAFTS), _MOST_DRAFTS)
+        self._plans[key] = self._round + _PLAN_ROUNDS, self._num_drafts + num_more, asks
         return asks
 
     def _state(self, sequence: TokenSequence) -> _State:

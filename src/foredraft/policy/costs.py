@@ -12,6 +12,7 @@ from typing import Any
 
 _KEPT = 32
 _ENOUGH = 3
+_RENEWED_AFTER = 8
 STALL = 3.0
 """A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 _KINDS = {False: "greedy", True: "sampled"}
@@ -31,10 +32,17 @@ class Curve:
         self._slope = slope
         self._samples: dict[int, dict[int, deque[float]]] = {}
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
+        self._typical: dict[tuple[int, int], float] = {}
+        self._num_added = 0
 
     def add(self, n: int, x: int, seconds: float) -> None:
-        self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=_KEPT)).append(seconds)
-        self._lines.pop(n, None)
+        samples = self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=_KEPT))
+        samples.append(seconds)
+        self._typical.pop((n, x), None)
+        self._num_added += 1
+        # a line takes as long as many a small model's step: once its points are known, it is drawn anew now and then
+        if len(samples) <= _ENOUGH or self._num_added % _RENEWED_AFTER == 0:
+            self._lines.pop(n, None)
 
     def add_known(self, points: Iterable[Point], factor: float = 1.0) -> None:
         """What points() gave once, times a factor: as good as a few samples, for what was not measured since."""
@@ -75,9 +83,14 @@ class Curve:
         if n not in self._lines:
             samples = self._samples[n]
             xs = sorted(x for x in samples if len(samples[x]) >= _ENOUGH) or sorted(samples)
-            times = _rising([typical_time(samples[x]) for x in xs], [len(samples[x]) for x in xs])
+            times = _rising([self._typical_at(n, x) for x in xs], [len(samples[x]) for x in xs])
             self._lines[n] = xs, times
         return self._lines[n]
+
+    def _typical_at(self, n: int, x: int) -> float:
+        if (n, x) not in self._typical:
+            self._typical[n, x] = typical_time(self._samples[n][x])
+        return self._typical[n, x]
 
 
 def _as_time(seconds: float) -> float:
