@@ -198,7 +198,7 @@ def _rows_of_others(args: argparse.Namespace) -> int:
 
 def _ids(llm: LLM, length: int, number: int) -> list[int]:
     """Other words each time, so that nothing is read from the cache."""
-    ids = llm.text_tokenizer(" ".join(story_prompts(2 + number * 7 + length)[-200:]))["input_ids"]
+    ids = llm.text_tokenizer(" ".join(story_prompts(2 + number * 7 + length)[-100:]), verbose=False)["input_ids"]
     return [int(token) for token in ids[:length]]
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--draft-model", default=EMBEDDED / "draft")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--speculative-tokens", type=lambda s: int(s) if s.isdecimal() else s, default=4)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=7)

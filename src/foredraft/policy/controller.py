@@ -25,6 +25,8 @@ _PLAIN_AGE = 256
 _PLAN_ROUNDS = 1024
 _FEWEST_DRAFTS, _MOST_DRAFTS, _NEWS = 4, 64, 1 / 8
 """A plan is good for so many rounds, or until so many more drafts have come back: a share of all so far, within bounds."""
+_MOST_KEPT = 4096
+"""Plans that are kept, times the texts of one: of many texts a plan takes a quarter of a kilobyte each."""
 _FIRST_SAVE = 256
 
 
@@ -197,7 +199,7 @@ class Controller:
         known = self._plans.get(key)
         if known is not None and self._round <= known[0] and self._num_drafts <= known[1]:
             return known[2]
-        if len(self._plans) > 1000:
+        if len(self._plans) * len(sequences) > _MOST_KEPT:
             self._plans.clear()
         plan = best_plan([self._candidate(state) for state in key[1]], self.costs, sampled=sampled)
         asks = [NOBODY] * len(sequences) if plan is None else plan.asks

@@ -17,7 +17,7 @@ from foredraft.server.errors import add_error_handlers
 from foredraft.server.limits import BodyLimit
 from foredraft.server.live import PUBLIC_PATHS, live_routes
 from foredraft.server.logging import Watch
-from foredraft.server.routes import PUBLIC, api_routes, operation_routes, token_routes
+from foredraft.server.routes import PUBLIC, api_routes, operation_routes, state_routes, token_routes
 from foredraft.server.service import Service
 from foredraft.server.settings import ServerSettings
 
@@ -55,6 +55,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
     )  # for the document; Gate is what guards
     for make_routes in (api_routes, token_routes, operation_routes):
         app.include_router(make_routes(service), dependencies=guarded)
+    app.include_router(state_routes(service))
     app.include_router(live_routes(service.feed))
     _document(app)
     return app

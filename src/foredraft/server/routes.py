@@ -114,8 +114,8 @@ def token_routes(service: Service) -> APIRouter:
     return router
 
 
-def operation_routes(service: Service) -> APIRouter:
-    """For whoever runs it."""
+def state_routes(service: Service) -> APIRouter:
+    """For whatever looks after it. Without a key."""
     router = APIRouter()
 
     @router.get(
@@ -134,6 +134,13 @@ def operation_routes(service: Service) -> APIRouter:
     async def ready() -> Response:
         service.engine  # noqa: B018  # raises where there is none
         return _json(Status(status="ready"))
+
+    return router
+
+
+def operation_routes(service: Service) -> APIRouter:
+    """For whoever runs it."""
+    router = APIRouter()
 
     @router.get("/version", response_model=None, responses={200: {"model": Version}, **_errors(_EVERYWHERE)})
     async def version() -> Response:
