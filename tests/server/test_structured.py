@@ -92,7 +92,7 @@ def test_any_object(client: openai.OpenAI) -> None:
         ("guided_json", {"type": "nonsense"}),
         ("guided_json", "no json"),
         ("guided_regex", "("),
-        ("guided_regex", "(((((a{1,999}){1,999}){1,999}){1,999}){1,999})"),
+        *[("guided_regex", f"(((((a{{1,99{i}}}){{1,999}}){{1,999}}){{1,999}}){{1,999}})") for i in range(6)],
         ("guided_grammar", "start: nowhere"),
         ("structured_outputs", {"regex": "("}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}),

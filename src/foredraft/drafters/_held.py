@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foredraft.errors import ForedraftError
 from foredraft.sampling import Laws, Row, inverse_cdf, refused_ids, uniforms_for
 
 
@@ -19,7 +20,10 @@ def held(row: Row, ids: list[int], laws: Laws | None) -> list[int]:
     count = sampler.num_allowed(history, ids)
     if laws is None or sampler.constraint is None:
         return ids[:count]
-    masks = [sampler.constraint.allowed(history, ids[:i]) for i in range(min(count + 1, len(ids)))]
+    try:
+        masks = [sampler.constraint.allowed(history, ids[:i]) for i in range(min(count + 1, len(ids)))]
+    except ForedraftError:  # the row that would need to know says so itself: it is no other text's affair
+        return []
     with torch.inference_mode():
         mass = _given(laws, len(masks), refused_ids(masks, _width(laws)))
         if count == len(ids) or not mass[count] > 0:
