@@ -45,7 +45,7 @@ def llm() -> LLM:
 def _idle(llm: LLM) -> Iterator[None]:
     yield
     assert not llm.engine.has_work
-    assert llm.engine.pool.used == llm.engine.cache.bytes_retained
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
 def params(form: StructuredOutputs = JSON, **settings: Any) -> SamplingParams:

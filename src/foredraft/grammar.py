@@ -106,6 +106,7 @@ class GrammarWalk:
         for token in self._end_ids:
             self._end[token // 8] |= 1 << token % 8
         self._has_tried_again = False
+        self._failure: str | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -115,17 +116,19 @@ class GrammarWalk:
         self._masks: dict[int, Bits] = {}  # by how many output tokens come before
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
-        while True:
+        while self._failure is None:
             try:
                 return self._allowed(history, drafted)
             except _Spent as error:
                 self._grammar.renew(self._origin)
                 self._begin()
                 if self._has_tried_again:
-                    raise ForedraftError(f"structured_outputs: {error}") from None
+                    self._failure = f"structured_outputs: {error}"
                 # it may have been another text of this grammar that met the limits they share; but once only: the work that
                 # leads to them is a third of a second
                 self._has_tried_again = True
+        # for good, though it may have been a draft token that led there: others wait for every further attempt
+        raise ForedraftError(self._failure)
 
     def _allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         if not self._go_to(history, drafted):

@@ -53,7 +53,7 @@ class Running:
     def wait_until_idle(self) -> None:
         """Until nothing runs; then all memory must be back."""
         wait_for(lambda: not self.llm.engine.has_work and self.service.num_texts == 0)
-        assert self.llm.engine.pool.used == self.llm.engine.cache.bytes_retained
+        assert self.llm.engine.pool.used == self.llm.engine.pool.bytes_retained
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:

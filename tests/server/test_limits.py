@@ -126,7 +126,7 @@ def test_who_does_not_read_is_cut_off(llm: LLM) -> None:
 def test_who_goes_away_frees_its_place(llm: LLM, stream: bool) -> None:
     with running(llm) as server:
         expected = server.post("/v1/completions", {**LONG, "max_tokens": 40}).json()["choices"][0]["text"]
-        free = llm.engine.pool.used - llm.engine.cache.bytes_retained
+        free = llm.engine.pool.used - llm.engine.pool.bytes_retained
         connection = connect(server)
         connection.sendall(raw_request({**LONG, "n": 16, "stream": stream}))
         wait_for(lambda: llm.engine.num_running > 0)
@@ -142,7 +142,7 @@ def test_who_goes_away_frees_its_place(llm: LLM, stream: bool) -> None:
         other.join(30)
         assert texts == [expected]
         server.wait_until_idle()
-        assert llm.engine.pool.used - llm.engine.cache.bytes_retained == free
+        assert llm.engine.pool.used - llm.engine.pool.bytes_retained == free
         assert b'request_aborted_total{reason="disconnect"} 1.0' in server.service.metrics.text()
 
 

@@ -61,6 +61,26 @@ def test_counts_are_the_engines(llm: LLM) -> None:
         assert found["process_resident_memory_bytes", frozenset()] > 1e6
 
 
+def test_what_was_read_for_others_is_counted_and_said(llm: LLM) -> None:
+    long = CODE + " " + " ".join(f"word{i}" for i in range(60))
+    body = {"prompt": long, "max_tokens": 4, "temperature": 0}
+    with running(llm) as server:
+        llm.engine.drop_retained()
+        before = shown(server)
+        usages = [
+            server.post("/v1/completions", {**body, **more}).json()["usage"]
+            for more in ({}, {}, {"prefix_caching": False})
+        ]
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert cached == [0, usages[0]["prompt_tokens"] - 1, 0]
+        after = shown(server)
+        found = {
+            name: value(after, f"prefix_cache_{name}_total") - value(before, f"prefix_cache_{name}_total")
+            for name in ("queries", "hits")
+        }
+        assert found == {"queries": 2 * (usages[0]["prompt_tokens"] - 1), "hits": cached[1]}
+
+
 def test_the_choice_is_shown_while_it_holds(llm: LLM) -> None:
     with running(llm) as server:
         for gamma in (0, 3):

@@ -79,7 +79,7 @@ def test_the_second_signal_stops(llm: LLM) -> None:
         assert isinstance(client.error, openai.APIError)
         assert "shutting down" in str(client.error)
     assert not llm.engine.has_work
-    assert llm.engine.pool.used == llm.engine.cache.bytes_retained
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
 def test_new_requests_are_turned_away_while_it_drains(llm: LLM) -> None:

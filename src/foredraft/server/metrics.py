@@ -166,7 +166,7 @@ class _EngineState(Collector):
         yield _gauge("num_requests_running", "Texts that are being written", engine.num_running)
         yield _gauge("num_requests_waiting", "Texts that wait", engine.num_waiting)
         pool = engine.pool
-        retained = engine.cache.bytes_retained
+        retained = pool.bytes_retained
         yield _gauge(
             "kv_cache_usage_perc",
             "Share of the cache memory that is taken; 1 is all. What is kept for later prompts is free",
@@ -174,6 +174,12 @@ class _EngineState(Collector):
         )
         yield _gauge("kv_cache_total_bytes", "The cache memory, drafts' included", pool.total)
         yield _gauge("kv_cache_retained_bytes", "Cache memory that is kept for prompts that begin alike", retained)
+        for name, whose, stats in (
+            ("prefix_cache", "", engine.prefix_stats),
+            ("draft_prefix_cache", ", in drafts", engine.draft_prefix_stats),
+        ):
+            yield _counter(f"{name}_queries", f"Tokens of prompts that were looked up{whose}", stats.num_asked_tokens)
+            yield _counter(f"{name}_hits", f"Those whose keys and values were there{whose}", stats.num_found_tokens)
 
     def _speculation(self) -> Iterator[Metric]:
         stats = self._llm.engine.stats

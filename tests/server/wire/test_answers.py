@@ -49,7 +49,15 @@ def output_of(texts: Sequence[Pieces], *, num_prompt: int = 3, logprobs: bool = 
             for index, pieces in enumerate(texts)
         ],
         finished=True,
-        metrics=RequestMetrics(0.5, 0.1, 10.0, 1, SpeculativeDecodingMetrics.of(stats), stats),
+        metrics=RequestMetrics(
+            time_to_first_token=0.5,
+            inter_token_latency=0.1,
+            tokens_per_second=10.0,
+            num_preemptions=1,
+            num_cached_tokens=2,
+            speculative_decoding=SpeculativeDecodingMetrics.of(stats),
+            stats=stats,
+        ),
     )
 
 
@@ -152,8 +160,10 @@ def test_usage_and_metrics_come_last_and_only_when_asked_for() -> None:
 def test_numbers_of_several_prompts_are_added_up() -> None:
     outputs = [output_of([[("a", [1])]]), output_of([[("b", [1, 2])]])]
     assert usage_of(outputs).completion_tokens == 3
+    assert usage_of(outputs).prompt_tokens_details.cached_tokens == 4
     merged = metrics_of(outputs)
     assert merged["stats"]["num_steps"] == merged["num_preemptions"] == 2
+    assert merged["num_cached_tokens"] == 4
     assert merged["tokens_per_second"] is None
 
 

@@ -187,7 +187,7 @@ class LiveFeed:
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             cache_used=engine.pool.used,
-            cache_retained=engine.cache.bytes_retained,
+            cache_retained=engine.pool.bytes_retained,
             cache_total=engine.pool.total,
             asked=dict(self._asked),
             resting=llm.resting,

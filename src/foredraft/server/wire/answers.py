@@ -18,10 +18,17 @@ _LEAST = -9999.0
 PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
+class PromptTokensDetails(Answer):
+    """cached_tokens: whose keys and values had been read for others."""
+
+    cached_tokens: int
+
+
 class Usage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,14 @@ class Head:
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_written = sum(len(text.token_ids) for output in outputs for text in output.outputs)
-    return Usage(prompt_tokens=num_prompt, completion_tokens=num_written, total_tokens=num_prompt + num_written)
+    return Usage(
+        prompt_tokens=num_prompt,
+        completion_tokens=num_written,
+        total_tokens=num_prompt + num_written,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(output.metrics.num_cached_tokens for output in outputs)
+        ),
+    )
 
 
 def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -59,6 +73,7 @@ def _merged(all_metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         inter_token_latency=None,
         tokens_per_second=None,
         num_preemptions=sum(metrics.num_preemptions for metrics in all_metrics),
+        num_cached_tokens=sum(metrics.num_cached_tokens for metrics in all_metrics),
         speculative_decoding=SpeculativeDecodingMetrics.of(stats),
         stats=stats,
     )

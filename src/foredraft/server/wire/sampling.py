@@ -106,6 +106,7 @@ class SamplingFields(Wire):
 
     speculative_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] | None = None
     verification: Literal["block", "rejection", "coupled"] | None = None
+    prefix_caching: bool | None = Field(None, description="False: use nothing that was read for others, leave nothing.")
     metrics: bool | None = Field(None, description="Add this request's metrics to the answer.")
 
     @model_validator(mode="after")
@@ -175,6 +176,7 @@ class SamplingFields(Wire):
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
+            "prefix_caching": self.prefix_caching,
         }
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
