@@ -38,8 +38,15 @@ def drafter(stands: float | Callable[[int], float], per_token: float = 0.001, **
     return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
 
 
+def no_time() -> float:
+    """Deciding takes none: what it takes here would be this machine's, and times are made up."""
+    return 0.0
+
+
 def simulate(drafters: dict[str, FakeDrafter], *texts: TokenSequence, seed: int = 0) -> Simulator:
-    simulator = Simulator(Controller(list(drafters), max_draft=LONGEST), drafters, pass_seconds, seed=seed)
+    simulator = Simulator(
+        Controller(list(drafters), max_draft=LONGEST, clock=no_time), drafters, pass_seconds, seed=seed
+    )
     simulator.add(*texts)
     return simulator
 
@@ -275,7 +282,7 @@ def test_the_costs_of_an_earlier_process_spare_the_learning() -> None:
 
 def decisions(token_ids: Random) -> list[dict[int, tuple[str, int]]]:
     drafters = {"a": drafter(lambda seq_id: 0.9 - 0.2 * seq_id), "b": drafter(0.5, 0.0002, finds=0.5)}
-    policy = Controller(list(drafters), max_draft=LONGEST)
+    policy = Controller(list(drafters), max_draft=LONGEST, clock=no_time)
     simulator = Simulator(policy, drafters, pass_seconds, token_ids=token_ids)
     for seq_id in range(4):
         simulator.add(text(seq_id))

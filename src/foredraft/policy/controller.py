@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,9 @@ _PLAN_SECONDS = 0.02
 _SOONEST, _LATEST = 2, 64
 """A plan takes some 50 microseconds, so one is made every 20 milliseconds: on a small model that is 50 steps, on a large one
 the next. Bounds in rounds."""
+_PLAN_PAUSE = 150
+"""For many texts it takes longer, and comes as much more seldom: so many times what it takes lie between two."""
+_PLAN_TIME_RATE = 0.1
 _HORIZON = 64
 _PROBE_DEPTH = 2
 _PLAIN_AGE = 256
@@ -54,7 +57,7 @@ class Controller:
     whole batch (choice.py), from times that it measures (costs.py) and acceptance that it counts (acceptance.py).
 
     drafters: names; the first one serves requests that ask for a number of their own. max_draft: the most draft tokens of
-    a step. costs: what an earlier process has measured. store: where to keep them.
+    a step. costs: what an earlier process has measured. store: where to keep them. clock: seconds, for what deciding takes.
 
     Nothing it looks at depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of a drafter
     that does not seem to pay cost at most 1 % of the time (probes.py).
@@ -67,12 +70,14 @@ class Controller:
         max_draft: int = 8,
         costs: Costs | None = None,
         store: CostStore | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = costs or Costs()
         self.acceptance = {name: Acceptance(max_draft) for name in drafters}
         self._first = drafters[0]
         self._max_draft = max_draft
         self._store = store
+        self._clock = clock
         self._save_at = _FIRST_SAVE
         self._pause = Pause()
         self.fallbacks = self._pause.counts
@@ -89,6 +94,7 @@ class Controller:
         self._plain_at: dict[tuple[int, bool], int] = {}
         self._wants_plain = False
         self._step_time = 0.0
+        self._plan_time = 0.0
         self._interval = _SOONEST
         self._last_asked: Set[str] = frozenset()
 
@@ -96,9 +102,11 @@ class Controller:
         self._round += 1
         self._pause.begin()
         if running and (self._round >= self._next_plan or len(running) != self._num_planned):
-            started = time.perf_counter()
+            started = self._clock()
             self._replan(running)
-            self._probes.plan(time.perf_counter() - started)
+            seconds = self._clock() - started
+            self._probes.plan(seconds)
+            self._plan_time += _PLAN_TIME_RATE * (seconds - self._plan_time)
 
     def ask(self, sequence: TokenSequence) -> Ask:
         if sequence.speculative_tokens is not None:
@@ -165,7 +173,8 @@ class Controller:
         if self._wants_plain or self._probing is not None or (drafts and len(known) == 1):
             self._next_plan = self._round + 1
         else:
-            self._interval = min(max(int(_PLAN_SECONDS / max(self._step_time, 1e-6)), _SOONEST), _LATEST)
+            pause = max(_PLAN_SECONDS, _PLAN_PAUSE * self._plan_time)
+            self._interval = min(max(int(pause / max(self._step_time, 1e-6)), _SOONEST), _LATEST)
             self._next_plan = self._round + self._interval
 
     def _plan(self, sequences: Sequence[TokenSequence], others: Sequence[TokenSequence] = ()) -> None:
@@ -310,10 +319,10 @@ def _samples(sequences: Sequence[TokenSequence]) -> bool:
 
 
 def _magnitude(num_tokens: int) -> int:
-    """0 for fewer than 32, which are read in a pass that is made anyway; 1 for up to 63, 2 for up to 127, and so on."""
-    return (num_tokens >> 5).bit_length()
+    """0 for fewer than 32, which are read in a pass that is made anyway; 1 for up to 127, 2 for up to 511, and so on."""
+    return ((num_tokens >> 5).bit_length() + 1) // 2
 
 
 def _size(magnitude: int) -> int:
     """About so many tokens."""
-    return 24 << magnitude if magnitude else 0
+    return 16 << 2 * magnitude if magnitude else 0
