@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -29,6 +31,12 @@ from foredraft.cli.options import (
 from foredraft.cli.streaming import stream_text
 from foredraft.cli.tracing import recorded
 from foredraft.errors import ForedraftError
+
+if TYPE_CHECKING:
+    from foredraft.sampling import SamplingParams
+
+_SHOWN = 4
+"""Draft tokens of the text that is shown, where no number was given. The table below it is of what was asked for."""
 
 
 @app.command()
@@ -64,7 +72,14 @@ def demo(
     console = render.output_console()
     console.out(DEMO_PROMPT, style="dim", end="", highlight=False)
     with recorded(llm, trace):
-        output = stream_text(llm, DEMO_PROMPT, params)
+        output = stream_text(llm, DEMO_PROMPT, _shown(params, llm.speculative_tokens))
     console.print()
     console.print(render.legend(output.outputs[0].origins))
     console.print(render.comparison_table(run_comparison(llm, DEMO_PROMPT, params, llm.speculative_tokens)))
+
+
+def _shown(params: SamplingParams, speculative_tokens: int | str) -> SamplingParams:
+    """So short a text would be over before "auto" has seen what drafts bring, and there would be nothing to see."""
+    from foredraft.sampling import AUTO
+
+    return replace(params, speculative_tokens=_SHOWN) if speculative_tokens == AUTO else params
