@@ -107,6 +107,7 @@ class GrammarWalk:
             self._end[token // 8] |= 1 << token % 8
         self._has_tried_again = False
         self._failure: str | None = None
+        self._failed_at = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -116,18 +117,19 @@ class GrammarWalk:
         self._masks: dict[int, Bits] = {}  # by how many output tokens come before
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
-        while self._failure is None:
+        place = len(history) - self._prompt_len + len(drafted)
+        while self._failure is None or place < self._failed_at:
             try:
                 return self._allowed(history, drafted)
             except _Spent as error:
                 self._grammar.renew(self._origin)
                 self._begin()
                 if self._has_tried_again:
-                    self._failure = f"structured_outputs: {error}"
+                    self._failure, self._failed_at = f"structured_outputs: {error}", place
                 # it may have been another text of this grammar that met the limits they share; but once only: the work that
                 # leads to them is a third of a second
                 self._has_tried_again = True
-        # for good, though it may have been a draft token that led there: others wait for every further attempt
+        # and that far it does not go again: others wait for every attempt
         raise ForedraftError(self._failure)
 
     def _allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
