@@ -24,6 +24,7 @@ KEY_MULTIPLE = 16
 """Attention reads keys in multiples of this, so that a row's bits do not depend on how many keys follow its own."""
 
 _FIRST_CAPACITY = 64
+_Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class Spare(Protocol):
@@ -96,7 +97,7 @@ class Region:
         self.tokens: list[int] = []
         self.capacity = 0
         self.used_at = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: _Layers = {}
         self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
@@ -159,19 +160,11 @@ class Region:
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
         held = min(len(self.tokens), capacity)
-        moved = {
-            layer: (_moved(keys, held, capacity), _moved(values, held, capacity))
-            for layer, (keys, values) in self._layers.items()
-        }
-        self._layers, self.capacity, self._addresses = moved, capacity, None
+        self._layers, self.capacity, self._addresses = _moved(self._layers, held, capacity), capacity, None
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""
-        self._layers = {
-            layer: (_moved(keys, length, self.capacity), _moved(values, length, self.capacity))
-            for layer, (keys, values) in source._layers.items()
-        }
-        self._addresses = None
+        self._layers, self._addresses = _moved(source._layers, length, self.capacity), None
         self.tokens = source.tokens[:length]
         self._compared_with = None
 
@@ -299,8 +292,7 @@ class KVCache:
         """Into what is retained, unless another region says the same and more; then that one was used now."""
         displaced = self._index.add(region.tokens, region)
         if displaced is not None and displaced is not region:
-            self._retained_capacity -= displaced.capacity
-            del self._retained[displaced]
+            self._unlist(displaced)
             self._release(displaced)
         if displaced is region:
             self._release(region)
@@ -318,6 +310,9 @@ class KVCache:
 
     def _take_out(self, region: Region) -> None:
         self._index.remove(region.tokens)
+        self._unlist(region)
+
+    def _unlist(self, region: Region) -> None:
         del self._retained[region]
         self._retained_capacity -= region.capacity
 
@@ -372,7 +367,14 @@ def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: 
     return low
 
 
-def _moved(old: Tensor, held: int, capacity: int) -> Tensor:
+def _moved(layers: _Layers, held: int, capacity: int) -> _Layers:
+    return {
+        layer: (_moved_rows(keys, held, capacity), _moved_rows(values, held, capacity))
+        for layer, (keys, values) in layers.items()
+    }
+
+
+def _moved_rows(old: Tensor, held: int, capacity: int) -> Tensor:
     """The first `held` rows in a place for `capacity`; the others are finite, and every row is written once."""
     new = old.new_empty(old.shape[0], capacity, old.shape[2])
     new[:, :held] = old[:, :held]

@@ -15,6 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
+from foredraft.cache import common_prefix
 from foredraft.errors import ForedraftError, one_line
 from foredraft.sampling import Bits, StructuredOutputs, has_id, only_id
 
@@ -164,7 +165,7 @@ class GrammarWalk:
     def _go_to(self, history: Sequence[int], drafted: Sequence[int]) -> bool:
         """Stand behind history + drafted; say whether that is a place in the grammar, and not its end."""
         wanted = [*history[self._prompt_len :], *drafted]
-        self._go_back(_num_common(self._walked, wanted))
+        self._go_back(common_prefix(self._walked, wanted))
         new = wanted[len(self._walked) :]
         words = self._before_end(new)
         num_read = self._matcher.try_consume_tokens(words) if words else 0
@@ -213,20 +214,6 @@ def _checked(matcher: LLMatcher, kind: str) -> LLMatcher:
     if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
         raise ForedraftError(f"structured_outputs.{kind}: every text has more than {_MAX_FORCED_BYTES} bytes")
     return matcher
-
-
-def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many they begin with in common, by comparing slices: a loop over a long text would cost more than its mask."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _grammar_text(wanted: StructuredOutputs) -> str:

@@ -43,6 +43,8 @@ class Panel:
 
         Raises RuntimeError for a drafter that breaks the contract.
         """
+        if not any(work.max_draft for work in works):
+            return Proposal.merged([], len(works)), {}
         leads = [Lead.of(work.sequence, work.max_draft) for work in works]
         places: dict[str, list[int]] = {}
         for b, (work, lead) in enumerate(zip(works, leads, strict=True)):

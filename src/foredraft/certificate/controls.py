@@ -177,15 +177,7 @@ def _with_params(**changes: Any) -> Mutation:
 def _changed(sampler: Sampler, history: Sequence[int], changes: Mapping[str, Any]) -> Sampler:
     old = sampler.params
     values = {name: change(getattr(old, name)) if callable(change) else change for name, change in changes.items()}
-    return Sampler(
-        replace(old, **values),
-        history[: sampler.prompt_len],
-        sampler.generator,
-        child=sampler.child,
-        end_ids=sampler.end_ids,
-        bad_words=sampler.bad_words,
-        constraint=sampler.constraint,
-    )
+    return sampler.fresh(history[: sampler.prompt_len], replace(old, **values))
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------

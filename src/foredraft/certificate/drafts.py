@@ -107,15 +107,7 @@ class WatchedDrafter:
 def hotter(sampler: Sampler, tokens: Sequence[int]) -> Sampler:
     """The same request at a higher temperature. tokens: its history, or more of it."""
     temperature = _HOTTER * (sampler.params.temperature or 1.0)
-    return Sampler(
-        replace(sampler.params, temperature=temperature),
-        tokens[: sampler.prompt_len],
-        sampler.generator,
-        child=sampler.child,
-        end_ids=sampler.end_ids,
-        bad_words=sampler.bad_words,
-        constraint=sampler.constraint,
-    )
+    return sampler.fresh(tokens[: sampler.prompt_len], replace(sampler.params, temperature=temperature))
 
 
 def _is_worsened(request: DraftRequest) -> bool:

@@ -33,17 +33,7 @@ class Text(NamedTuple):
     def fresh_sampler(self, like: Sampler | None = None) -> Sampler:
         """As the request had it when it began: a sampler counts the tokens of the text that it has seen. like: one of
         this text with other parameters."""
-        s = like or self.sampler
-        prompt = self.tokens[: self.prompt_len]
-        return Sampler(
-            s.params,
-            prompt,
-            s.generator,
-            child=s.child,
-            end_ids=s.end_ids,
-            bad_words=s.bad_words,
-            constraint=s.constraint,
-        )
+        return (like or self.sampler).fresh(self.tokens[: self.prompt_len])
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class FixedPolicy:
         self._pause.start(drafters)
 
     def resting(self) -> dict[str, str]:
-        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
+        return self._pause.resting()
 
 
 class Pause:
@@ -91,9 +91,9 @@ class Pause:
     def __contains__(self, name: str) -> bool:
         return self._until.get(name, 0) > self._step
 
-    @property
-    def names(self) -> list[str]:
-        return [name for name in self._until if name in self]
+    def resting(self) -> dict[str, str]:
+        """See Policy.resting."""
+        return {name: MEMORY_SHORT for name in self._until if name in self}
 
     def begin(self) -> None:
         """A step goes by."""

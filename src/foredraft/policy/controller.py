@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foredraft.policy.acceptance import Acceptance, TextRecord
-from foredraft.policy.base import DOES_NOT_PAY, MEMORY_SHORT, Ask, Pause
+from foredraft.policy.base import DOES_NOT_PAY, Ask, Pause
 from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
@@ -147,7 +147,7 @@ class Controller:
         return Ask(self._first, wanted) if wanted > 0 and self._first not in self._pause else NOBODY
 
     def resting(self) -> dict[str, str]:
-        return dict.fromkeys(self._pause.names, MEMORY_SHORT)
+        return self._pause.resting()
 
     def _text_of(self, sequence: TokenSequence) -> _Text:
         """What is known of it; of one with a number of its own that may begin with its first draft."""

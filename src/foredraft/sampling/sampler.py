@@ -57,6 +57,18 @@ class Sampler:
         self._bias = _bias_tensors(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
 
+    def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
+        """The same request's, before it has seen any of its text. params: in the place of its own."""
+        return Sampler(
+            params or self.params,
+            prompt,
+            self.generator,
+            child=self.child,
+            end_ids=self.end_ids,
+            bad_words=self.bad_words,
+            constraint=self.constraint,
+        )
+
     @property
     def is_greedy(self) -> bool:
         return self.params.is_greedy

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
+from prometheus_client import Counter
 from starlette.middleware import Middleware
 
 from foredraft import __version__
@@ -31,7 +32,6 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         async with service.running():
             yield
 
-    limits = settings.limits
     app = FastAPI(
         title="foredraft",
         version=__version__,
@@ -40,13 +40,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        middleware=[
-            Middleware(Watch, http=service.metrics.http),
-            Middleware(
-                Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
-            ),
-            Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
-        ],
+        middleware=guards(settings, service.metrics.http),
     )
     app.state.service = service
     add_error_handlers(app)
@@ -59,6 +53,16 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
     app.include_router(live_routes(service.feed))
     _document(app)
     return app
+
+
+def guards(settings: ServerSettings, http: Counter) -> list[Middleware]:
+    """What every request goes through, the first one first. http: counts answers, by route and status."""
+    limits = settings.limits
+    return [
+        Middleware(Watch, http=http),
+        Middleware(Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS),
+        Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
+    ]
 
 
 def _document(app: FastAPI) -> None:

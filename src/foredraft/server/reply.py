@@ -16,6 +16,7 @@ from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Request
 from foredraft.server.errors import ApiError, error_event, internal_error
 from foredraft.server.logging import log, places
+from foredraft.server.presence import until_gone
 from foredraft.server.service import Service
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.chat import ChatRequest
@@ -59,7 +60,7 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(send))
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -164,11 +165,6 @@ class Reply(Response):
             return ApiError(400, str(reason), param=self._body.blamed(reason), code="request_failed")
         log("failed", logging.ERROR, error=type(error).__name__, at=places(error.__traceback__))
         return internal_error()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _event(chunk: Answer) -> bytes:

@@ -10,22 +10,18 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from foredraft.llm import LLM
-from foredraft.server.app import create_app
-from foredraft.server.auth import Gate
+from foredraft.server.app import create_app, guards
 from foredraft.server.errors import ApiError, add_error_handlers, error_event, internal_error
-from foredraft.server.limits import BodyLimit
-from foredraft.server.live import PUBLIC_PATHS
-from foredraft.server.logging import NOTE, Watch, log
+from foredraft.server.logging import NOTE, log
+from foredraft.server.presence import until_gone
 from foredraft.server.replicas.cluster import ReplicaLost, Replicas
 from foredraft.server.replicas.metrics import FrontMetrics
 from foredraft.server.replicas.request import Forwarded
-from foredraft.server.routes import PUBLIC
 from foredraft.server.settings import ServerSettings
 
 ATTEMPTS = 2
@@ -41,7 +37,6 @@ def create_front(settings: ServerSettings, replicas: Replicas) -> FastAPI:
     async def document(_: Request) -> Response:
         return JSONResponse(same.openapi())
 
-    limits = settings.limits
     app = FastAPI(
         openapi_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -52,13 +47,7 @@ def create_front(settings: ServerSettings, replicas: Replicas) -> FastAPI:
             Route("/openapi.json", document),
             Route("/{path:path}", front),
         ],
-        middleware=[
-            Middleware(Watch, http=front.metrics.http),
-            Middleware(
-                Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
-            ),
-            Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
-        ],
+        middleware=guards(settings, front.metrics.http),
     )
     app.state.service = front
     add_error_handlers(app)
@@ -112,7 +101,7 @@ class Front:
         request = Forwarded.of(scope, await _body(receive))
         exchange = _Exchange(scope[NOTE], send)
         work = asyncio.create_task(self._relay(request, exchange))
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         self._relaying[work] = request
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -238,11 +227,6 @@ async def _body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _no_engine() -> LLM:

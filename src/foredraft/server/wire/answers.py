@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 from foredraft.outputs import Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
 from foredraft.server.wire.base import Answer
+from foredraft.server.wire.sampling import SamplingFields
 from foredraft.stats import SpeculationStats
 
 _LEAST = -9999.0
@@ -55,6 +57,27 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
             cached_tokens=sum(output.metrics.num_cached_tokens for output in outputs)
         ),
     )
+
+
+class Answers(ABC):
+    """The answer to one body, whole or in chunks."""
+
+    def __init__(self, body: SamplingFields, head: Head) -> None:
+        self._head = head
+        self._includes_usage, self._includes_metrics = body.includes_usage, bool(body.metrics)
+
+    def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]:
+        """The chunk behind the texts, where it was asked for."""
+        usage, metrics = usage_of(outputs) if self._includes_usage else None, self._metrics(outputs)
+        return [self._tail(usage, metrics)] if usage or metrics else []
+
+    @abstractmethod
+    def _tail(self, usage: Usage | None, metrics: dict[str, Any] | None) -> Answer:
+        """A chunk without texts."""
+
+    def _metrics(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+        """Where they were asked for."""
+        return metrics_of(outputs) if self._includes_metrics else None
 
 
 def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

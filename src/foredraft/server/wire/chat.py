@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams
 from foredraft.server.wire.answers import (
+    Answers,
     Head,
     PromptLogprobs,
     Usage,
     bytes_of,
     logprob_of,
-    metrics_of,
     own_and_top,
     prompt_logprobs_of,
     text_of,
@@ -264,12 +264,12 @@ class ChatChunk(Answer):
     metrics: dict[str, Any] | None = if_any()
 
 
-class Chats:
+class Chats(Answers):
     """The answer to one body, whole or in chunks."""
 
     def __init__(self, body: ChatRequest, head: Head) -> None:
+        super().__init__(body, head)
         self._body = body
-        self._head = head
         self._num_top = body.top_logprobs or 0
         self._begun: set[int] = set()
 
@@ -293,12 +293,6 @@ class Chats:
         )
         return [*found, self._chunk([choice])]
 
-    def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]:
-        """The chunk behind the texts, where it was asked for."""
-        usage = usage_of(outputs) if self._body.includes_usage else None
-        metrics = metrics_of(outputs) if self._body.metrics else None
-        return [self._chunk([], usage, metrics)] if usage or metrics else []
-
     def whole(self, outputs: Sequence[RequestOutput]) -> Answer:
         (output,) = outputs
         head = self._head
@@ -308,10 +302,13 @@ class Chats:
             model=head.model,
             choices=[self._choice(text) for text in output.outputs],
             usage=usage_of(outputs),
-            metrics=metrics_of(outputs) if self._body.metrics else None,
+            metrics=self._metrics(outputs),
             prompt_logprobs=prompt_logprobs_of(output),
             prompt_token_ids=output.prompt_token_ids if self._body.return_token_ids else None,
         )
+
+    def _tail(self, usage: Usage | None, metrics: dict[str, Any] | None) -> Answer:
+        return self._chunk([], usage, metrics)
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: Usage | None = None, metrics: dict[str, Any] | None = None

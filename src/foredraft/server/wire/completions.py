@@ -11,11 +11,11 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams
 from foredraft.server.wire.answers import (
+    Answers,
     Head,
     PromptLogprobs,
     Usage,
     logprob_of,
-    metrics_of,
     own_and_top,
     prompt_logprobs_of,
     text_of,
@@ -123,12 +123,12 @@ class CompletionResponse(Answer):
     metrics: dict[str, Any] | None = if_any()
 
 
-class Completions:
+class Completions(Answers):
     """The answer to one body, whole or in chunks. prompt_texts: what echo repeats."""
 
     def __init__(self, body: CompletionRequest, head: Head, prompt_texts: Sequence[str]) -> None:
+        super().__init__(body, head)
         self._body = body
-        self._head = head
         self._prompt_texts = prompt_texts
         self._offsets: dict[int, int] = {}
         """Characters of each text that were sent."""
@@ -154,15 +154,12 @@ class Completions:
         )
         return [self._response([choice])]
 
-    def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]:
-        """The chunk behind the texts, where it was asked for."""
-        usage = usage_of(outputs) if self._body.includes_usage else None
-        metrics = metrics_of(outputs) if self._body.metrics else None
-        return [self._response([], usage, metrics)] if usage or metrics else []
-
     def whole(self, outputs: Sequence[RequestOutput]) -> Answer:
         choices = [self._choice(place, output, text) for place, output in enumerate(outputs) for text in output.outputs]
-        return self._response(choices, usage_of(outputs), metrics_of(outputs) if self._body.metrics else None)
+        return self._response(choices, usage_of(outputs), self._metrics(outputs))
+
+    def _tail(self, usage: Usage | None, metrics: dict[str, Any] | None) -> Answer:
+        return self._response([], usage, metrics)
 
     def _response(
         self, choices: list[CompletionChoice], usage: Usage | None = None, metrics: dict[str, Any] | None = None

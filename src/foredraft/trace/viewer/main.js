@@ -40,21 +40,7 @@
       ["τ, mean acceptance length", counts.num_spec_steps ? (1 + accepted / counts.num_spec_steps).toFixed(2) : "–"],
       ["in these rounds", Data.seconds(time)],
     ];
-    $("figures").replaceChildren(
-      ...figures.map(([name, value, more]) => {
-        const pair = document.createElement("div");
-        const term = document.createElement("dt"), number = document.createElement("dd");
-        term.textContent = name;
-        number.textContent = value;
-        if (more) {
-          const small = document.createElement("small");
-          small.textContent = ` ${more}`;
-          number.append(small);
-        }
-        pair.append(term, number);
-        return pair;
-      }),
-    );
+    $("figures").replaceChildren(...figures.map(RoundView.figure));
     $("counts").replaceChildren(
       ...Object.entries(counts).map(([name, value]) => {
         const row = RoundView.row([name, String(value), String(allCounts[name])]);

@@ -32,6 +32,20 @@ class RoundView {
     document.getElementById("round-name").textContent = this.rounds[index] ? `Round ${index + 1} of ${this.rounds.length}` : "No rounds";
   }
 
+  /** A number with its name, for a list of them. more: in small print. */
+  static figure([name, value, more]) {
+    const pair = document.createElement("div"), term = document.createElement("dt"), number = document.createElement("dd");
+    term.textContent = name;
+    number.textContent = value;
+    if (more) {
+      const small = document.createElement("small");
+      small.textContent = ` ${more}`;
+      number.append(small);
+    }
+    pair.append(term, number);
+    return pair;
+  }
+
   static tokenRow(token, verdict, q) {
     const mark = document.createElement("span");
     mark.className = `mark ${verdict}`;

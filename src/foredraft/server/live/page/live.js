@@ -162,7 +162,7 @@
       ["running, waiting", `${latest.num_running}, ${latest.num_waiting}`],
       ["cache in use", Data.percent(used, latest.cache_total), `${Data.percent(latest.cache_retained, latest.cache_total)} kept`],
     ];
-    $("figures").replaceChildren(...figures.map(figure));
+    $("figures").replaceChildren(...figures.map(RoundView.figure));
     tellState(isRunning, start, last);
     const counts = { ...latest, asked: undefined, resting: undefined, fallbacks: undefined };
     for (const [drafter, times] of Object.entries(latest.asked)) counts[`asked: ${drafter}`] = times;
@@ -174,19 +174,6 @@
         return row;
       }),
     );
-  }
-
-  function figure([name, value, more]) {
-    const pair = document.createElement("div"), term = document.createElement("dt"), number = document.createElement("dd");
-    term.textContent = name;
-    number.textContent = value;
-    if (more) {
-      const small = document.createElement("small");
-      small.textContent = ` ${more}`;
-      number.append(small);
-    }
-    pair.append(term, number);
-    return pair;
   }
 
   /** Whether drafts are asked for, and if not, why. */
