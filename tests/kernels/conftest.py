@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from foredraft.kernels import Kernels, load_kernels, why_none
+from foredraft.kernels.build import INSTRUCTIONS, library
+from foredraft.kernels.start import usable_instructions
 
 
-@pytest.fixture(scope="session")
-def kernels() -> Kernels:
-    loaded = load_kernels()
-    if loaded is None:
+@pytest.fixture(scope="session", params=INSTRUCTIONS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """By all instructions that the processor has, not only by the fastest."""
+    if load_kernels() is None:
         pytest.skip(f"no compiled kernels here: {why_none()}")
-    return loaded
+    if request.param not in usable_instructions():
+        pytest.skip(f"the processor lacks {request.param}")
+    return Kernels(library(request.param))
 
 
 @pytest.fixture(autouse=True)

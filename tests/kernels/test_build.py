@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +49,9 @@ def num_calls(compiler: Path) -> int:
 
 def test_it_is_compiled_once_and_nothing_else_is_left(compiler: Path, tmp_path: Path) -> None:
     cache = tmp_path / "deep" / "cache"
-    built = library(cache)
+    built = library("avx2", cache)
     before = built.stat().st_mtime_ns
-    assert library(cache) == built
+    assert library("avx2", cache) == built
     assert built.stat().st_mtime_ns == before
     assert list(cache.iterdir()) == [built]
     assert num_calls(compiler) == 1
@@ -60,24 +61,26 @@ def test_it_is_compiled_once_and_nothing_else_is_left(compiler: Path, tmp_path: 
 def test_the_name_follows_source_flags_and_compiler(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [library(tmp_path / "cache").name]
+    names = [library("avx2", tmp_path / "cache").name]
     with monkeypatch.context() as patch:
         patch.setattr(build, "_FLAGS", (*build._FLAGS, "-DOTHER"))
-        names.append(library(tmp_path / "cache").name)
+        names.append(library("avx2", tmp_path / "cache").name)
     with monkeypatch.context() as patch:
-        other = tmp_path / "kernels.cpp"
-        other.write_text(build.SOURCE.read_text() + "\n")
-        patch.setattr(build, "SOURCE", other)
-        names.append(library(tmp_path / "cache").name)
+        other = shutil.copytree(build.SOURCES, tmp_path / "other")
+        with (other / "base.h").open("a") as header:
+            header.write("\n")
+        patch.setattr(build, "SOURCES", other)
+        names.append(library("avx2", tmp_path / "cache").name)
+    names.append(library("avx512", tmp_path / "cache").name)
     compiler.write_text(compiler.read_text().replace("echo one", "echo two"))
-    names.append(library(tmp_path / "cache").name)
-    assert len(set(names)) == 4
-    assert num_calls(compiler) == 4
+    names.append(library("avx2", tmp_path / "cache").name)
+    assert len(set(names)) == 5
+    assert num_calls(compiler) == 5
 
 
 def test_the_users_cache_is_where_xdg_says(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert library().parent == tmp_path / "xdg" / "foredraft"
+    assert library("avx2").parent == tmp_path / "xdg" / "foredraft"
 
 
 def test_a_cache_that_cannot_be_written_falls_through(
@@ -86,17 +89,17 @@ def test_a_cache_that_cannot_be_written_falls_through(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    assert library().parent == tmp_path / "tmp" / f"foredraft-{os.getuid()}"
+    assert library("avx2").parent == tmp_path / "tmp" / f"foredraft-{os.getuid()}"
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
-        library()
+        library("avx2")
 
 
 def test_what_somebody_else_left_is_not_run(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = library(tmp_path / "cache")
+    built = library("avx2", tmp_path / "cache")
     monkeypatch.setattr(build.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(BuildError):
-        library(built.parent)
+        library("avx2", built.parent)
 
 
 @pytest.mark.usefixtures("_fresh_outcome")
@@ -105,9 +108,9 @@ def test_without_a_compiler_there_is_one_line_and_no_kernels(
 ) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
     with pytest.raises(BuildError, match="install g") as caught:
-        library()
+        library("avx2")
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    monkeypatch.setattr(start, "usable_instructions", lambda: ["avx2"])
     with caplog.at_level(logging.WARNING, "foredraft"):
         assert start.load_kernels() is None
         assert start.load_kernels() is None
@@ -121,7 +124,7 @@ def test_a_compiler_that_fails_gives_one_line(compiler: Path, tmp_path: Path, co
     compiler.write_text(f"#!/bin/sh\nprintf '%s' '{complaint}' >&2\nexit 1\n")
     cache = tmp_path / "cache"
     with pytest.raises(BuildError) as caught:
-        library(cache)
+        library("avx2", cache)
     assert "\n" not in str(caught.value)
     assert list(cache.iterdir()) == []
 
@@ -131,7 +134,7 @@ def test_a_library_that_is_none_gives_no_kernels(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    monkeypatch.setattr(start, "usable_instructions", lambda: ["avx2"])
     assert start.load_kernels() is None
     assert "\n" not in (start.why_none() or "\n")
 
@@ -146,7 +149,7 @@ def test_a_user_without_a_home_gets_kernels_or_a_reason(compiler: Path, monkeypa
 
     monkeypatch.setattr(build.Path, "home", homeless)
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(compiler.parent / "tmp"))
-    monkeypatch.setattr(start, "_missing_features", lambda: None)
+    monkeypatch.setattr(start, "usable_instructions", lambda: ["avx2"])
     assert start.load_kernels() is None
     assert start.why_none()
 
@@ -169,6 +172,21 @@ def test_the_self_test_passes_here_and_notices_faults(kernels: Kernels) -> None:
     assert "rows" in (start.self_test(Wrong(kernels, is_exact=True)) or "")  # type: ignore[arg-type]
 
 
-def test_the_real_compiler_makes_a_library_that_works(kernels: Kernels, tmp_path: Path) -> None:
-    """What is loaded here was built by the same function from the same source."""
-    assert Path(kernels._library._name).name == f"kernels-{build._digest(build._compiler())}.so"
+@pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
+def test_the_real_compiler_makes_every_library(instructions: str, tmp_path: Path) -> None:
+    """Also those that this processor cannot run."""
+    assert library(instructions, tmp_path).stat().st_size > 0
+
+
+@pytest.mark.usefixtures("_fresh_outcome")
+def test_the_fastest_instructions_are_taken_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flags(text: str) -> list[str]:
+        monkeypatch.setattr(start.Path, "read_text", lambda _: f"model name : some\nflags\t\t: {text}\nbugs :\n")
+        return start.usable_instructions()
+
+    every = [flag for needed in start._NEEDED.values() for flag in needed]
+    assert flags(" ".join(every)) == ["avx512", "avx2"]
+    assert flags(" ".join(flag for flag in every if flag != "avx512_bf16")) == ["avx2"]
+    assert flags("sse4_2 avx avx2") == []
+    assert start.load_kernels() is None
+    assert "lacks avx2 or fma" in (start.why_none() or "")

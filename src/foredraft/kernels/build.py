@@ -7,11 +7,18 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from foredraft.folders import can_write, is_ours, user_folders
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = Path(__file__).parent
+INSTRUCTIONS = {
+    "avx512": tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
+    "avx2": ("-mavx2",),
+}
+"""What the kernels can be compiled for, the fastest first, and how a compiler is told."""
+
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-O3",
@@ -20,7 +27,6 @@ _FLAGS = (
     "-fPIC",
     "-fopenmp",
     "-ffp-contract=off",  # sums are written as they are meant: a compiler that fuses some would change bits
-    *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
     "-mfma",
 )
 _LONGEST_BUILD_S = 300
@@ -30,19 +36,21 @@ class BuildError(Exception):
     """In one line, why there is no library."""
 
 
-def library(cache: Path | None = None) -> Path:
-    """The compiled library, built if it is not in the cache. cache: the folder; None: the user's own.
+def library(instructions: str, cache: Path | None = None) -> Path:
+    """The compiled library, built if it is not in the cache. instructions: of INSTRUCTIONS. cache: the folder; None: the
+    user's own.
 
     Raises BuildError where there is no compiler, or where it fails.
     """
     compiler = _compiler()
-    name = f"kernels-{_digest(compiler)}.so"
+    flags = [*_FLAGS, *INSTRUCTIONS[instructions]]
+    name = f"kernels-{_digest(compiler, flags)}.so"
     for folder in [cache] if cache is not None else user_folders():
         built = folder / name
         if is_ours(built):
             return built
         if can_write(folder):
-            return _compiled(compiler, built)
+            return _compiled(compiler, flags, built)
     raise BuildError("no folder to keep the compiled kernels in: set XDG_CACHE_HOME to one that can be written")
 
 
@@ -54,16 +62,17 @@ def _compiler() -> str:
     raise BuildError("no C++ compiler was found: install g++, or set CXX")
 
 
-def _digest(compiler: str) -> str:
+def _digest(compiler: str, flags: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, " ".join(_FLAGS).encode()])).hexdigest()[:16]
+    sources = [path.read_bytes() for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
+    return hashlib.sha256(b"\0".join([*sources, version, " ".join(flags).encode()])).hexdigest()[:16]
 
 
-def _compiled(compiler: str, built: Path) -> Path:
+def _compiled(compiler: str, flags: Sequence[str], built: Path) -> Path:
     """Written beside and moved into place: processes that start together do not read half a library."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         fresh = Path(folder) / built.name
-        command = [compiler, *_FLAGS, str(SOURCE), "-o", str(fresh)]
+        command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(fresh)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=_LONGEST_BUILD_S, check=False

@@ -1,18 +1,17 @@
-// Matrix products, attention and whole decoder stacks for a few rows, on x86 with AVX512-BF16 and VNNI.
+// Matrix products, attention and whole decoder stacks for a few rows, on x86.
 //
 // One rule governs every loop here: a row's numbers are summed in an order that depends on nothing but the row. So its
 // bits do not depend on how many rows share the pass, on which thread computes it, or on how many keys follow its own.
 //
 // Everything is called from one OpenMP team per pass; a `Team` says which thread this is. Names: n outputs, k inputs,
-// T rows of a pass, D width of a head. Matrices are packed in groups of 64 outputs, so that one stream of memory feeds
-// four registers.
+// T rows of a pass, D width of a head. Sixteen numbers at a time, by what avx512.h or avx2.h make of them: names are those
+// of Intel's instructions, and the inner loops are there too.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <immintrin.h>
 #include <numeric>
 #include <omp.h>
 #include <sched.h>
@@ -20,13 +19,17 @@
 #include <utility>
 #include <vector>
 
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#include "avx2.h"
+#endif
+
 namespace {
 
-constexpr int GROUP = 64;         // outputs of a packed group
-constexpr int ROWS = 6;           // rows of a tile: 24 of the 32 registers are sums
+constexpr int ROWS = 6;           // rows of a tile
 constexpr int QUERIES = 8;        // query rows that share one reading of the keys
 constexpr int PRIVATE_ROWS = 8;   // up to here every thread prepares all rows itself, which spares a barrier
-constexpr int ALIGN = 64;
 constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
 constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
 constexpr int SPINS = 1000;       // looks at a barrier before the processor is offered to others: some 20 microseconds
@@ -34,9 +37,7 @@ constexpr int SPINS = 1000;       // looks at a barrier before the processor is 
 enum Kind : int64_t { BF16 = 0, INT8 = 1 };
 enum Choosing : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };
 
-int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-
-int64_t group_bytes(int64_t k, int64_t kind) { return GROUP * (kind == INT8 ? round_up(k, 4) : 2 * round_up(k, 2)); }
+int64_t group_bytes(int64_t k, int64_t kind) { return GROUP * (kind == INT8 ? round_up(k, INT8_UNIT) : 2 * round_up(k, 2)); }
 
 }  // namespace
 
@@ -45,7 +46,7 @@ extern "C" {
 struct Matrix {
     const void* weights;        // packed
     const float* scales;        // [n] int8 only
-    const int32_t* corrections; // [n] int8 only: 128 times the sum of an output's weights
+    const int32_t* corrections; // [n] int8 only: what the numbers added to each row make of an output's weights
     const float* bias;          // [n] or null
     int64_t n, k, kind;
 };
@@ -162,50 +163,41 @@ void with_team(int64_t num_threads, const Work& work) {
 
 // ---------------------------------------------------------------------------------------------- small vector helpers
 
-__mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1); }
-
-__m512 widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
-
-__m512 load_bf16(const uint16_t* from, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
-
-void store_bf16(uint16_t* to, __mmask16 mask, __m512 x) {
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
-}
 
 // exp for -87 <= x <= 0. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
-__m512 exp_above(__m512 x) {
-    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), rest);
-    __m512 sum = _mm512_set1_ps(1.0f / 720);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 120));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 24));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 6));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(sum, whole);
+F32x16 exp_above(F32x16 x) {
+    const F32x16 whole = round_ps(mul_ps(x, set1_ps(1.44269504f)));
+    F32x16 rest = fnmadd_ps(whole, set1_ps(0.693359375f), x);
+    rest = fnmadd_ps(whole, set1_ps(-2.12194440e-4f), rest);
+    F32x16 sum = set1_ps(1.0f / 720);
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 120));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 24));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 6));
+    sum = fmadd_ps(sum, rest, set1_ps(0.5f));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f));
+    return scalef_ps(sum, whole);
 }
 
 // exp for x <= 0; exactly 0 below -87; NaN stays NaN.
-__m512 exp_nonpositive(__m512 x) {
-    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512 found = exp_above(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)));
-    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(seen, found), is_nan, x);
+F32x16 exp_nonpositive(F32x16 x) {
+    const Mask16 seen = at_least(x, set1_ps(-87.0f));
+    const Mask16 is_nan = is_nan_ps(x);
+    const F32x16 found = exp_above(max_ps(x, set1_ps(-87.0f)));
+    return mask_mov_ps(maskz_mov_ps(seen, found), is_nan, x);
 }
 
 // x * sigmoid(x), through exp(-|x|) so that nothing overflows
-__m512 silu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 e = exp_nonpositive(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
-    const __mmask16 positive = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ);
-    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(e, positive, one)), _mm512_add_ps(one, e));
+F32x16 silu(F32x16 x) {
+    const F32x16 one = set1_ps(1.0f);
+    const F32x16 e = exp_nonpositive(sub_ps(setzero_ps(), abs_ps(x)));
+    const Mask16 positive = at_least(x, setzero_ps());
+    return div_ps(mul_ps(x, mask_mov_ps(e, positive, one)), add_ps(one, e));
 }
 
 // --------------------------------------------------------------------------------------------------- rows of products
 
-// The left side of a product: bfloat16 rows, or int8 rows stored with 128 added and a scale each.
+// The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them.
 struct Rows {
     char* data;
     float* scales;
@@ -213,150 +205,78 @@ struct Rows {
     void* row(int64_t r) const { return data + r * stride; }
 };
 
-int64_t row_bytes(int64_t k) { return round_up(2 * k, ALIGN); }
+int64_t row_bytes(int64_t k) { return round_up((int64_t)sizeof(Short) * k, ALIGN); }
 
 // The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
 template <class Read>
-void quantise_row(int64_t k, uint8_t* to, float* scale, const Read& read) {
-    __m512 largest = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+void quantise_row(int64_t k, Whole* to, float* scale, const Read& read) {
+    F32x16 largest = setzero_ps(), poison = setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
-        const __m512 x = read(i, lanes(k - i));
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(x));
-        poison = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison);
+        const F32x16 x = read(i, lanes(k - i));
+        largest = max_ps(largest, abs_ps(x));
+        poison = fmadd_ps(x, setzero_ps(), poison);
     }
-    const float most = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(poison);
+    const float most = reduce_max_ps(largest) + reduce_add_ps(poison);
     *scale = most / 127.0f;
-    const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    const F32x16 inverse = set1_ps(most > 0 ? 127.0f / most : 0.0f);
     for (int64_t i = 0; i < k; i += 16) {
-        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(read(i, lanes(k - i)), inverse));
-        _mm_storeu_si128((__m128i*)(to + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
+        store_whole(to + i, cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse)));
     }
 }
 
 template <class Read>
 void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
     if (m.kind == INT8) {
-        quantise_row(m.k, (uint8_t*)rows.row(r), rows.scales + r, read);
+        quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
         return;
     }
-    uint16_t* to = (uint16_t*)rows.row(r);
-    for (int64_t i = 0; i < m.k; i += 16) _mm256_storeu_si256((__m256i*)(to + i), (__m256i)_mm512_cvtneps_pbh(read(i, lanes(m.k - i))));
+    Short* to = (Short*)rows.row(r);
+    for (int64_t i = 0; i < m.k; i += 16) store_short(to + i, read(i, lanes(m.k - i)));
 }
 
 struct ReadFloat {
     const float* from;
-    __m512 operator()(int64_t i, __mmask16 mask) const { return _mm512_maskz_loadu_ps(mask, from + i); }
+    F32x16 operator()(int64_t i, Mask16 mask) const { return maskz_loadu_ps(mask, from + i); }
 };
 
 struct ReadBf16 {
     const uint16_t* from;
-    __m512 operator()(int64_t i, __mmask16 mask) const { return load_bf16(from + i, mask); }
+    F32x16 operator()(int64_t i, Mask16 mask) const { return load_bf16(from + i, mask); }
 };
 
 struct ReadNormed {
     const float *from, *weight;
-    __m512 factor;
-    __m512 operator()(int64_t i, __mmask16 mask) const {
-        const __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, from + i), factor);
-        return _mm512_mul_ps(x, _mm512_maskz_loadu_ps(mask, weight + i));
+    F32x16 factor;
+    F32x16 operator()(int64_t i, Mask16 mask) const {
+        const F32x16 x = mul_ps(maskz_loadu_ps(mask, from + i), factor);
+        return mul_ps(x, maskz_loadu_ps(mask, weight + i));
     }
 };
 
 ReadNormed normed(const float* from, const float* weight, int64_t k, float epsilon) {
-    __m512 sum = _mm512_setzero_ps();
+    F32x16 sum = setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
-        const __m512 x = _mm512_maskz_loadu_ps(lanes(k - i), from + i);
-        sum = _mm512_fmadd_ps(x, x, sum);
+        const F32x16 x = maskz_loadu_ps(lanes(k - i), from + i);
+        sum = fmadd_ps(x, x, sum);
     }
-    return {from, weight, _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)k + epsilon))};
+    return {from, weight, set1_ps(1.0f / sqrtf(reduce_add_ps(sum) / (float)k + epsilon))};
 }
 
 // ----------------------------------------------------------------------------------------------------------- products
-
-// The loops over a tile's sums are unrolled by order: else GCC 12 keeps the sums in memory, at half the speed.
 
 // integer sums -> numbers, in place
 void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t first, float (*out)[GROUP]) {
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
-        const __mmask16 mask = o < m.n ? lanes(m.n - o) : 0;
-        const __m512i correction = _mm512_maskz_loadu_epi32(mask, m.corrections + o);
-        const __m512 scale = _mm512_maskz_loadu_ps(mask, m.scales + o);
+        const Mask16 mask = o < m.n ? lanes(m.n - o) : 0;
+        const I512 correction = maskz_loadu_epi32(mask, m.corrections + o);
+        const F32x16 scale = maskz_loadu_ps(mask, m.scales + o);
         for (int r = 0; r < num_rows; r++) {
-            const __m512 product = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(out[r] + 16 * p), correction));
-            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[row + r]));
-            _mm512_store_ps(out[r] + 16 * p, _mm512_mul_ps(product, both));
+            const F32x16 product = cvtepi32_ps(sub_epi32(load_si512(out[r] + 16 * p), correction));
+            const F32x16 both = mul_ps(scale, set1_ps(x.scales[row + r]));
+            store_ps(out[r] + 16 * p, mul_ps(product, both));
         }
     }
-}
-
-// Which weights to fetch while a tile is computed: four lines in every so many steps.
-struct Ahead {
-    const char* at;
-    int64_t every, left;
-    void step() {
-        if (--left > 0) return;
-        for (int line = 0; line < 4; line++) _mm_prefetch(at + line * 64, _MM_HINT_T1);
-        at += 4 * 64;
-        left = every;
-    }
-};
-
-template <int R>
-void tile_int8(const Matrix& m, const int8_t* weights, const Rows& x, int64_t row, int64_t first, Ahead ahead, float (*out)[GROUP]) {
-    __m512i sums[R][4];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) sums[r][p] = _mm512_setzero_si512();
-    const char* in = (const char*)x.row(row);
-    for (int64_t i = 0; i < m.k; i += 4, weights += 4 * GROUP) {
-        __m512i w[4];
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) w[p] = _mm512_load_si512(weights + p * 64);
-        ahead.step();
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            int32_t four;
-            memcpy(&four, in + r * x.stride + i, 4);
-            const __m512i spread = _mm512_set1_epi32(four);
-#pragma GCC unroll 8
-            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], spread, w[p]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) _mm512_store_si512(out[r] + 16 * p, sums[r][p]);
-    rescale(m, x, row, R, first, out);
-}
-
-template <int R>
-void tile_bf16(const Matrix& m, const uint16_t* weights, const Rows& x, int64_t row, Ahead ahead, float (*out)[GROUP]) {
-    __m512 sums[R][4];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) sums[r][p] = _mm512_setzero_ps();
-    const char* in = (const char*)x.row(row);
-    for (int64_t i = 0; i < m.k; i += 2, weights += 2 * GROUP) {
-        __m512bh w[4];
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) w[p] = (__m512bh)_mm512_load_si512(weights + p * 32);
-        ahead.step();
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            int32_t two;
-            memcpy(&two, in + r * x.stride + 2 * i, 4);
-            const __m512bh spread = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 8
-            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], spread, w[p]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) _mm512_store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
 // The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
@@ -374,14 +294,15 @@ void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t bl
     const char* weights = (const char*)m.weights + group * group_bytes(m.k, m.kind);
     const Ahead ahead = ahead_of(m, weights, block, num_blocks);
     if (m.kind == INT8)
-        tile_int8<R>(m, (const int8_t*)weights, x, row, first, ahead, out);
+        tile_int8<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
     else
-        tile_bf16<R>(m, (const uint16_t*)weights, x, row, ahead, out);
+        tile_bf16<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
+    if (m.kind == INT8) rescale(m, x, row, R, first, out);
     if (m.bias == nullptr) return;
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
-        const __m512 bias = _mm512_maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
-        for (int r = 0; r < R; r++) _mm512_store_ps(out[r] + 16 * p, _mm512_add_ps(_mm512_load_ps(out[r] + 16 * p), bias));
+        const F32x16 bias = maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
+        for (int r = 0; r < R; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
     }
 }
 
@@ -418,7 +339,7 @@ struct StoreBf16 {
     uint16_t* to;
     int64_t stride;
     void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
-        for (int64_t i = 0; i < count; i += 16) store_bf16(to + r * stride + o + i, lanes(count - i), _mm512_load_ps(sums + i));
+        for (int64_t i = 0; i < count; i += 16) store_bf16(to + r * stride + o + i, lanes(count - i), load_ps(sums + i));
     }
 };
 
@@ -426,7 +347,7 @@ struct StoreFloat {
     float* to;
     int64_t stride;
     void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
-        for (int64_t i = 0; i < count; i += 16) _mm512_mask_storeu_ps(to + r * stride + o + i, lanes(count - i), _mm512_load_ps(sums + i));
+        for (int64_t i = 0; i < count; i += 16) mask_storeu_ps(to + r * stride + o + i, lanes(count - i), load_ps(sums + i));
     }
 };
 
@@ -436,8 +357,8 @@ struct AddFloat {
     void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
         for (int64_t i = 0; i < count; i += 16) {
             float* at = to + r * stride + o + i;
-            const __mmask16 mask = lanes(count - i);
-            _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), _mm512_load_ps(sums + i)));
+            const Mask16 mask = lanes(count - i);
+            mask_storeu_ps(at, mask, add_ps(maskz_loadu_ps(mask, at), load_ps(sums + i)));
         }
     }
 };
@@ -450,39 +371,13 @@ struct StoreGated {
         for (int64_t i = 0; i < 32; i += 16) {
             const int64_t at = o / 2 + i;
             if (at >= stride) return;
-            const __m512 gated = _mm512_mul_ps(silu(_mm512_load_ps(sums + i)), _mm512_load_ps(sums + 32 + i));
-            _mm512_mask_storeu_ps(to + r * stride + at, lanes(stride - at), gated);
+            const F32x16 gated = mul_ps(silu(load_ps(sums + i)), load_ps(sums + 32 + i));
+            mask_storeu_ps(to + r * stride + at, lanes(stride - at), gated);
         }
     }
 };
 
 // ---------------------------------------------------------------------------------------------------------- attention
-
-// 16 sums of 16 numbers each -> the 16 totals, by a fixed tree
-__m512 totals(__m512* x) {
-    __m512 a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++) a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
-    for (int i = 0; i < 4; i++) b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
-    for (int i = 0; i < 2; i++)
-        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
-    const __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-    // lane 4 q + j now holds key (0, 2, 1, 3)[q] + 4 j
-    const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
-    return _mm512_permutexvar_ps(order, d);
-}
-
-// scores of one query with 16 keys
-__m512 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
-    __m512 sums[16];
-    for (int j = 0; j < 16; j++) sums[j] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < dim; i += 32) {
-        const __mmask32 mask = dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1;
-        const __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(mask, query + i);
-        for (int j = 0; j < 16; j++)
-            sums[j] = _mm512_dpbf16_ps(sums[j], q, (__m512bh)_mm512_maskz_loadu_epi16(mask, keys + j * dim + i));
-    }
-    return totals(sums);
-}
 
 struct Query {
     const uint16_t* from;
@@ -493,76 +388,73 @@ struct Query {
 
 // scores, then weights in their place; returns 1 / sum
 float weigh(const AttentionCall& call, const Query& query, const uint16_t* keys, int64_t first_key, int64_t num_keys) {
-    const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const F32x16 hidden = set1_ps(-INFINITY);
     const int64_t earliest = call.window ? query.position - call.window + 1 : 0;
-    __m512 largest = hidden;
+    F32x16 largest = hidden;
     for (int64_t j = first_key; j < num_keys; j += 16) {
-        __m512 s = _mm512_mul_ps(score_block(query.from, keys + j * call.key_dim, call.key_dim), _mm512_set1_ps(call.scale));
+        F32x16 s = mul_ps(score_block(query.from, keys + j * call.key_dim, call.key_dim), set1_ps(call.scale));
         if (call.softcap > 0) {
             alignas(ALIGN) float each[16];
-            _mm512_store_ps(each, s);
+            store_ps(each, s);
             for (float& one : each) one = tanhf(one / call.softcap) * call.softcap;
-            s = _mm512_load_ps(each);
+            s = load_ps(each);
         }
-        const __m512i at = _mm512_add_epi32(places, _mm512_set1_epi32((int32_t)j));
-        __mmask16 seen = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32((int32_t)query.position));
-        seen &= _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32((int32_t)earliest));
+        const I512 at = add_epi32(places, set1_epi32((int32_t)j));
+        Mask16 seen = cmple_epi32_mask(at, set1_epi32((int32_t)query.position));
+        seen &= cmpge_epi32_mask(at, set1_epi32((int32_t)earliest));
         if (call.mask != nullptr)
-            seen &= _mm_test_epi8_mask(_mm_maskz_loadu_epi8(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j), _mm_set1_epi8(-1));
-        s = _mm512_mask_mov_ps(hidden, seen, s);
-        largest = _mm512_max_ps(s, largest);
-        _mm512_storeu_ps(query.scores + j, s);
+            seen &= nonzero_bytes(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j);
+        s = mask_mov_ps(hidden, seen, s);
+        largest = max_ps(s, largest);
+        storeu_ps(query.scores + j, s);
     }
-    float most = _mm512_reduce_max_ps(largest);
+    float most = reduce_max_ps(largest);
     if (query.sink != nullptr && *query.sink > most) most = *query.sink;
     if (most == -INFINITY) most = 0;  // nothing is seen
-    __m512 sum = _mm512_setzero_ps();
+    F32x16 sum = setzero_ps();
     for (int64_t j = first_key; j < num_keys; j += 16) {
-        const __m512 w = exp_nonpositive(_mm512_sub_ps(_mm512_loadu_ps(query.scores + j), _mm512_set1_ps(most)));
-        sum = _mm512_add_ps(sum, w);
-        _mm512_storeu_ps(query.scores + j, w);
+        const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
+        sum = add_ps(sum, w);
+        storeu_ps(query.scores + j, w);
     }
-    float total = _mm512_reduce_add_ps(sum);
+    float total = reduce_add_ps(sum);
     if (query.sink != nullptr) total += expf(*query.sink - most);
     return 1.0f / total;
 }
 
-// The weighted sum of values for up to four queries, 64 columns at a time, key after key.
+// The weighted sum of values for a few queries, 64 columns at a time, key after key.
 template <int Q>
 void gather(const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values, int64_t first_key,
             int64_t num_keys, int64_t column, float (*out)[GROUP]) {
-    __m512 sums[Q][4];
-    __mmask16 masks[4];
+    F32x16 sums[Q][4];
+    Mask16 masks[4];
     for (int p = 0; p < 4; p++) {
         const int64_t left = call.value_dim - column - 16 * p;
         masks[p] = left > 0 ? lanes(left) : 0;
-        for (int q = 0; q < Q; q++) sums[q][p] = _mm512_setzero_ps();
+        for (int q = 0; q < Q; q++) sums[q][p] = setzero_ps();
     }
     int64_t seen_by_all = num_keys;
     for (int q = 0; q < Q; q++) seen_by_all = std::min(seen_by_all, queries[q].position + 1);
     for (int64_t j = first_key; j < num_keys; j++) {
-        __m512 v[4];
+        F32x16 v[4];
         for (int p = 0; p < 4; p++) v[p] = load_bf16(values + j * call.value_dim + column + 16 * p, masks[p]);
         for (int q = 0; q < Q; q++) {
             // a weight of zero is not enough: a later row's value may be NaN
             if (j >= seen_by_all && j > queries[q].position) continue;
-            const __m512 w = _mm512_set1_ps(queries[q].scores[j]);
-            for (int p = 0; p < 4; p++) sums[q][p] = _mm512_fmadd_ps(w, v[p], sums[q][p]);
+            const F32x16 w = set1_ps(queries[q].scores[j]);
+            for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
         }
     }
     for (int q = 0; q < Q; q++)
-        for (int p = 0; p < 4; p++) _mm512_store_ps(out[q] + 16 * p, _mm512_mul_ps(sums[q][p], _mm512_set1_ps(inverse[q])));
+        for (int p = 0; p < 4; p++) store_ps(out[q] + 16 * p, mul_ps(sums[q][p], set1_ps(inverse[q])));
 }
 
+template <int Q = TOGETHER>
 void any_gather(int count, const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values,
                 int64_t first_key, int64_t num_keys, int64_t column, float (*out)[GROUP]) {
-    switch (count) {
-        case 1: return gather<1>(call, queries, inverse, values, first_key, num_keys, column, out);
-        case 2: return gather<2>(call, queries, inverse, values, first_key, num_keys, column, out);
-        case 3: return gather<3>(call, queries, inverse, values, first_key, num_keys, column, out);
-        default: return gather<4>(call, queries, inverse, values, first_key, num_keys, column, out);
-    }
+    if (count >= Q) return gather<Q>(call, queries, inverse, values, first_key, num_keys, column, out);
+    if constexpr (Q > 1) any_gather<Q - 1>(count, call, queries, inverse, values, first_key, num_keys, column, out);
 }
 
 int64_t num_blocks(const AttentionCall& call) {
@@ -592,15 +484,15 @@ void attend_block(const AttentionCall& call, int64_t block, float* scores) {
                       call.sinks ? call.sinks + h : nullptr};
         inverse[i] = weigh(call, queries[i], keys, first_key, num_keys);
     }
-    alignas(ALIGN) float out[4][GROUP];
-    for (int64_t i = 0; i < count; i += 4)
+    alignas(ALIGN) float out[TOGETHER][GROUP];
+    for (int64_t i = 0; i < count; i += TOGETHER)
         for (int64_t column = 0; column < call.value_dim; column += GROUP) {
-            const int some = (int)(count - i < 4 ? count - i : 4);
+            const int some = (int)(count - i < TOGETHER ? count - i : TOGETHER);
             any_gather(some, call, queries + i, inverse + i, values, first_key, num_keys, column, out);
             for (int q = 0; q < some; q++) {
                 uint16_t* to = call.output + (queries[i + q].row * call.num_heads + heads[i + q]) * call.value_dim + column;
                 for (int64_t c = 0; c < GROUP && column + c < call.value_dim; c += 16)
-                    store_bf16(to + c, lanes(call.value_dim - column - c), _mm512_load_ps(out[q] + c));
+                    store_bf16(to + c, lanes(call.value_dim - column - c), load_ps(out[q] + c));
             }
         }
 }
@@ -681,18 +573,18 @@ Rows prepare(const Matrix& m, const Work& w, int64_t num_rows, const Team& team,
 // One head's numbers, normed if the model does so, turned by the position's angles. from, to: [D]
 void turn(const float* from, const float* norm, float epsilon, const float* cos, const float* sin, int64_t dim, uint16_t* to) {
     const int64_t half = dim / 2;
-    __m512 factor = _mm512_set1_ps(1.0f);
+    F32x16 factor = set1_ps(1.0f);
     if (norm != nullptr) factor = normed(from, norm, dim, epsilon).factor;
     for (int64_t i = 0; i < half; i += 16) {
-        const __mmask16 mask = lanes(half - i);
-        __m512 a = _mm512_maskz_loadu_ps(mask, from + i), b = _mm512_maskz_loadu_ps(mask, from + half + i);
+        const Mask16 mask = lanes(half - i);
+        F32x16 a = maskz_loadu_ps(mask, from + i), b = maskz_loadu_ps(mask, from + half + i);
         if (norm != nullptr) {
-            a = _mm512_mul_ps(_mm512_mul_ps(a, factor), _mm512_maskz_loadu_ps(mask, norm + i));
-            b = _mm512_mul_ps(_mm512_mul_ps(b, factor), _mm512_maskz_loadu_ps(mask, norm + half + i));
+            a = mul_ps(mul_ps(a, factor), maskz_loadu_ps(mask, norm + i));
+            b = mul_ps(mul_ps(b, factor), maskz_loadu_ps(mask, norm + half + i));
         }
-        const __m512 c = _mm512_maskz_loadu_ps(mask, cos + i), s = _mm512_maskz_loadu_ps(mask, sin + i);
-        store_bf16(to + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-        store_bf16(to + half + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+        const F32x16 c = maskz_loadu_ps(mask, cos + i), s = maskz_loadu_ps(mask, sin + i);
+        store_bf16(to + i, mask, fmsub_ps(a, c, mul_ps(b, s)));
+        store_bf16(to + half + i, mask, fmadd_ps(b, c, mul_ps(a, s)));
     }
 }
 
@@ -708,7 +600,7 @@ void place_row(const Stack& s, const Layer& layer, const Batch& b, const Work& w
         turn(from, layer.k_norm, s.epsilon, cos, sin, D, store[0] + (h * span.capacity + position) * D);
     for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
         for (int64_t i = 0; i < D; i += 16)
-            store_bf16(store[1] + (h * span.capacity + position) * D + i, lanes(D - i), _mm512_maskz_loadu_ps(lanes(D - i), from + i));
+            store_bf16(store[1] + (h * span.capacity + position) * D + i, lanes(D - i), maskz_loadu_ps(lanes(D - i), from + i));
 }
 
 void place_rows(const Stack& s, const Batch& b, const Work& w, int64_t index, const Team& team) {
@@ -763,8 +655,8 @@ void embed(const Stack& s, const Batch& b, const Work& w, const Team& team) {
     team.share(b.num_rows, first, last);
     for (int64_t r = first; r < last; r++)
         for (int64_t i = 0; i < s.hidden; i += 16) {
-            const __mmask16 mask = lanes(s.hidden - i);
-            _mm512_mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask));
+            const Mask16 mask = lanes(s.hidden - i);
+            mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask));
         }
     team.wait();
 }
@@ -788,10 +680,9 @@ constexpr int64_t WORTH_A_TEAM = 65536; // numbers below which one thread is fas
 struct Logits {
     const void* from;
     bool is_float;
-    __m512 load(int64_t i, __mmask16 mask) const {
-        if (is_float) return _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask, (const float*)from + i);
-        const __m256i low = _mm256_mask_loadu_epi16(_mm256_set1_epi16((short)0xff80), mask, (const uint16_t*)from + i);
-        return widen(low);
+    F32x16 load(int64_t i, Mask16 mask) const {
+        if (is_float) return mask_loadu_ps(set1_ps(-INFINITY), mask, (const float*)from + i);
+        return load_bf16_or_least((const uint16_t*)from + i, mask);
     }
     float at(int64_t i) const {
         if (is_float) return ((const float*)from)[i];
@@ -808,18 +699,18 @@ Logits row_of(const void* logits, int64_t is_float, int64_t stride, int64_t r) {
 
 // The first place of the largest number; the first NaN if there is one.
 int64_t argmax_of(const Logits& row, int64_t width) {
-    __m512 best = _mm512_set1_ps(-INFINITY);
-    __mmask16 nan = 0;
+    F32x16 best = set1_ps(-INFINITY);
+    Mask16 nan = 0;
     for (int64_t i = 0; i < width; i += 16) {
-        const __m512 x = row.load(i, lanes(width - i));
-        nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-        best = _mm512_max_ps(x, best);
+        const F32x16 x = row.load(i, lanes(width - i));
+        nan |= is_nan_ps(x);
+        best = max_ps(x, best);
     }
-    const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(best));
+    const F32x16 most = set1_ps(reduce_max_ps(best));
     for (int64_t i = 0; i < width; i += 16) {
-        const __mmask16 mask = lanes(width - i);
-        const __m512 x = row.load(i, mask);
-        const __mmask16 found = (nan ? _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) : _mm512_cmp_ps_mask(x, most, _CMP_EQ_OQ)) & mask;
+        const Mask16 mask = lanes(width - i);
+        const F32x16 x = row.load(i, mask);
+        const Mask16 found = (nan ? is_nan_ps(x) : equal(x, most)) & mask;
         if (found) return i + __builtin_ctz(found);
     }
     return 0;
@@ -829,33 +720,33 @@ int64_t argmax_of(const Logits& row, int64_t width) {
 void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, int64_t* ids) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     std::vector<float> most(blocks), sorted;
-    __mmask16 nan = 0;
+    Mask16 nan = 0;
     float largest = -INFINITY;
     for (int64_t b = 0; b < blocks; b++) {
-        __m512 best = _mm512_set1_ps(-INFINITY);
+        F32x16 best = set1_ps(-INFINITY);
         for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < width; i += 16) {
-            const __m512 x = row.load(i, lanes(width - i));
-            nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-            best = _mm512_max_ps(x, best);
+            const F32x16 x = row.load(i, lanes(width - i));
+            nan |= is_nan_ps(x);
+            best = max_ps(x, best);
         }
-        most[b] = _mm512_reduce_max_ps(best);
+        most[b] = reduce_max_ps(best);
         largest = std::max(largest, most[b]);
     }
-    const __m512 shift = _mm512_set1_ps(largest);
-    const __m512 factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
-    const __m512 least = _mm512_set1_ps(-87.0f);
-    const auto term = [&](int64_t i, __mmask16 mask) {
-        const __m512 x = _mm512_mul_ps(_mm512_sub_ps(row.load(i, mask), shift), factor);
-        return exp_above(_mm512_max_ps(x, least));  // what is below adds 1e-38 to a sum of at least 1
+    const F32x16 shift = set1_ps(largest);
+    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
+    const F32x16 least = set1_ps(-87.0f);
+    const auto term = [&](int64_t i, Mask16 mask) {
+        const F32x16 x = mul_ps(sub_ps(row.load(i, mask), shift), factor);
+        return exp_above(max_ps(x, least));  // what is below adds 1e-38 to a sum of at least 1
     };
-    __m512 even = _mm512_setzero_ps(), odd = even;
+    F32x16 even = setzero_ps(), odd = even;
     int64_t at = 0;
     for (; at + 32 <= width; at += 32) {
-        even = _mm512_add_ps(even, term(at, 0xffff));
-        odd = _mm512_add_ps(odd, term(at + 16, 0xffff));
+        even = add_ps(even, term(at, 0xffff));
+        odd = add_ps(odd, term(at + 16, 0xffff));
     }
-    for (; at < width; at += 16) even = _mm512_mask_add_ps(even, lanes(width - at), even, term(at, lanes(width - at)));
-    const float total = nan ? NAN : _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    for (; at < width; at += 16) even = mask_add_ps(even, lanes(width - at), even, term(at, lanes(width - at)));
+    const float total = nan ? NAN : reduce_add_ps(add_ps(even, odd));
     // the count-th largest of the blocks' maxima bounds the count-th largest number from below
     float bound = -INFINITY;
     if (blocks > count) {
@@ -876,9 +767,9 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     alignas(ALIGN) float few[16];
     for (int64_t i = 0; i < count; i += 16) {
         for (int64_t j = 0; j < 16; j++) few[j] = i + j < kept ? -found[i + j].first : -INFINITY;
-        __m512 p = exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(few), shift), factor));
-        p = _mm512_div_ps(p, _mm512_set1_ps(total));
-        _mm512_mask_storeu_ps(probs + i, lanes(count - i), p);
+        F32x16 p = exp_nonpositive(mul_ps(sub_ps(load_ps(few), shift), factor));
+        p = div_ps(p, set1_ps(total));
+        mask_storeu_ps(probs + i, lanes(count - i), p);
     }
     for (int64_t i = 0; i < count; i++) ids[i] = i < kept ? found[i].second : 0;
 }
@@ -892,21 +783,21 @@ struct Noise {
 
 // softmax(row / temperature); NaN somewhere if it is no law.
 void dense_law(const Logits& row, int64_t width, float temperature, float* probs) {
-    __m512 best = _mm512_set1_ps(-INFINITY);
-    for (int64_t i = 0; i < width; i += 16) best = _mm512_max_ps(row.load(i, lanes(width - i)), best);
-    const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(best));
-    const __m512 factor = _mm512_set1_ps(std::min(1.0f / temperature, 3e38f));
-    __m512 sum = _mm512_setzero_ps();
+    F32x16 best = set1_ps(-INFINITY);
+    for (int64_t i = 0; i < width; i += 16) best = max_ps(row.load(i, lanes(width - i)), best);
+    const F32x16 shift = set1_ps(reduce_max_ps(best));
+    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));
+    F32x16 sum = setzero_ps();
     for (int64_t i = 0; i < width; i += 16) {
-        const __mmask16 mask = lanes(width - i);
-        const __m512 e = exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(row.load(i, mask), shift), factor));
-        sum = _mm512_mask_add_ps(sum, mask, sum, e);
-        _mm512_mask_storeu_ps(probs + i, mask, e);
+        const Mask16 mask = lanes(width - i);
+        const F32x16 e = exp_nonpositive(mul_ps(sub_ps(row.load(i, mask), shift), factor));
+        sum = mask_add_ps(sum, mask, sum, e);
+        mask_storeu_ps(probs + i, mask, e);
     }
-    const __m512 total = _mm512_set1_ps(_mm512_reduce_add_ps(sum));
+    const F32x16 total = set1_ps(reduce_add_ps(sum));
     for (int64_t i = 0; i < width; i += 16) {
-        const __mmask16 mask = lanes(width - i);
-        _mm512_mask_storeu_ps(probs + i, mask, _mm512_div_ps(_mm512_maskz_loadu_ps(mask, probs + i), total));
+        const Mask16 mask = lanes(width - i);
+        mask_storeu_ps(probs + i, mask, div_ps(maskz_loadu_ps(mask, probs + i), total));
     }
 }
 
@@ -956,10 +847,10 @@ int64_t drawn_place(const float* weights, int64_t count, double uniform) {
     std::vector<double> reached;
     double total = 0;
     for (int64_t first = 0; first < count; first += STRETCH) {
-        __m512d sum = _mm512_setzero_pd();
+        F64x8 sum = setzero_pd();
         for (int64_t i = first; i < std::min(count, first + STRETCH); i += 8)
-            sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm256_maskz_loadu_ps((__mmask8)lanes(count - i), weights + i)));
-        total += _mm512_reduce_add_pd(sum);
+            sum = add_pd(sum, load_as_pd((Mask8)lanes(count - i), weights + i));
+        total += reduce_add_pd(sum);
         reached.push_back(total);
     }
     const double at = std::min(uniform * total, std::nextafter(total, 0.0));
@@ -973,31 +864,31 @@ int64_t drawn_place(const float* weights, int64_t count, double uniform) {
     return std::min(place, count - 1);
 }
 
-__m512i mixed(__m512i z) {
-    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
-    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBull));
-    return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+I512 mixed(I512 z) {
+    z = mullo_epi64(xor_si512(z, srli_epi64<30>(z)), set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
+    z = mullo_epi64(xor_si512(z, srli_epi64<27>(z)), set1_epi64((int64_t)0x94D049BB133111EBull));
+    return xor_si512(z, srli_epi64<31>(z));
 }
 
 // The first place of the largest probs / Exp(1), whose noise is a hash of key and id. ids: null: each place is its id
 int64_t favoured_place(const float* probs, const int64_t* ids, int64_t count, int64_t key) {
-    const __m512i counting = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    const I512 counting = setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     double best = 0, bound = INFINITY;
     int64_t place = -1;
     for (int64_t i = 0; i < count; i += 8) {
-        const __mmask8 mask = (__mmask8)lanes(count - i);
-        const __m512i each = ids ? _mm512_maskz_loadu_epi64(mask, ids + i) : _mm512_add_epi64(counting, _mm512_set1_epi64(i));
-        const __m512i step = _mm512_mullo_epi64(each, _mm512_set1_epi64((int64_t)0x9E3779B97F4A7C15ull));
-        const __m512i z = _mm512_srli_epi64(mixed(_mm512_add_epi64(_mm512_set1_epi64(key), step)), 12);
-        const __m512d u = _mm512_mul_pd(_mm512_add_pd(_mm512_cvtepu64_pd(z), _mm512_set1_pd(0.5)), _mm512_set1_pd(0x1p-52));
-        const __m512d p = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(mask, probs + i));
+        const Mask8 mask = (Mask8)lanes(count - i);
+        const I512 each = ids ? maskz_loadu_epi64(mask, ids + i) : add_epi64(counting, set1_epi64(i));
+        const I512 step = mullo_epi64(each, set1_epi64((int64_t)0x9E3779B97F4A7C15ull));
+        const I512 z = srli_epi64<12>(mixed(add_epi64(set1_epi64(key), step)));
+        const F64x8 u = mul_pd(add_pd(cvtepu52_pd(z), set1_pd(0.5)), set1_pd(0x1p-52));
+        const F64x8 p = load_as_pd(mask, probs + i);
         // p / -log(u) > best only where u > exp(-p / best) >= 1 - p / best: so few logarithms are needed
-        const __m512d least = _mm512_fnmadd_pd(p, _mm512_set1_pd(bound), _mm512_set1_pd(1 - 1e-12));
-        __mmask8 left = _mm512_mask_cmp_pd_mask(mask, u, place < 0 ? _mm512_setzero_pd() : least, _CMP_GE_OQ);
+        const F64x8 least = fnmadd_pd(p, set1_pd(bound), set1_pd(1 - 1e-12));
+        Mask8 left = at_least(u, place < 0 ? setzero_pd() : least) & mask;
         if (!left) continue;
         alignas(ALIGN) double us[8], ps[8];
-        _mm512_store_pd(us, u);
-        _mm512_store_pd(ps, p);
+        store_pd(us, u);
+        store_pd(ps, p);
         for (; left; left &= left - 1) {
             const int lane = __builtin_ctz(left);
             const double score = ps[lane] / -std::log(us[lane]);
@@ -1064,29 +955,22 @@ struct Seen {
 
 // max(scale * p - q, 0) on p's ids -> its sum. spread: zeros for all ids, and zeros again afterwards.
 double residual(const Seen& p, const Seen& q, double scale, float* spread, float* out) {
-    const __m512 by = _mm512_set1_ps((float)scale), zero = _mm512_setzero_ps();
+    const F32x16 by = set1_ps((float)scale), zero = setzero_ps();
     const bool is_spread = q.ids != nullptr;
     const float* other = is_spread ? spread : q.probs;
     for (int64_t i = 0; is_spread && i < q.count; i++)
         if (q.probs[i] > 0) spread[q.ids[i]] = q.probs[i];
     double total = 0;
     for (int64_t first = 0; first < p.count; first += STRETCH) {
-        __m512 sum = zero;
+        F32x16 sum = zero;
         for (int64_t i = first; i < std::min(p.count, first + STRETCH); i += 16) {
-            const __mmask16 mask = lanes(p.count - i);
-            __m512 taken;
-            if (p.ids == nullptr) {
-                taken = _mm512_maskz_loadu_ps(mask, other + i);
-            } else {
-                const __m256 low = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)mask, _mm512_maskz_loadu_epi64((__mmask8)mask, p.ids + i), other, 4);
-                const __m256 high = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)(mask >> 8), _mm512_maskz_loadu_epi64((__mmask8)(mask >> 8), p.ids + i + 8), other, 4);
-                taken = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-            }
-            const __m512 left = _mm512_max_ps(_mm512_sub_ps(_mm512_mul_ps(by, _mm512_maskz_loadu_ps(mask, p.probs + i)), taken), zero);
-            sum = _mm512_mask_add_ps(sum, mask, sum, left);
-            if (out) _mm512_mask_storeu_ps(out + i, mask, left);
+            const Mask16 mask = lanes(p.count - i);
+            const F32x16 taken = p.ids == nullptr ? maskz_loadu_ps(mask, other + i) : gather_ps(mask, other, p.ids + i);
+            const F32x16 left = max_ps(sub_ps(mul_ps(by, maskz_loadu_ps(mask, p.probs + i)), taken), zero);
+            sum = mask_add_ps(sum, mask, sum, left);
+            if (out) mask_storeu_ps(out + i, mask, left);
         }
-        total += _mm512_reduce_add_ps(sum);
+        total += reduce_add_ps(sum);
     }
     for (int64_t i = 0; is_spread && i < q.count; i++) spread[q.ids[i]] = 0;
     return total;
@@ -1246,10 +1130,10 @@ int64_t packed_bytes(int64_t n, int64_t k, int64_t kind) {
     return round_up(n, GROUP) / GROUP * group_bytes(k, kind);
 }
 
-// weights: [n, k] bfloat16 or int8 -> groups of 64 outputs: [groups, k / u, 64, u] with u inputs in four bytes.
+// weights: [n, k] bfloat16 or int8 -> groups of 64 outputs, in the order in which the inner loops read them.
 // corrections: [n], for int8.
 void pack(const void* weights, int64_t n, int64_t k, int64_t kind, void* to, int32_t* corrections) {
-    const int64_t size = kind == INT8 ? 1 : 2, unit = 4 / size, bytes = group_bytes(k, kind), groups = round_up(n, GROUP) / GROUP;
+    const int64_t size = kind == INT8 ? 1 : 2, unit = kind == INT8 ? INT8_UNIT : 2, bytes = group_bytes(k, kind), groups = round_up(n, GROUP) / GROUP;
 #ifdef MADV_HUGEPAGE
     const uintptr_t begin = round_up((uintptr_t)to, 1 << 21), end = ((uintptr_t)to + packed_bytes(n, k, kind)) >> 21 << 21;
     if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
@@ -1263,12 +1147,12 @@ void pack(const void* weights, int64_t n, int64_t k, int64_t kind, void* to, int
             const char* row = (const char*)weights + o * k * size;
             for (int64_t i = 0; i < k; i += unit) {
                 const int64_t count = k - i < unit ? k - i : unit;
-                memcpy(into + (i / unit * GROUP + j) * 4, row + i * size, count * size);
+                memcpy(into + packed_place(j, i / unit, round_up(k, unit) / unit) * unit * size, row + i * size, count * size);
             }
             if (kind != INT8) continue;
             int32_t sum = 0;
             for (int64_t i = 0; i < k; i++) sum += ((const int8_t*)row)[i];
-            corrections[o] = 128 * sum;
+            corrections[o] = OFFSET * sum;
         }
     }
 }

@@ -10,14 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.kernels.build import BuildError, library
+from foredraft.kernels.build import INSTRUCTIONS, BuildError, library
 from foredraft.kernels.layout import quantised
 from foredraft.kernels.native import Kernels
 
 logger = logging.getLogger("foredraft")
 
-_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni")
-"""As Linux calls them."""
+_NEEDED = {
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"),
+    "avx2": ("avx2", "fma"),
+}
+"""Of build.INSTRUCTIONS, as Linux calls them."""
 
 _ROW_COUNTS = (1, 2, 5, 8, 17)
 
@@ -34,26 +37,28 @@ def why_none() -> str | None:
 
 @cache
 def _outcome() -> tuple[Kernels | None, str | None]:
-    reason = _missing_features()
-    if reason is None:
-        try:
-            kernels = Kernels(library())
+    try:
+        usable = usable_instructions()
+        if usable:
+            kernels = Kernels(library(usable[0]))
             reason = self_test(kernels)
-        except (BuildError, OSError) as error:
-            reason = str(error)
-        if reason is None:
-            return kernels, None
+            if reason is None:
+                return kernels, None
+        else:
+            reason = f"the processor lacks {' or '.join(_NEEDED['avx2'])}"
+    except (BuildError, OSError) as error:
+        reason = str(error)
     logger.warning("compiled kernels are not used (%s): PyTorch's own run, more slowly", reason)
     return None, reason
 
 
-def _missing_features() -> str | None:
+def usable_instructions() -> list[str]:
+    """What this processor has of build.INSTRUCTIONS, the fastest first. Raises BuildError where nobody can say."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     except OSError:
-        return "they are for Linux on x86"
-    missing = [name for name in _NEEDED if name not in flags]
-    return f"the processor lacks {', '.join(missing)}" if missing else None
+        raise BuildError("they are for Linux on x86") from None
+    return [name for name in INSTRUCTIONS if flags.issuperset(_NEEDED[name])]
 
 
 def self_test(kernels: Kernels) -> str | None:

@@ -1,0 +1,363 @@
+// Sixteen numbers at a time and the inner loops of products and attention, by AVX2 with FMA: two registers of eight.
+
+#pragma once
+
+#include "base.h"
+
+namespace {
+
+struct F32x16 { __m256 low, high; };
+struct F64x8 { __m256d low, high; };
+struct I512 { __m256i low, high; };  // whole numbers of any width
+using Whole = int16_t;               // a row's number for an int8 product
+using Short = float;                 // a row's number for a bfloat16 product: one that bfloat16 has
+
+constexpr int INT8_UNIT = 2;         // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 too
+constexpr int OFFSET = 0;
+constexpr int TOGETHER = 1;          // queries for which a value is read once: of more the sums would not stay in registers
+
+// ------------------------------------------------------------------------------------------------------- instructions
+
+// all bits of a lane, by its bit
+__m256i lane_mask(Mask8 mask) {
+    const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask), bits), bits);
+}
+
+Mask16 joined(int low, int high) { return (Mask16)(low | high << 8); }
+
+__m256 masked_load(Mask8 mask, const float* from) {
+    return mask == 0xff ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, lane_mask(mask));
+}
+
+void masked_store(float* to, Mask8 mask, __m256 x) {
+    if (mask == 0xff) _mm256_storeu_ps(to, x); else _mm256_maskstore_ps(to, lane_mask(mask), x);
+}
+
+__m256 blend(__m256 other, Mask8 mask, __m256 x) { return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(lane_mask(mask))); }
+
+F32x16 setzero_ps() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+F32x16 set1_ps(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+F32x16 load_ps(const float* from) { return {_mm256_load_ps(from), _mm256_load_ps(from + 8)}; }
+F32x16 loadu_ps(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+F32x16 maskz_loadu_ps(Mask16 mask, const float* from) { return {masked_load((Mask8)mask, from), masked_load(mask >> 8, from + 8)}; }
+void store_ps(float* to, F32x16 x) { _mm256_store_ps(to, x.low); _mm256_store_ps(to + 8, x.high); }
+void storeu_ps(float* to, F32x16 x) { _mm256_storeu_ps(to, x.low); _mm256_storeu_ps(to + 8, x.high); }
+void mask_storeu_ps(float* to, Mask16 mask, F32x16 x) { masked_store(to, (Mask8)mask, x.low); masked_store(to + 8, mask >> 8, x.high); }
+F32x16 add_ps(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+F32x16 sub_ps(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+F32x16 mul_ps(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+F32x16 div_ps(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+F32x16 max_ps(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+F32x16 fmadd_ps(F32x16 a, F32x16 b, F32x16 c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
+F32x16 fnmadd_ps(F32x16 a, F32x16 b, F32x16 c) { return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)}; }
+F32x16 fmsub_ps(F32x16 a, F32x16 b, F32x16 c) { return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)}; }
+
+F32x16 abs_ps(F32x16 x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.low), _mm256_andnot_ps(sign, x.high)};
+}
+
+F32x16 round_ps(F32x16 x) {
+    return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+F32x16 mask_mov_ps(F32x16 other, Mask16 mask, F32x16 x) { return {blend(other.low, (Mask8)mask, x.low), blend(other.high, mask >> 8, x.high)}; }
+F32x16 maskz_mov_ps(Mask16 mask, F32x16 x) { return mask_mov_ps(setzero_ps(), mask, x); }
+F32x16 mask_add_ps(F32x16 other, Mask16 mask, F32x16 a, F32x16 b) { return mask_mov_ps(other, mask, add_ps(a, b)); }
+F32x16 mask_loadu_ps(F32x16 other, Mask16 mask, const float* from) {
+    return mask == 0xffff ? loadu_ps(from) : mask_mov_ps(other, mask, maskz_loadu_ps(mask, from));
+}
+
+float reduce_add_ps(F32x16 x) {
+    const __m256 eight = _mm256_add_ps(x.low, x.high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+float reduce_max_ps(F32x16 x) {
+    const __m256 eight = _mm256_max_ps(x.low, x.high);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+template <int PREDICATE>
+Mask16 compared(F32x16 a, F32x16 b) {
+    return joined(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, PREDICATE)), _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, PREDICATE)));
+}
+
+Mask16 at_least(F32x16 a, F32x16 b) { return compared<_CMP_GE_OQ>(a, b); }
+Mask16 equal(F32x16 a, F32x16 b) { return compared<_CMP_EQ_OQ>(a, b); }
+Mask16 is_nan_ps(F32x16 x) { return compared<_CMP_UNORD_Q>(x, x); }
+
+I512 set1_epi32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m, int n, int o, int p) {
+    return {_mm256_setr_epi32(a, b, c, d, e, f, g, h), _mm256_setr_epi32(i, j, k, l, m, n, o, p)};
+}
+I512 load_si512(const void* from) { return {_mm256_load_si256((const __m256i*)from), _mm256_load_si256((const __m256i*)from + 1)}; }
+I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) {
+    return {_mm256_maskload_epi32(from, lane_mask((Mask8)mask)), _mm256_maskload_epi32(from + 8, lane_mask(mask >> 8))};
+}
+I512 add_epi32(I512 a, I512 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+I512 sub_epi32(I512 a, I512 b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+Mask16 cmpge_epi32_mask(I512 a, I512 b) {
+    const __m256i low = _mm256_cmpgt_epi32(b.low, a.low), high = _mm256_cmpgt_epi32(b.high, a.high);
+    return (Mask16)~joined(_mm256_movemask_ps(_mm256_castsi256_ps(low)), _mm256_movemask_ps(_mm256_castsi256_ps(high)));
+}
+Mask16 cmple_epi32_mask(I512 a, I512 b) { return cmpge_epi32_mask(b, a); }
+F32x16 cvtepi32_ps(I512 x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+I512 cvtps_epi32(F32x16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
+
+// x times 2 to a whole power from -126 to 127
+F32x16 scalef_ps(F32x16 x, F32x16 power) {
+    const I512 exponent = add_epi32(cvtps_epi32(power), set1_epi32(127));
+    const F32x16 scale = {_mm256_castsi256_ps(_mm256_slli_epi32(exponent.low, 23)), _mm256_castsi256_ps(_mm256_slli_epi32(exponent.high, 23))};
+    return mul_ps(x, scale);
+}
+
+F64x8 setzero_pd() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+F64x8 set1_pd(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+void store_pd(double* to, F64x8 x) { _mm256_store_pd(to, x.low); _mm256_store_pd(to + 4, x.high); }
+F64x8 add_pd(F64x8 a, F64x8 b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
+F64x8 mul_pd(F64x8 a, F64x8 b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
+F64x8 fnmadd_pd(F64x8 a, F64x8 b, F64x8 c) { return {_mm256_fnmadd_pd(a.low, b.low, c.low), _mm256_fnmadd_pd(a.high, b.high, c.high)}; }
+
+double reduce_add_pd(F64x8 x) {
+    const __m256d four = _mm256_add_pd(x.low, x.high);
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+Mask8 at_least(F64x8 a, F64x8 b) {
+    const int low = _mm256_movemask_pd(_mm256_cmp_pd(a.low, b.low, _CMP_GE_OQ)), high = _mm256_movemask_pd(_mm256_cmp_pd(a.high, b.high, _CMP_GE_OQ));
+    return (Mask8)(low | high << 4);
+}
+
+I512 set1_epi64(int64_t x) { return {_mm256_set1_epi64x(x), _mm256_set1_epi64x(x)}; }
+I512 setr_epi64(int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f, int64_t g, int64_t h) {
+    return {_mm256_setr_epi64x(a, b, c, d), _mm256_setr_epi64x(e, f, g, h)};
+}
+I512 maskz_loadu_epi64(Mask8 mask, const int64_t* from) {
+    const __m256i bits = _mm256_setr_epi64x(1, 2, 4, 8), low = _mm256_set1_epi64x(mask), high = _mm256_set1_epi64x(mask >> 4);
+    const long long* at = (const long long*)from;
+    return {_mm256_maskload_epi64(at, _mm256_cmpeq_epi64(_mm256_and_si256(low, bits), bits)),
+            _mm256_maskload_epi64(at + 4, _mm256_cmpeq_epi64(_mm256_and_si256(high, bits), bits))};
+}
+I512 add_epi64(I512 a, I512 b) { return {_mm256_add_epi64(a.low, b.low), _mm256_add_epi64(a.high, b.high)}; }
+I512 xor_si512(I512 a, I512 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+template <int BITS>
+I512 srli_epi64(I512 x) { return {_mm256_srli_epi64(x.low, BITS), _mm256_srli_epi64(x.high, BITS)}; }
+
+__m256i mullo_four(__m256i a, __m256i b) {  // by the products of their halves; that of the upper ones is beyond 64 bits
+    const __m256i crossed = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(crossed, 32));
+}
+I512 mullo_epi64(I512 a, I512 b) { return {mullo_four(a.low, b.low), mullo_four(a.high, b.high)}; }
+
+F64x8 cvtepu52_pd(I512 x) {  // whole numbers below 2^52, as the fraction of a number between 2^52 and 2^53
+    const __m256d first = _mm256_set1_pd(0x1p52);
+    const __m256i bits = _mm256_castpd_si256(first);
+    return {_mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.low, bits)), first), _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.high, bits)), first)};
+}
+
+// ------------------------------------------------------------------------------------------------ reading and writing
+
+F32x16 widen(__m256i bf16) {
+    const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bf16)), high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(bf16, 1));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+
+F32x16 load_bf16(const uint16_t* from, Mask16 mask, uint16_t other = 0) {
+    if (mask == 0xffff) return widen(_mm256_loadu_si256((const __m256i*)from));
+    alignas(32) uint16_t each[16];
+    for (int i = 0; i < 16; i++) each[i] = mask >> i & 1 ? from[i] : other;
+    return widen(_mm256_load_si256((const __m256i*)each));
+}
+
+F32x16 load_bf16_or_least(const uint16_t* from, Mask16 mask) { return load_bf16(from, mask, 0xff80); }  // -inf where the mask is 0
+
+// the bits of the nearest bfloat16, of two the even one, in the upper half of each lane; NaN stays NaN
+__m256i rounded(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(near, _mm256_or_si256(bits, _mm256_set1_epi32(0x400000)), nan);
+}
+
+void store_bf16(uint16_t* to, Mask16 mask, F32x16 x) {
+    const __m256i low = _mm256_srli_epi32(rounded(x.low), 16), high = _mm256_srli_epi32(rounded(x.high), 16);
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    if (mask == 0xffff) return _mm256_storeu_si256((__m256i*)to, both);
+    alignas(32) uint16_t each[16];
+    _mm256_store_si256((__m256i*)each, both);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) to[i] = each[i];
+}
+
+void store_short(Short* to, F32x16 x) {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_and_si256(rounded(x.low), upper)));
+    _mm256_storeu_ps(to + 8, _mm256_castsi256_ps(_mm256_and_si256(rounded(x.high), upper)));
+}
+
+__m256i lowest_byte(__m256i x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24); }
+
+void store_whole(Whole* to, I512 x) {
+    // of what is too large to be a whole number 0 is left: of infinity times a row's smallest numbers
+    const __m256i both = _mm256_packs_epi32(lowest_byte(x.low), lowest_byte(x.high));
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(both, 0xd8));
+}
+
+Mask16 nonzero_bytes(Mask16 mask, const uint8_t* from) {
+    if (mask == 0xffff) {
+        const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+        return (Mask16)~_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_setzero_si128()));
+    }
+    Mask16 found = 0;
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1 && from[i]) found |= (Mask16)(1u << i);
+    return found;
+}
+
+F64x8 load_as_pd(Mask8 mask, const float* from) {
+    const __m256 x = masked_load(mask, from);
+    return {_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))};
+}
+
+F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
+    alignas(32) float each[16] = {};
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) each[i] = from[places[i]];
+    return load_ps(each);
+}
+
+// -------------------------------------------------------------------------------------------------------- inner loops
+
+// Where in a packed group the numbers of output j lie, of the `step`-th unit of inputs: 16 outputs have all of their inputs
+// before the next 16.
+int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / 16 * num_steps + step) * 16 + j % 16; }
+
+// Sums of R rows for the 64 outputs of a group. Of few rows several quarters of a group at once: so there are always eight to
+// twelve sums, which hide how long an addition takes and leave registers for the weights.
+
+template <int R>
+constexpr int QUARTERS = R == 1 ? 4 : R <= 3 ? 2 : 1;
+
+template <int R>
+void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+    constexpr int Q = QUARTERS<R>;
+    const int64_t quarter = round_up(k, 2) * 16;
+    for (int first = 0; first < 4; first += Q) {
+        const char* at = weights + first * quarter;
+        __m256i sums[R][Q][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++) sums[r][q][0] = sums[r][q][1] = _mm256_setzero_si256();
+        for (int64_t i = 0; i < k; i += 2, at += 32) {
+            if (i % (16 / Q) == 0) ahead.step();
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++)
+#pragma GCC unroll 8
+                for (int half = 0; half < 2; half++) {
+                    const __m256i w = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(at + q * quarter) + half));
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {
+                        int32_t two;
+                        memcpy(&two, in + r * stride + 2 * i, 4);
+                        sums[r][q][half] = _mm256_add_epi32(sums[r][q][half], _mm256_madd_epi16(_mm256_set1_epi32(two), w));
+                    }
+                }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++) {
+                _mm256_store_si256((__m256i*)(out[r] + 16 * (first + q)), sums[r][q][0]);
+                _mm256_store_si256((__m256i*)(out[r] + 16 * (first + q) + 8), sums[r][q][1]);
+            }
+    }
+}
+
+template <int R>
+void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+    constexpr int Q = QUARTERS<R>;
+    const int64_t quarter = round_up(k, 2) * 32;
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    for (int first = 0; first < 4; first += Q) {
+        const char* at = weights + first * quarter;
+        __m256 sums[R][Q][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++) sums[r][q][0] = sums[r][q][1] = _mm256_setzero_ps();
+        for (int64_t i = 0; i < k; i += 2, at += 64) {
+            if (i % (8 / Q) == 0) ahead.step();
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++)
+#pragma GCC unroll 8
+                for (int half = 0; half < 2; half++) {
+                    const __m256i both = _mm256_load_si256((const __m256i*)(at + q * quarter) + half);
+                    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+                    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {
+                        const float* x = (const float*)(in + r * stride) + i;
+                        sums[r][q][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x), even, sums[r][q][half]);
+                        sums[r][q][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + 1), odd, sums[r][q][half]);
+                    }
+                }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++) {
+                _mm256_store_ps(out[r] + 16 * (first + q), sums[r][q][0]);
+                _mm256_store_ps(out[r] + 16 * (first + q) + 8, sums[r][q][1]);
+            }
+    }
+}
+
+// 8 sums of 8 numbers each -> the 8 totals, by a fixed tree
+__m256 totals(const __m256* x) {
+    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+// scores of one query with 8 keys
+__m256 score_eight(const uint16_t* query, const uint16_t* keys, int64_t dim) {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    __m256 sums[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) sums[j] = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= dim; i += 16) {
+        const __m256i q = _mm256_loadu_si256((const __m256i*)(query + i));
+        const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(q, 16)), odd = _mm256_castsi256_ps(_mm256_and_si256(q, upper));
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const __m256i key = _mm256_loadu_si256((const __m256i*)(keys + j * dim + i));
+            sums[j] = _mm256_fmadd_ps(even, _mm256_castsi256_ps(_mm256_slli_epi32(key, 16)), sums[j]);
+            sums[j] = _mm256_fmadd_ps(odd, _mm256_castsi256_ps(_mm256_and_si256(key, upper)), sums[j]);
+        }
+    }
+    if (i < dim) {
+        const Mask16 mask = lanes(dim - i);
+        const F32x16 q = load_bf16(query + i, mask);
+        for (int j = 0; j < 8; j++) {
+            const F32x16 key = load_bf16(keys + j * dim + i, mask);
+            sums[j] = _mm256_fmadd_ps(q.high, key.high, _mm256_fmadd_ps(q.low, key.low, sums[j]));
+        }
+    }
+    return totals(sums);
+}
+
+// scores of one query with 16 keys
+F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
+    return {score_eight(query, keys, dim), score_eight(query, keys + 8 * dim, dim)};
+}
+
+}  // namespace

@@ -1,0 +1,201 @@
+// Sixteen numbers at a time and the inner loops of products and attention, by AVX-512 with BF16 and VNNI.
+
+#pragma once
+
+#include "base.h"
+
+namespace {
+
+using F32x16 = __m512;
+using F64x8 = __m512d;
+using I512 = __m512i;             // whole numbers of any width
+using Whole = uint8_t;            // a row's number for an int8 product, with OFFSET added to it
+using Short = uint16_t;           // a row's number for a bfloat16 product
+
+constexpr int INT8_UNIT = 4;      // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 two
+constexpr int OFFSET = 128;       // the instruction takes unsigned by signed numbers
+constexpr int TOGETHER = 4;       // queries for which a value is read once
+
+// ------------------------------------------------------------------------------------------------------- instructions
+
+F32x16 setzero_ps() { return _mm512_setzero_ps(); }
+F32x16 set1_ps(float x) { return _mm512_set1_ps(x); }
+F32x16 load_ps(const float* from) { return _mm512_load_ps(from); }
+F32x16 loadu_ps(const float* from) { return _mm512_loadu_ps(from); }
+F32x16 maskz_loadu_ps(Mask16 mask, const float* from) { return _mm512_maskz_loadu_ps(mask, from); }
+F32x16 mask_loadu_ps(F32x16 other, Mask16 mask, const float* from) { return _mm512_mask_loadu_ps(other, mask, from); }
+void store_ps(float* to, F32x16 x) { _mm512_store_ps(to, x); }
+void storeu_ps(float* to, F32x16 x) { _mm512_storeu_ps(to, x); }
+void mask_storeu_ps(float* to, Mask16 mask, F32x16 x) { _mm512_mask_storeu_ps(to, mask, x); }
+F32x16 add_ps(F32x16 a, F32x16 b) { return _mm512_add_ps(a, b); }
+F32x16 sub_ps(F32x16 a, F32x16 b) { return _mm512_sub_ps(a, b); }
+F32x16 mul_ps(F32x16 a, F32x16 b) { return _mm512_mul_ps(a, b); }
+F32x16 div_ps(F32x16 a, F32x16 b) { return _mm512_div_ps(a, b); }
+F32x16 max_ps(F32x16 a, F32x16 b) { return _mm512_max_ps(a, b); }
+F32x16 abs_ps(F32x16 x) { return _mm512_abs_ps(x); }
+F32x16 round_ps(F32x16 x) { return _mm512_roundscale_ps(x, 8); }
+F32x16 fmadd_ps(F32x16 a, F32x16 b, F32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+F32x16 fnmadd_ps(F32x16 a, F32x16 b, F32x16 c) { return _mm512_fnmadd_ps(a, b, c); }
+F32x16 fmsub_ps(F32x16 a, F32x16 b, F32x16 c) { return _mm512_fmsub_ps(a, b, c); }
+F32x16 scalef_ps(F32x16 x, F32x16 power) { return _mm512_scalef_ps(x, power); }
+F32x16 mask_mov_ps(F32x16 other, Mask16 mask, F32x16 x) { return _mm512_mask_mov_ps(other, mask, x); }
+F32x16 maskz_mov_ps(Mask16 mask, F32x16 x) { return _mm512_maskz_mov_ps(mask, x); }
+F32x16 mask_add_ps(F32x16 other, Mask16 mask, F32x16 a, F32x16 b) { return _mm512_mask_add_ps(other, mask, a, b); }
+float reduce_add_ps(F32x16 x) { return _mm512_reduce_add_ps(x); }
+float reduce_max_ps(F32x16 x) { return _mm512_reduce_max_ps(x); }
+Mask16 at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+Mask16 equal(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+Mask16 is_nan_ps(F32x16 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+
+I512 set1_epi32(int32_t x) { return _mm512_set1_epi32(x); }
+I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m, int n, int o, int p) {
+    return _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
+}
+I512 load_si512(const void* from) { return _mm512_load_si512(from); }
+I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) { return _mm512_maskz_loadu_epi32(mask, from); }
+I512 add_epi32(I512 a, I512 b) { return _mm512_add_epi32(a, b); }
+I512 sub_epi32(I512 a, I512 b) { return _mm512_sub_epi32(a, b); }
+Mask16 cmple_epi32_mask(I512 a, I512 b) { return _mm512_cmple_epi32_mask(a, b); }
+Mask16 cmpge_epi32_mask(I512 a, I512 b) { return _mm512_cmpge_epi32_mask(a, b); }
+F32x16 cvtepi32_ps(I512 x) { return _mm512_cvtepi32_ps(x); }
+I512 cvtps_epi32(F32x16 x) { return _mm512_cvtps_epi32(x); }
+
+F64x8 setzero_pd() { return _mm512_setzero_pd(); }
+F64x8 set1_pd(double x) { return _mm512_set1_pd(x); }
+void store_pd(double* to, F64x8 x) { _mm512_store_pd(to, x); }
+F64x8 add_pd(F64x8 a, F64x8 b) { return _mm512_add_pd(a, b); }
+F64x8 mul_pd(F64x8 a, F64x8 b) { return _mm512_mul_pd(a, b); }
+F64x8 fnmadd_pd(F64x8 a, F64x8 b, F64x8 c) { return _mm512_fnmadd_pd(a, b, c); }
+double reduce_add_pd(F64x8 x) { return _mm512_reduce_add_pd(x); }
+Mask8 at_least(F64x8 a, F64x8 b) { return _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ); }
+
+I512 set1_epi64(int64_t x) { return _mm512_set1_epi64(x); }
+I512 setr_epi64(int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f, int64_t g, int64_t h) {
+    return _mm512_setr_epi64(a, b, c, d, e, f, g, h);
+}
+I512 maskz_loadu_epi64(Mask8 mask, const int64_t* from) { return _mm512_maskz_loadu_epi64(mask, from); }
+I512 add_epi64(I512 a, I512 b) { return _mm512_add_epi64(a, b); }
+I512 mullo_epi64(I512 a, I512 b) { return _mm512_mullo_epi64(a, b); }
+I512 xor_si512(I512 a, I512 b) { return _mm512_xor_si512(a, b); }
+template <int BITS>
+I512 srli_epi64(I512 x) { return _mm512_srli_epi64(x, BITS); }
+F64x8 cvtepu52_pd(I512 x) { return _mm512_cvtepu64_pd(x); }  // whole numbers below 2^52
+
+// ------------------------------------------------------------------------------------------------ reading and writing
+
+F32x16 widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
+
+F32x16 load_bf16(const uint16_t* from, Mask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
+
+F32x16 load_bf16_or_least(const uint16_t* from, Mask16 mask) {  // -inf where the mask is 0
+    return widen(_mm256_mask_loadu_epi16(_mm256_set1_epi16((short)0xff80), mask, from));
+}
+
+void store_bf16(uint16_t* to, Mask16 mask, F32x16 x) { _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x)); }
+
+void store_short(Short* to, F32x16 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
+
+void store_whole(Whole* to, I512 x) { _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(add_epi32(x, set1_epi32(OFFSET)))); }
+
+Mask16 nonzero_bytes(Mask16 mask, const uint8_t* from) {
+    return _mm_test_epi8_mask(_mm_maskz_loadu_epi8(mask, from), _mm_set1_epi8(-1));
+}
+
+F64x8 load_as_pd(Mask8 mask, const float* from) { return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(mask, from)); }
+
+F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
+    const I512 first = maskz_loadu_epi64((Mask8)mask, places), second = maskz_loadu_epi64((Mask8)(mask >> 8), places + 8);
+    const __m256 low = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (Mask8)mask, first, from, 4);
+    const __m256 high = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (Mask8)(mask >> 8), second, from, 4);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+// -------------------------------------------------------------------------------------------------------- inner loops
+
+// Where in a packed group the numbers of output j lie, of the `step`-th unit of inputs.
+int64_t packed_place(int64_t j, int64_t step, int64_t) { return step * GROUP + j; }
+
+// Sums of R rows for the 64 outputs of a group; the loops over them are unrolled by order: else GCC 12 keeps the sums in
+// memory, at half the speed. 24 of the 32 registers are sums.
+
+template <int R>
+void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+    I512 sums[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) sums[r][p] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < k; i += 4, weights += 4 * GROUP) {
+        I512 w[4];
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) w[p] = load_si512(weights + p * 64);
+        ahead.step();
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t four;
+            memcpy(&four, in + r * stride + i, 4);
+            const I512 spread = set1_epi32(four);
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], spread, w[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) _mm512_store_si512(out[r] + 16 * p, sums[r][p]);
+}
+
+template <int R>
+void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+    F32x16 sums[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) sums[r][p] = setzero_ps();
+    for (int64_t i = 0; i < k; i += 2, weights += 4 * GROUP) {
+        __m512bh w[4];
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) w[p] = (__m512bh)load_si512(weights + p * 64);
+        ahead.step();
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t two;
+            memcpy(&two, in + r * stride + 2 * i, 4);
+            const __m512bh spread = (__m512bh)set1_epi32(two);
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], spread, w[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
+}
+
+// 16 sums of 16 numbers each -> the 16 totals, by a fixed tree
+F32x16 totals(F32x16* x) {
+    F32x16 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) a[i] = add_ps(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
+    for (int i = 0; i < 4; i++) b[i] = add_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+    for (int i = 0; i < 2; i++)
+        c[i] = add_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
+    const F32x16 d = add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+    // lane 4 q + j now holds key (0, 2, 1, 3)[q] + 4 j
+    const I512 order = setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+    return _mm512_permutexvar_ps(order, d);
+}
+
+// scores of one query with 16 keys
+F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
+    F32x16 sums[16];
+    for (int j = 0; j < 16; j++) sums[j] = setzero_ps();
+    for (int64_t i = 0; i < dim; i += 32) {
+        const __mmask32 mask = dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1;
+        const __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(mask, query + i);
+        for (int j = 0; j < 16; j++)
+            sums[j] = _mm512_dpbf16_ps(sums[j], q, (__m512bh)_mm512_maskz_loadu_epi16(mask, keys + j * dim + i));
+    }
+    return totals(sums);
+}
+
+}  // namespace
