@@ -2,11 +2,14 @@
 
     python benchmarks/pays.py useless [--model DIR] [--batches 1 4 16] [--budget 60]
     python benchmarks/pays.py sweep [--model DIR] [--prompts 12] [--budget 300]
+    python benchmarks/pays.py change [--model DIR] [--prompts 12]
 
 useless: plain decoding beside "auto" with drafters that earn nothing: random tokens, a draft model with a shuffled embedding,
 n-gram lookup on high-temperature text. What the draft reads to catch up is part of the time.
 sweep: code prompts and stories in turn, in one process, every drafter at every fixed number of tokens beside "auto". Also how
 many rounds of a request go by before "auto" asks the drafter that it asks most in that request.
+change: within a text drafts turn from right to wrong, or the reverse, or one drafter's turn wrong and another's right, at a place that
+is known: how many rounds go by before "auto" follows. The drafters take the draft model's time.
 All in one run, interleaved; end of sequence is ignored. Ratios are of total time, paired by prompt, with bootstrap intervals.
 """
 
@@ -17,19 +20,22 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from prompts import code_prompts, story_prompts
+from turning import RightFirst, RightLast, Turning
 from useless import RandomDrafter, shuffled_draft
 
 from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
+from foredraft.equipment import equip
 from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED
+from foredraft.scheduler import Limits
 from foredraft.step import Step
 
 RESULTS = Path(__file__).with_name("results")
@@ -42,11 +48,13 @@ class Asks:
 
     def __init__(self) -> None:
         self.by_sequence: dict[int, list[tuple[str, int]]] = {}
+        """By sequence, of each round: who was asked, and how long the text was before it."""
 
     def observe(self, step: Step) -> None:
-        for work in step.scoring:
+        for work, num_kept in zip(step.scoring, step.num_kept, strict=True):
             name = work.drafter if work.max_draft else "plain"
-            self.by_sequence.setdefault(work.sequence.seq_id, []).append((name, work.max_draft))
+            length = len(work.sequence.tokens) - num_kept
+            self.by_sequence.setdefault(work.sequence.seq_id, []).append((name, length))
 
     def rounds_to_settle(self) -> list[int]:
         """For each sequence, the rounds before the first ask of the drafter that its second half asks most."""
@@ -56,6 +64,12 @@ class Asks:
             usual = Counter(names[len(names) // 2 :]).most_common(1)[0][0]
             found.append(names.index(usual))
         return found
+
+    def rounds_to_follow(self, wanted: str, turn: int) -> int:
+        """Of the last sequence: the rounds behind the turn before most ask for this one. All of them, if it never comes to that."""
+        names = [name for name, length in list(self.by_sequence.values())[-1] if length >= turn]
+        windows = (names[i : i + WINDOW] for i in range(len(names)))
+        return next((i for i, window in enumerate(windows) if window.count(wanted) >= MOST_OF_IT), len(names))
 
 
 def useless(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,9 +188,46 @@ def sweep_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+TURNS: dict[str, tuple[list[type[Turning]], str]] = {
+    "right to wrong": ([RightFirst], "plain"),
+    "wrong to right": ([RightLast], "RightLast"),
+    "another drafter": ([RightFirst, RightLast], "RightLast"),
+}
+"""Drafters, and what is to be asked behind the turn."""
+WINDOW, MOST_OF_IT = 8, 6
+"""It has followed from the first round on of which, with those behind it, so many ask what they should."""
+
+
+def change(args: argparse.Namespace) -> dict[str, Any]:
+    llm = LLM(args.model, EMBEDDED / "draft", dtype="bfloat16", quantization=args.quantization)
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
+    plain = replace(params, speculative_tokens=0)
+    texts = []
+    for prompt in code_prompts(args.prompts + 1):
+        (output,) = llm.generate(prompt, plain)
+        texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
+    found: dict[str, Any] = {}
+    for name, (kinds, wanted) in TURNS.items():
+        paid, _ = equip(llm.target, llm._drafts, ["draft_model"], Limits(), pool=llm.engine.pool)
+        drafters = [kind(paid["draft_model"]) for kind in kinds]
+        auto, asks = llm.with_drafter(drafters, "auto"), Asks()
+        auto.engine.observers.append(asks)
+        rounds = []
+        for prompt, truth in texts:
+            turn = len(prompt) + args.max_tokens // 2
+            for drafter in drafters:
+                drafter.expect(truth, turn)
+            (output,) = auto.generate([list(prompt)], params)
+            assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
+            rounds.append(asks.rounds_to_follow(wanted, turn))
+        found[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
+        print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("useless", "sweep"))
+    parser.add_argument("what", choices=("useless", "sweep", "change"))
     parser.add_argument("--model")
     parser.add_argument("--quantization")
     parser.add_argument("--prompts", type=int, default=16)
@@ -188,7 +239,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds, of each comparison")
     parser.add_argument("--out", type=Path, help="JSON beside the other results")
     args = parser.parse_args()
-    found = useless(args) if args.what == "useless" else sweep(args)
+    found = {"useless": useless, "sweep": sweep, "change": change}[args.what](args)
     if args.out is not None:
         settings = {k: v for k, v in vars(args).items() if k != "out"}
         args.out.write_text(json.dumps({"machine": asdict(this_machine()), "settings": settings, **found}, indent=1))

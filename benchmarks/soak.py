@@ -132,10 +132,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--cut", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache-memory", default="128MiB", help="small: texts that ended stay in it until it is full")
     parser.add_argument("--output", type=Path, help="JSON")
     args = parser.parse_args()
     prompts = [*code_prompts(12), *story_prompts(12)]
-    server = Server()
+    server = Server("--cache-memory", args.cache_memory)
     with ThreadPoolExecutor(1) as pool:
         log = pool.submit(server.read_log)
         before = server.metric("kv_cache_usage_perc")
