@@ -104,7 +104,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     config = load_config(name, options)
     refuse_unsupported(config, name)
     dtype = options.torch_dtype(config)
-    _refuse_if_too_big(name, dtype, options.torch_device())
+    refuse_if_too_big(name, dtype, options.torch_device())
     try:
         hf, report = AutoModelForCausalLM.from_pretrained(
             name,
@@ -189,7 +189,7 @@ def _refuse_half_loaded(name: str, report: dict[str, Any]) -> None:
         )
 
 
-def _refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
+def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """For local checkpoints, before any memory is touched: weights against what is free."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     free = available_memory(device) if files else None
