@@ -130,6 +130,9 @@ def distill(
         int | None,
         typer.Option(help="A new draft: the target with so many of its layers. Default, if nothing is given: 1."),
     ] = None,
+    own_head: Annotated[
+        bool, typer.Option("--own-head", help="Part the draft's head from its embeddings: memory, no time.")
+    ] = False,
     loss: Annotated[
         str,
         typer.Option(
@@ -174,7 +177,7 @@ def distill(
     set_threads(num_threads)
     from foredraft.train import Start, train_distill
 
-    start = Start(init=init, architecture=architecture, layers=layers)
+    start = Start(init=init, architecture=architecture, layers=layers, own_head=own_head)
     with _watched() as watch:
         outcome = train_distill(target, _data(context), start, _recipe(context), out, watch)
     _report(outcome, out, as_json)

@@ -83,7 +83,7 @@ def acceptance_on(
     ours, theirs = (_logits(model, ids, len(ids) - first)[:, :vocab] for model in (llm.target, draft))
     wanted = torch.tensor(ids[first:], device=ours.device)
     of_token, of_law = [], []
-    for rows, drafted, tokens in zip(ours.split(_ROWS), theirs.split(_ROWS), wanted.split(_ROWS), strict=True):
+    for rows, drafted, tokens in zip(*(torch.split(x, _ROWS) for x in (ours, theirs, wanted)), strict=True):
         p, q = _laws(rows, temperature, truncation), _laws(drafted, temperature, truncation)
         at = tokens[:, None]
         of_token.append((q.gather(1, at) / p.gather(1, at)).nan_to_num(0.0, posinf=0.0).clamp(max=1.0)[:, 0])

@@ -144,7 +144,7 @@ class Trainer:
         parts = []
         for some in passes(len(ids), ids.shape[1], int(self.student.config.get_text_config().vocab_size)):
             found = objective(self.student, ids[some], following[some], progress)
-            (found.loss / num_tokens).backward()
+            (found.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(found)
         total = added(parts)
         loss = float(total.loss) / num_tokens

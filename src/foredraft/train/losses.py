@@ -66,6 +66,7 @@ class _Loss(torch.autograd.Function):
                 sums += _distilled_rows(logits[rows], target_logits[rows], temperature, kl_share, gradient[rows])
         ctx.save_for_backward(gradient)
         loss, acceptance, agreement = sums
+        ctx.mark_non_differentiable(acceptance, agreement)
         return loss.to(torch.float32), acceptance, agreement
 
     @staticmethod

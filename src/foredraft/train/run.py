@@ -33,6 +33,7 @@ from foredraft.train.students import (
     load_for_training,
     take_over_weights,
     with_fewer_layers,
+    with_own_head,
 )
 
 HELD_OUT = "held-out text"
@@ -60,12 +61,14 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where the student comes from, one of: init, a draft to go on from; architecture, a config.json; layers, that many of
-    the target's. tokenizer: a folder, where there is no target to take it from."""
+    the target's. tokenizer: a folder, where there is no target to take it from. own_head: where head and embeddings are tied,
+    part them."""
 
     init: str | None = None
     architecture: Path | None = None
     layers: int | None = None
     tokenizer: str | None = None
+    own_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,13 @@ def _student(
 ) -> PreTrainedModel:
     if folder.checkpoints:
         return load_for_training(str(folder.checkpoints[-1]))
+    student = _begun(start, teacher, tokenizer, seed)
+    return with_own_head(student) if start.own_head else student
+
+
+def _begun(
+    start: Start, teacher: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     if start.init is not None:
         return load_for_training(start.init)
     if start.architecture is not None:
