@@ -3,11 +3,12 @@
     python benchmarks/training.py drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
     python benchmarks/training.py domain [--budget 8m] [--draft DIR]
     python benchmarks/training.py foretold [--draft DIR]
+    python benchmarks/training.py shapes
 
 drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
 stories: every prompt runs under both, in turn, and what is reported is the ratio, with the percentile bootstrap over prompts.
 domain: `foredraft train distill --init` from the draft on a slice of networkx, τ on files of it that were held out, before
-and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts.
+and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts. shapes: what drafts of other depths and widths cost (random weights: the time is the same).
 
 Each part rewrites its own entry of training.json, and training.md from all of it. The corpora lie beside the repository.
 """
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from prompts import SHARED, story_prompts
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from foredraft import LLM, SamplingParams
 from foredraft.bench.statistics import bootstrap
@@ -34,6 +37,7 @@ from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED
 from foredraft.train import evaluate
 from foredraft.train.corpus import held_out, read_file
+from foredraft.tune.rounds import Recorder
 
 CORPUS = SHARED / "data" / "corpus"
 FILES = "# ===== file: "
@@ -150,6 +154,52 @@ def foretold(args: argparse.Namespace) -> dict[str, Any]:
     return {"of": taus(args.target, args.draft, held_out_texts(), measures=True)}
 
 
+def shapes(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a round at γ = 4: the draft's and the target's, medians."""
+    variants: dict[str, dict[str, Any]] = {
+        "1 layer, hidden 256, MLP 704": {},
+        "the same with a head of its own": {"tie_word_embeddings": False},
+        "1 layer, MLP 2,048": {"intermediate_size": 2048},
+        "1 layer, hidden 384, MLP 1,024": {
+            "hidden_size": 384,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "intermediate_size": 1024,
+        },
+        "2 layers, MLP 352": {"num_hidden_layers": 2, "intermediate_size": 352},
+        "2 layers, MLP 704": {"num_hidden_layers": 2},
+    }
+    plain = LLM(args.target, method="none")
+    found = {
+        name: round_of(args.target, {"tie_word_embeddings": True, "num_hidden_layers": 1, **own})
+        for name, own in variants.items()
+    }
+    recorder = Recorder()
+    plain.engine.observers.append(recorder)
+    plain.generate(["def area(width, height):"], SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))
+    step = float(np.median([one.seconds for one in recorder.rounds]))
+    return {"machine": asdict(this_machine()), "plain_step": 1000 * step, "of": found}
+
+
+def round_of(target: Path, fields: dict[str, Any]) -> dict[str, float]:
+    config = AutoConfig.from_pretrained(SHARED / "models" / "draft")
+    config.update(fields)
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(target).save_pretrained(folder)
+        llm = LLM(target, folder, speculative_tokens=GAMMA)
+    recorder = Recorder()
+    llm.engine.observers.append(recorder)
+    for _ in range(2):
+        recorder.take()
+        llm.generate(["def area(width, height):"], SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))
+    full = [one for one in recorder.rounds if one.depth == GAMMA]
+    return {
+        "draft": 1000 * float(np.median([one.draft_seconds for one in full])),
+        "verify": 1000 * float(np.median([one.seconds - one.draft_seconds for one in full])),
+    }
+
+
 def lines_of(everything: dict[str, Any]) -> list[str]:
     lines = ["# Training: what the embedded draft brings", ""]
     for name, found in everything.items():
@@ -164,6 +214,14 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 lines.append(
                     f"| {kind} | {' | '.join((*cells, shown(one['speed_over_plain']), shown(one['other_over_plain'])))} |"
                 )
+        elif name == "shapes":
+            lines += [
+                f"A plain step takes {found['plain_step']:.1f} ms.",
+                "",
+                "| draft | drafting, ms | the rest of the round, ms |",
+                "|---|---|---|",
+            ]
+            lines += [f"| {shape} | {one['draft']:.1f} | {one['verify']:.1f} |" for shape, one in found["of"].items()]
         elif name == "domain":
             lines += [
                 f"Trained for {found['seconds']:.0f} s, loading included.",
@@ -194,7 +252,7 @@ def shown(ratio: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["drafts", "domain", "foretold"])
+    parser.add_argument("part", choices=["drafts", "domain", "foretold", "shapes"])
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
     parser.add_argument("--other", type=Path, default=SHARED / "models" / "draft")
@@ -205,7 +263,7 @@ def main() -> None:
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    found = {"drafts": drafts, "domain": domain, "foretold": foretold}[args.part](args)
+    found = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes}[args.part](args)
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
     everything[f"drafts, {args.name}" if args.part == "drafts" else args.part] = found

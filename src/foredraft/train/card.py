@@ -68,7 +68,7 @@ def _recipe(target: str | None, start: Start, recipe: Recipe, blocks: Blocks, ou
     seen = outcome.step * recipe.batch_size * recipe.context / 1e6
     return [
         f"* Begun from {begun}.",
-        f"* {loss[0].upper()}{loss[1:]}.",
+        f"* Loss: {loss}.",
         f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen:.1f} M, "
         f"of {blocks.num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "

@@ -25,13 +25,12 @@ from foredraft.errors import ForedraftError
 
 _FOLDER, _STEP, _PARTIAL = "checkpoints", "step-", ".partial-"
 TRAINER, ARGUMENTS, LOG, CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
-_OURS = {_FOLDER, ARGUMENTS, LOG, CARD, "generations.jsonl"}
 _LAST = ("config.json",)
 """Moved last: without it nothing loads a folder."""
 
 
 class RunFolder:
-    """out: of one run, made if it is not there. Raises ForedraftError for a place that holds something else."""
+    """out: of one run; nothing is made before it begins. Raises ForedraftError for a place that holds something else."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -39,10 +38,15 @@ class RunFolder:
             raise ForedraftError(f"{out}: is a file: give --out a folder")
         if out.is_dir() and any(out.iterdir()) and not (out / ARGUMENTS).exists():
             raise ForedraftError(f"{out}: holds files of something else: give --out a new folder, or an empty one")
-        with writing(out):
-            (out / _FOLDER).mkdir(parents=True, exist_ok=True)
-            for partial in [*out.glob(f"{_PARTIAL}*"), *(out / _FOLDER).glob(f"{_PARTIAL}*")]:
+
+    def begin(self, arguments: dict[str, Any]) -> None:
+        """What a kill left unfinished goes; what the run is asked for is written down."""
+        with writing(self.out):
+            (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
+            for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
                 shutil.rmtree(partial, ignore_errors=True)
+        if not (self.out / ARGUMENTS).exists():
+            self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -50,13 +54,9 @@ class RunFolder:
         return sorted((self.out / _FOLDER).glob(f"{_STEP}*"), key=lambda path: int(path.name.removeprefix(_STEP)))
 
     def agree(self, arguments: dict[str, Any]) -> None:
-        """Writes down what the run is asked for, or holds it against what was written.
-
-        Raises ForedraftError with the name of the first argument that differs.
-        """
+        """Raises ForedraftError with the name of the first argument that is not what the run here was begun with."""
         file = self.out / ARGUMENTS
         if not file.exists():
-            self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
             return
         try:
             known = json.loads(file.read_text())

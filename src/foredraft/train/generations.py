@@ -25,8 +25,8 @@ class Wanted:
 
     number: int
     temperatures: tuple[float, ...]
-    prompt_len: int = 32
-    max_tokens: int = 224
+    prompt_len: int
+    max_tokens: int
     seed: int = 0
 
 

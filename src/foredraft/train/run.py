@@ -175,11 +175,14 @@ def _run(
     watch.stage("reading")
     texts = _Texts.read(data, tokenizer, recipe.context)
     folder = RunFolder(out)
-    folder.agree(_arguments(kind, target, data, start, recipe, texts.files))
+    arguments = _arguments(kind, target, data, start, recipe, texts.files)
+    folder.agree(arguments)
     watch.stage("loading")
     teacher = None if target is None else load_for_training(target).eval().requires_grad_(False)
     student = _student(start, teacher, folder, tokenizer, recipe.seed)
     _check_length(recipe.context, student, teacher)
+    objective, served = _objective(teacher, recipe), _served(teacher, recipe)
+    folder.begin(arguments)
     documents = texts.documents + _generated(target, texts, recipe, out, watch)
     blocks = packed(documents, recipe.context, tokenizer.eos_token_id)
     trainer = Trainer(
@@ -187,8 +190,8 @@ def _run(
         tokenizer,
         Optimiser(student, recipe.optimiser, recipe.rates, recipe.clip),
         blocks,
-        _objective(teacher, recipe),
-        _served(teacher, recipe),
+        objective,
+        served,
         texts.validation,
         Schedule(_length(recipe, blocks), recipe.batch_size, recipe.seed, recipe.checkpoint_every),
         folder,
@@ -302,7 +305,8 @@ def _generated(target: str | None, texts: _Texts, recipe: Recipe, out: Path, wat
     if target is None or not recipe.generations:
         return []
     watch.stage("the target writes")
-    wanted = Wanted(recipe.generations, recipe.temperatures, seed=recipe.seed)
+    prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
+    wanted = Wanted(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
     return generate(target, texts.documents, wanted, out, watch.share)
 
 
