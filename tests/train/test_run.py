@@ -20,6 +20,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.cli import app
 from foredraft.model import EMBEDDED
 from foredraft.train import checkpoint, loop
+from foredraft.train.generations import Wanted, generate, prompts_of
 from foredraft.train.loop import log_lines
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -75,6 +76,22 @@ def test_a_head_of_its_own_is_kept(toy: Path, text: Path, tmp_path: Path) -> Non
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
     assert not model.config.tie_word_embeddings
+
+
+def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> None:
+    """Cut in the middle of a line, as by a kill: the missing texts come out as they were."""
+    documents = [[0, *range(100 + i, 120 + i)] for i in range(4)]
+    wanted = Wanted(3, (0.8, 0.0), prompt_len=4, max_tokens=6, seed=5)
+    shares: list[float] = []
+    whole = generate(str(toy), documents, wanted, tmp_path, shares.append)
+    file = tmp_path / "generations.jsonl"
+    raw = file.read_bytes()
+    file.write_bytes(raw[: raw.index(b"\n") + 5])
+    assert generate(str(toy), documents, wanted, tmp_path, shares.append) == whole
+    assert file.read_bytes() == raw
+    assert generate(str(toy / "gone"), documents, wanted, tmp_path, shares.append) == whole
+    for text, prompt in zip(whole, prompts_of(documents, 3, 4), strict=True):
+        assert text[: len(prompt)] == prompt
 
 
 def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
@@ -242,7 +259,21 @@ def test_evaluate_says_what_the_engine_then_does(tmp_path: Path) -> None:
     (found,) = kind["of"]
     assert found["tau"] == pytest.approx(found["measured_tau"], rel=0.05)
     assert len(found["acceptance_by_position"]) == 3
+    assert found["predicted_speedup"] is None
     assert_refused(run("evaluate", *pair), "--data")
+
+
+def test_evaluate_foretells_the_speed(tmp_path: Path) -> None:
+    file = tmp_path / "held_out.txt"
+    file.write_text(
+        "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. " * 3
+    )
+    result = run(
+        *("evaluate", "--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--num-threads", "1"),
+        *("--data", f"story={file}", "--max-tokens", "8", "--temperature", "0.8", "--budget", "0.01s"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "predicted speedup" in " ".join(result.stdout.split())
 
 
 def test_help() -> None:

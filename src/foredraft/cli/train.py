@@ -13,7 +13,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import seconds_of
 from foredraft.cli.measuring import shares
-from foredraft.cli.options import DtypeOption, JsonOption, ThreadsOption, set_threads
+from foredraft.cli.options import DeviceOption, DtypeOption, JsonOption, ThreadsOption, set_threads
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def lm(
     warm_up: WarmUpOption = 0.02,
     clip: ClipOption = 1.0,
     dtype: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
     seed: SeedOption = 0,
     checkpoint_every: EveryOption = "60s",
     num_threads: ThreadsOption = None,
@@ -164,6 +165,7 @@ def distill(
     warm_up: WarmUpOption = 0.02,
     clip: ClipOption = 1.0,
     dtype: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
     seed: SeedOption = 0,
     checkpoint_every: EveryOption = "60s",
     num_threads: ThreadsOption = None,
@@ -209,6 +211,7 @@ def evaluate(
     separator_line: SeparatorLineOption = None,
     text_field: FieldOption = "text",
     dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
     seed: SeedOption = 0,
     num_threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -236,7 +239,7 @@ def evaluate(
         kind: read_file(Path(file), separator=separator, separator_line=separator_line, field=text_field).documents
         for kind, file in files.items()
     }
-    llm = LLM(target, draft, dtype=dtype, speculative_tokens=max(gammas))
+    llm = LLM(target, draft, dtype=dtype, device=device, speculative_tokens=max(gammas))
     with shares("evaluating") as show:
         reports = evaluate_draft(
             llm,
@@ -288,7 +291,19 @@ def _recipe(context: typer.Context) -> Recipe:
     from foredraft.train import LearningRates, Recipe
 
     given: dict[str, Any] = context.params
-    names = ("steps", "epochs", "batch_size", "optimiser", "clip", "dtype", "seed", "loss", "kl_until", "generations")
+    names = (
+        "steps",
+        "epochs",
+        "batch_size",
+        "optimiser",
+        "clip",
+        "dtype",
+        "device",
+        "seed",
+        "loss",
+        "kl_until",
+        "generations",
+    )
     return Recipe(
         **{name: given[name] for name in names if name in given},
         seconds=None if given["budget"] is None else seconds_of(given["budget"]),

@@ -118,7 +118,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
         raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
     _refuse_half_loaded(name, report)
     if getattr(hf, "hf_device_map", None) is None and not _is_quantised(hf):
-        _move(hf, options.torch_device())
+        move(hf, options.torch_device())
     hf.eval()
     return _examined(hf, name, prepare=lambda ours: _prepare(ours, name, options))
 
@@ -236,7 +236,8 @@ def available_memory(device: torch.device) -> int | None:
     return values[0] if values else None
 
 
-def _move(hf: PreTrainedModel, device: torch.device) -> None:
+def move(hf: PreTrainedModel, device: torch.device) -> None:
+    """Raises ModelError for a device that is not there, or has no room."""
     try:
         hf.to(device)
     except (RuntimeError, AssertionError) as error:

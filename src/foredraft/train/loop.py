@@ -138,7 +138,8 @@ class Trainer:
 
     def _one_step(self, progress: float) -> StepRecord:
         places = batch_places(self.schedule.seed, self.step, self.schedule.batch_size, len(self.blocks))
-        ids, following = self.blocks.ids[places].long(), self.blocks.following[places].long()
+        device = self.student.device
+        ids, following = (part[places].long().to(device) for part in (self.blocks.ids, self.blocks.following))
         num_tokens = int((following != NOTHING).sum())
         objective = self.objective(self.step)
         parts = []

@@ -100,7 +100,8 @@ def measure_on(
     found = []
     with torch.no_grad():
         for ids, following in blocks:
-            found.append(objective(student, ids[None].long(), following[None].long(), progress))
+            block, after = (part[None].long().to(student.device) for part in (ids, following))
+            found.append(objective(student, block, after, progress))
     return added(found)
 
 

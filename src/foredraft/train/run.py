@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
+from foredraft.model.loading import move
 from foredraft.train.blocks import Blocks, packed, tokenised
 from foredraft.train.card import card
 from foredraft.train.checkpoint import CARD, RunFolder, save_model
@@ -74,7 +75,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; a step takes one after the other.
-    generations: texts of the target's own to train on as well. dtype: of autocast; weights stay in float32."""
+    generations: texts of the target's own to train on as well. dtype: of autocast; weights stay in float32. device: "auto" is
+    CUDA where there is one."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -91,6 +93,7 @@ class Recipe:
     temperatures: tuple[float, ...] = (1.0,)
     generations: int = 0
     checkpoint_every: float = 60.0
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
@@ -178,8 +181,12 @@ def _run(
     arguments = _arguments(kind, target, data, start, recipe, texts.files)
     folder.agree(arguments)
     watch.stage("loading")
+    device = LoadOptions(device=recipe.device).torch_device()
     teacher = None if target is None else load_for_training(target).eval().requires_grad_(False)
     student = _student(start, teacher, folder, tokenizer, recipe.seed)
+    for model in (teacher, student):
+        if model is not None:
+            move(model, device)
     _check_length(recipe.context, student, teacher)
     objective, served = _objective(teacher, recipe), _served(teacher, recipe)
     folder.begin(arguments)
@@ -252,9 +259,10 @@ def _few(blocks: Blocks) -> Blocks:
 def _arguments(
     kind: str, target: str | None, data: Data, start: Start, recipe: Recipe, files: Iterable[SourceFile]
 ) -> dict[str, Any]:
-    """What makes a run the run it is: all but how often it is saved, and what its card says of licences."""
+    """What makes a run the run it is: all but how often it is saved, where it is computed, and what its card says of
+    licences."""
     asked = {**_plain(asdict(data)), **_plain(asdict(start)), **_plain(asdict(recipe))}
-    for name in ("checkpoint_every", "licences", "files"):
+    for name in ("checkpoint_every", "device", "licences", "files"):
         asked.pop(name)
     read = {str(one.path): one.digest for one in files}
     return {"command": kind, "target": target, "data": read, **asked}
@@ -339,7 +347,7 @@ def _publish(folder: RunFolder, student: PreTrainedModel, tokenizer: PreTrainedT
     """In bfloat16, as it will be run. The weights that were trained stay in the last checkpoint."""
 
     def write(to: Path) -> None:
-        save_model(student.to(torch.bfloat16), tokenizer, to)
+        save_model(student.to("cpu", torch.bfloat16), tokenizer, to)
         (to / CARD).write_text(text, encoding="utf-8")
 
     folder.publish(write)
