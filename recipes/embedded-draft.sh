@@ -16,4 +16,4 @@ exec foredraft train distill --target "$target" --init "$plain" --own-head --out
     --data "$corpus/tinystories_train.txt.gz" --licence tinystories_train.txt.gz=CDLA-Sharing-1.0 \
     --separator-line "# ===== file: " --exclude "$corpus/heldout_code.txt.gz" \
     --validation "code=$corpus/heldout_code.txt.gz" --validation "stories=$corpus/tinystories_val.txt.gz" \
-    --temperature 0.8 --loss kl+tv --kl-until 0.3 --batch-size 8 --muon-learning-rate 0.005 --learning-rate 0.0006
+    --temperature 0.8 --loss tv --batch-size 8 --muon-learning-rate 0.005 --learning-rate 0.0006

@@ -55,8 +55,12 @@ EpochsOption = Annotated[float | None, typer.Option(help="How long to train, in 
 BudgetOption = Annotated[str | None, typer.Option(help="How long to train, as 90s, 20m or 2h.")]
 BatchOption = Annotated[int, typer.Option("--batch-size", help="Blocks of a step.")]
 OptimiserOption = Annotated[str, typer.Option(help="muon (AdamW for what is no matrix) or adamw.")]
-RateOption = Annotated[float, typer.Option("--learning-rate", help="Of AdamW.")]
-MuonRateOption = Annotated[float, typer.Option("--muon-learning-rate", help="Of Muon.")]
+RateOption = Annotated[
+    float | None, typer.Option("--learning-rate", help="Of AdamW. Default: 0.002 for new models, 0.0006 with --init.")
+]
+MuonRateOption = Annotated[
+    float | None, typer.Option("--muon-learning-rate", help="Of Muon. Default: 0.02 for new models, 0.005 with --init.")
+]
 WarmUpOption = Annotated[float, typer.Option("--warm-up", help="Share of the run in which the rates rise.")]
 ClipOption = Annotated[float, typer.Option(help="The longest gradient.")]
 PrecisionOption = Annotated[str, typer.Option("--dtype", help="float32, or bfloat16 for mixed precision.")]
@@ -92,8 +96,8 @@ def lm(
     block_len: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 512,
     batch_size: BatchOption = 8,
     optimiser: OptimiserOption = "muon",
-    learning_rate: RateOption = 0.002,
-    muon_learning_rate: MuonRateOption = 0.02,
+    learning_rate: RateOption = None,
+    muon_learning_rate: MuonRateOption = None,
     warm_up: WarmUpOption = 0.02,
     clip: ClipOption = 1.0,
     dtype: PrecisionOption = "float32",
@@ -135,11 +139,12 @@ def distill(
         bool, typer.Option("--own-head", help="Part the draft's head from its embeddings: memory, no time.")
     ] = False,
     loss: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="tv (total variation: the rejections themselves), kl, or kl+tv: first the one, then the other."
+            help="tv (total variation: the rejections themselves), kl, or kl+tv: first the one, then the other. Default: tv "
+            "with --init, else kl+tv."
         ),
-    ] = "kl+tv",
+    ] = None,
     kl_until: Annotated[
         float, typer.Option("--kl-until", help="With kl+tv: the share of the run that KL fades out in.")
     ] = 0.5,
@@ -160,8 +165,8 @@ def distill(
     block_len: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 512,
     batch_size: BatchOption = 8,
     optimiser: OptimiserOption = "muon",
-    learning_rate: RateOption = 0.001,
-    muon_learning_rate: MuonRateOption = 0.01,
+    learning_rate: RateOption = None,
+    muon_learning_rate: MuonRateOption = None,
     warm_up: WarmUpOption = 0.02,
     clip: ClipOption = 1.0,
     dtype: PrecisionOption = "float32",
@@ -288,27 +293,21 @@ def _data(context: typer.Context) -> Data:
 
 
 def _recipe(context: typer.Context) -> Recipe:
-    from foredraft.train import LearningRates, Recipe
+    from foredraft.train import FITTING, LearningRates, Recipe
 
     given: dict[str, Any] = context.params
-    names = (
-        "steps",
-        "epochs",
-        "batch_size",
-        "optimiser",
-        "clip",
-        "dtype",
-        "device",
-        "seed",
-        "loss",
-        "kl_until",
-        "generations",
-    )
+    usual, loss = (LearningRates(), "kl+tv") if given["init"] is None else (FITTING, "tv")
+    names = ("steps", "epochs", "batch_size", "optimiser", "clip", "dtype", "device", "seed", "kl_until", "generations")
     return Recipe(
         **{name: given[name] for name in names if name in given},
         seconds=None if given["budget"] is None else seconds_of(given["budget"]),
         context=given["block_len"],
-        rates=LearningRates(given["muon_learning_rate"], given["learning_rate"], given["warm_up"]),
+        loss=given.get("loss") or loss,
+        rates=LearningRates(
+            usual.matrices if given["muon_learning_rate"] is None else given["muon_learning_rate"],
+            usual.others if given["learning_rate"] is None else given["learning_rate"],
+            given["warm_up"],
+        ),
         temperatures=tuple(given.get("temperature") or (1.0,)),
         checkpoint_every=seconds_of(given["checkpoint_every"]),
     )

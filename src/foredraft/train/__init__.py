@@ -3,10 +3,11 @@
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.loop import StepRecord, ValidationRecord
-from foredraft.train.optimiser import LearningRates
+from foredraft.train.optimiser import FITTING, LearningRates
 from foredraft.train.run import Data, Outcome, Recipe, Start, Watch, train_distill, train_lm
 
 __all__ = [
+    "FITTING",
     "Data",
     "Expectation",
     "KindReport",

@@ -31,6 +31,10 @@ class LearningRates:
         return max((1 - progress) / (1 - self.warm_up), 0.0) if self.warm_up < 1 else 1.0
 
 
+FITTING = LearningRates(0.005, 0.0006)
+"""To go on from a model that was trained to the end: higher ones shake it, and a short run does not make that good."""
+
+
 class Optimiser:
     """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
     AdamW; "adamw" everything to AdamW. clip: the largest norm of a gradient; longer ones are shortened."""
