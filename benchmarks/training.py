@@ -1,13 +1,13 @@
 """What a trained draft brings: against another one, on a domain that is new to it, and against what was foretold.
 
     python benchmarks/training.py drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
-    python benchmarks/training.py domain [--budget 8m] [--draft DIR]
+    python benchmarks/training.py domain [--budget 7m] [--generations N] [--draft DIR]
     python benchmarks/training.py foretold [--draft DIR]
     python benchmarks/training.py shapes
 
 drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
 stories: every prompt runs under both, in turn, and what is reported is the ratio, with the percentile bootstrap over prompts.
-domain: `foredraft train distill --init` from the draft on a slice of networkx, τ on files of it that were held out, before
+domain: `foredraft train distill --init` from the draft on a slice of networkx (or on what the target writes from its beginnings), τ on files of it that were held out, before
 and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts. shapes: what drafts of other depths and widths cost (random weights: the time is the same).
 
 Each part rewrites its own entry of training.json, and training.md from all of it. The corpora lie beside the repository.
@@ -120,6 +120,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
             *("--init", str(args.draft), "--data", str(sides["train"])),
             *("--validation", f"networkx={sides['held_out']}", "--budget", args.budget, "--out", str(out)),
             *("--temperature", "0.8", "--loss", "tv", "--muon-learning-rate", "0.004", "--learning-rate", "0.0005"),
+            *(("--generations", str(args.generations), "--only-generations") if args.generations else ()),
         ]
         started = time.perf_counter()
         subprocess.run(command, check=True)
@@ -259,7 +260,10 @@ def main() -> None:
     parser.add_argument("--name", default="embedded")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--num-prompts", type=int, default=12)
-    parser.add_argument("--budget", default="8m")
+    parser.add_argument("--budget", default="7m")
+    parser.add_argument(
+        "--generations", type=int, default=0, help="of domain: train on so many texts of the target's own instead"
+    )
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()

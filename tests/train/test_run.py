@@ -50,7 +50,18 @@ def losses(out: Path) -> list[float]:
 
 def test_a_draft_is_made_and_serves(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
-    asked = ("--layers", "1", "--generations", "3", "--temperature", "0.8", "--validation-share", "0.2", "--json")
+    asked = (
+        "--layers",
+        "1",
+        "--generations",
+        "3",
+        "--only-generations",
+        "--temperature",
+        "0.8",
+        "--validation-share",
+        "0.2",
+        "--json",
+    )
     result = distill(toy, text, out, *asked, "--licence", "text.txt=CC0")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -234,6 +245,7 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
     assert_refused(distill(toy, text, toy), "holds files of something else")
     assert_refused(distill(toy, text, tmp_path / "b", "--validation", "code"), "NAME=FILE")
     assert_refused(distill(toy, text, tmp_path / "b", "--dtype", "int3"), "--dtype")
+    assert_refused(distill(toy, text, tmp_path / "b", "--only-generations"), "--generations")
     assert_refused(run("lm", "--data", text, "--out", tmp_path / "c", "--steps", "2"), "--architecture")
     bad = tmp_path / "config.json"
     bad.write_text('{"vocab_size": 3}')

@@ -151,6 +151,9 @@ def distill(
     temperature: Annotated[
         list[float] | None, typer.Option(help="At which it will serve; repeatable, 0 is greedy. Default: 1.")
     ] = None,
+    only_generations: Annotated[
+        bool, typer.Option("--only-generations", help="Train on those alone; --data only gives their beginnings.")
+    ] = False,
     generations: Annotated[int, typer.Option(help="Texts of the target's own to train on as well.")] = 0,
     exclude: ExcludeOption = None,
     validation: ValidationOption = None,
@@ -297,7 +300,19 @@ def _recipe(context: typer.Context) -> Recipe:
 
     given: dict[str, Any] = context.params
     usual, loss = (LearningRates(), "kl+tv") if given["init"] is None else (FITTING, "tv")
-    names = ("steps", "epochs", "batch_size", "optimiser", "clip", "dtype", "device", "seed", "kl_until", "generations")
+    names = (
+        "steps",
+        "epochs",
+        "batch_size",
+        "optimiser",
+        "clip",
+        "dtype",
+        "device",
+        "seed",
+        "kl_until",
+        "generations",
+        "only_generations",
+    )
     return Recipe(
         **{name: given[name] for name in names if name in given},
         seconds=None if given["budget"] is None else seconds_of(given["budget"]),

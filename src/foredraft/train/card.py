@@ -45,7 +45,10 @@ def card(
     if data.exclude:
         lines += ["", f"Kept out: the documents of {', '.join(path.name for path in data.exclude)}."]
     if recipe.generations and target is not None:
-        lines += ["", f"And {recipe.generations} texts that the target wrote itself."]
+        lines += [
+            "",
+            f"{'Of these only beginnings, and' if recipe.only_generations else 'And'} {recipe.generations} texts that the target wrote itself.",
+        ]
     lines += ["", "## Recipe", "", *_recipe(target, start, recipe, blocks, outcome), "", "## What it reached", ""]
     return "\n".join([*lines, *_reached(target, outcome), ""])
 

@@ -15,6 +15,7 @@ from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
 from foredraft.sampling.laws import laws_under
+from foredraft.text import encode_prompt
 from foredraft.train.expected import Expectation, expect, nothing
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
@@ -143,7 +144,7 @@ def evaluate(
 def _documents(llm: LLM, kind: str, documents: Sequence[str], prompt_len: int, number: int) -> list[list[int]]:
     """Evenly chosen among those that are long enough, and no longer than the context."""
     limit = llm.max_model_len
-    encoded: list[list[int]] = [llm.text_tokenizer(document)["input_ids"][:limit] for document in documents]
+    encoded = [encode_prompt(llm.text_tokenizer, document)[:limit] for document in documents]
     encoded = [ids for ids in encoded if len(ids) > prompt_len]
     if not encoded:
         raise ForedraftError(f"{kind}: no document is longer than the {prompt_len} tokens that a text begins with")

@@ -75,7 +75,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; a step takes one after the other.
-    generations: texts of the target's own to train on as well. dtype: of autocast; weights stay in float32. device: "auto" is
+    generations: texts of the target's own to train on as well; or instead of the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is
     CUDA where there is one."""
 
     steps: int | None = None
@@ -92,6 +92,7 @@ class Recipe:
     kl_until: float = 0.5
     temperatures: tuple[float, ...] = (1.0,)
     generations: int = 0
+    only_generations: bool = False
     checkpoint_every: float = 60.0
     device: str = "auto"
 
@@ -108,6 +109,8 @@ class Recipe:
                 raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
         if not self.temperatures:
             raise ForedraftError("give at least one --temperature")
+        if self.only_generations and not self.generations:
+            raise ForedraftError("--only-generations needs --generations: how many texts the target is to write")
         if self.optimiser not in OPTIMISERS:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}")
         for rate in (self.rates.matrices, self.rates.others, self.clip):
@@ -190,7 +193,8 @@ def _run(
     _check_length(recipe.context, student, teacher)
     objective, served = _objective(teacher, recipe), _served(teacher, recipe)
     folder.begin(arguments)
-    documents = texts.documents + _generated(target, texts, recipe, out, watch)
+    generated = _generated(target, texts, recipe, out, watch)
+    documents = generated if recipe.only_generations else texts.documents + generated
     blocks = packed(documents, recipe.context, tokenizer.eos_token_id)
     trainer = Trainer(
         student,
