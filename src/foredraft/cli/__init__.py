@@ -4,7 +4,7 @@ Exit codes: 0; 1 where `check` does not pass; 2 for a mistake in the input, told
 What is slow to import is imported where it is used, so that help is quick. A command is one file, named here.
 """
 
-from foredraft.cli import bench, chat, check, demo, generate, inspect, serve, trace, tune
+from foredraft.cli import bench, chat, check, demo, generate, inspect, serve, trace, train, tune
 from foredraft.cli.app import app, main
 
-__all__ = ["app", "bench", "chat", "check", "demo", "generate", "inspect", "main", "serve", "trace", "tune"]
+__all__ = ["app", "bench", "chat", "check", "demo", "generate", "inspect", "main", "serve", "trace", "train", "tune"]

@@ -104,7 +104,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     config = load_config(name, options)
     refuse_unsupported(config, name)
     dtype = options.torch_dtype(config)
-    _refuse_if_too_big(name, dtype, options.torch_device())
+    refuse_if_too_big(name, dtype, options.torch_device())
     try:
         hf, report = AutoModelForCausalLM.from_pretrained(
             name,
@@ -118,7 +118,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
         raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
     _refuse_half_loaded(name, report)
     if getattr(hf, "hf_device_map", None) is None and not _is_quantised(hf):
-        _move(hf, options.torch_device())
+        move(hf, options.torch_device())
     hf.eval()
     return _examined(hf, name, prepare=lambda ours: _prepare(ours, name, options))
 
@@ -189,7 +189,7 @@ def _refuse_half_loaded(name: str, report: dict[str, Any]) -> None:
         )
 
 
-def _refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
+def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """For local checkpoints, before any memory is touched: weights against what is free."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     free = available_memory(device) if files else None
@@ -236,7 +236,8 @@ def available_memory(device: torch.device) -> int | None:
     return values[0] if values else None
 
 
-def _move(hf: PreTrainedModel, device: torch.device) -> None:
+def move(hf: PreTrainedModel, device: torch.device) -> None:
+    """Raises ModelError for a device that is not there, or has no room."""
     try:
         hf.to(device)
     except (RuntimeError, AssertionError) as error:

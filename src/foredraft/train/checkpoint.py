@@ -1,0 +1,169 @@
+"""Where a run stands, on disk: complete at every moment, whatever ends the process.
+
+    OUT/training.json            what the run was asked for
+    OUT/log.jsonl                a line for every step
+    OUT/checkpoints/step-NNN/    a Hugging Face folder (float32) and trainer.pt
+    OUT/                         the finished model, in bfloat16
+
+A folder is written under another name, brought to the disk, and renamed; only then is the one before it removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError
+
+_FOLDER, _STEP, _PARTIAL = "checkpoints", "step-", ".partial-"
+TRAINER, ARGUMENTS, LOG, CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
+_LAST = ("config.json",)
+"""Moved last: without it nothing loads a folder."""
+
+
+class RunFolder:
+    """out: of one run; nothing is made before it begins. Raises ForedraftError for a place that holds something else."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        if out.exists() and not out.is_dir():
+            raise ForedraftError(f"{out}: is a file: give --out a folder")
+        if out.is_dir() and any(out.iterdir()) and not (out / ARGUMENTS).exists():
+            raise ForedraftError(f"{out}: holds files of something else: give --out a new folder, or an empty one")
+
+    def begin(self, arguments: dict[str, Any]) -> None:
+        """What a kill left unfinished goes; what the run is asked for is written down."""
+        with writing(self.out):
+            (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
+            for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
+                shutil.rmtree(partial, ignore_errors=True)
+        if not (self.out / ARGUMENTS).exists():
+            self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.out / _FOLDER).glob(f"{_STEP}*"), key=lambda path: int(path.name.removeprefix(_STEP)))
+
+    def agree(self, arguments: dict[str, Any]) -> None:
+        """Raises ForedraftError with the name of the first argument that is not what the run here was begun with."""
+        file = self.out / ARGUMENTS
+        if not file.exists():
+            return
+        try:
+            known = json.loads(file.read_text())
+        except ValueError:
+            raise ForedraftError(f"{file}: cannot be read: remove the folder, or give another --out") from None
+        wanted = json.loads(json.dumps(arguments))
+        for name in {**known, **wanted}:
+            if known.get(name) != wanted.get(name):
+                raise ForedraftError(
+                    f"{self.out} holds a run with {name} {known.get(name)!r}, not {wanted.get(name)!r}: give the same "
+                    "arguments to go on with it, or another --out"
+                )
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """A checkpoint, all or nothing; older ones go once it is there."""
+        final = self.out / _FOLDER / f"{_STEP}{step}"
+        if final.exists():
+            return final
+        partial = final.with_name(f"{_PARTIAL}{step}")
+        with writing(final), _removed_on_failure(partial):
+            partial.mkdir()
+            write(partial)
+            _to_disk(partial)
+            partial.rename(final)
+            _sync(final.parent)
+        for old in self.checkpoints[:-1]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def publish(self, write: Callable[[Path], None]) -> None:
+        """The finished model into the folder itself. What makes it loadable comes last."""
+        partial = self.out / f"{_PARTIAL}model"
+        with writing(self.out), _removed_on_failure(partial):
+            partial.mkdir()
+            write(partial)
+            _to_disk(partial)
+            for file in sorted(partial.iterdir(), key=lambda path: path.name in _LAST):
+                os.replace(file, self.out / file.name)
+            partial.rmdir()
+            _sync(self.out)
+
+    @property
+    def is_published(self) -> bool:
+        return (self.out / "config.json").exists()
+
+    def write_text(self, name: str, text: str) -> None:
+        """The whole file or the one before."""
+        partial = self.out / f"{_PARTIAL}{name}"
+        with writing(self.out / name):
+            try:
+                partial.write_text(text, encoding="utf-8")
+                _sync(partial)
+                os.replace(partial, self.out / name)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, in a line. The libraries say it in errors of their own kinds."""
+    try:
+        yield
+    except ForedraftError:
+        raise
+    except OSError as error:
+        raise ForedraftError(
+            f"{path}: cannot be written: {error.strerror or error}; what was saved before is kept"
+        ) from None
+    except Exception as error:
+        if type(error).__name__ not in ("SafetensorError", "RuntimeError"):
+            raise
+        reason = str(error).strip().splitlines()
+        raise ForedraftError(
+            f"{path}: cannot be written: {reason[0] if reason else error}; what was saved before is kept"
+        ) from error
+
+
+@contextmanager
+def _removed_on_failure(partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _to_disk(folder: Path) -> None:
+    for file in folder.iterdir():
+        _sync(file)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_trainer(checkpoint: Path) -> dict[str, Any]:
+    """What trainer.pt of a checkpoint holds."""
+    found: dict[str, Any] = torch.load(checkpoint / TRAINER, map_location="cpu", weights_only=True)
+    return found

@@ -1,0 +1,50 @@
+"""Muon (Jordan and others, 2024) in float32.
+
+torch.optim.Muon orthogonalises in bfloat16, which a processor without bfloat16 products computes forty times more slowly than
+float32: 284 ms against 8 ms for a matrix of 704 x 256 on two cores with AVX2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_NUM_ITERATIONS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """For two-dimensional weights [out, in]. Nesterov momentum, made orthogonal; the step of a matrix that is taller than wide
+    is longer by the root of that ratio."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                moment = state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
+                update = orthogonal(weight.grad.lerp(moment, group["momentum"]))
+                weight.add_(update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrix, roughly: singular values between 0.7 and 1.2, by a quintic Newton-Schulz
+    iteration on the smaller side."""
+    a, b, c = _COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix).float()
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(_NUM_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).to(matrix.dtype)

@@ -1,0 +1,83 @@
+"""Muon for the matrices, AdamW for the rest, behind one face; and how fast they learn when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.errors import ForedraftError
+from foredraft.train.muon import Muon
+
+OPTIMISERS = ("muon", "adamw")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRates:
+    """matrices: of Muon. others: of AdamW. warm_up: share of the run that it takes to reach them; then they fall linearly,
+    to nothing at its end."""
+
+    matrices: float = 0.02
+    others: float = 0.002
+    warm_up: float = 0.02
+
+    def share_at(self, progress: float) -> float:
+        """progress: of the run, 0 to 1."""
+        if progress < self.warm_up:
+            return max(progress / self.warm_up, 0.01)
+        return max((1 - progress) / (1 - self.warm_up), 0.0) if self.warm_up < 1 else 1.0
+
+
+FITTING = LearningRates(0.005, 0.0006)
+"""To go on from a model that was trained to the end: higher ones shake it, and a short run does not make that good."""
+
+
+class Optimiser:
+    """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
+    AdamW; "adamw" everything to AdamW. clip: the largest norm of a gradient; longer ones are shortened."""
+
+    def __init__(self, model: PreTrainedModel, name: str, rates: LearningRates, clip: float) -> None:
+        if name not in OPTIMISERS:
+            raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {name!r}")
+        self._rates, self._clip = rates, clip
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        matrices = _matrices(model) if name == "muon" else []
+        ids = {id(p) for p in matrices}
+        others = [p for p in self.parameters if id(p) not in ids]
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        if matrices:
+            self._parts.append((Muon(matrices, lr=rates.matrices), rates.matrices))
+        if others:
+            adam = torch.optim.AdamW(others, lr=rates.others, betas=(0.9, 0.95), weight_decay=0.0)
+            self._parts.append((adam, rates.others))
+
+    def shorten(self) -> float:
+        """-> the gradient's norm before it was shortened."""
+        return float(nn.utils.clip_grad_norm_(self.parameters, self._clip))
+
+    def step(self, progress: float) -> None:
+        """The gradient is gone afterwards."""
+        share = self._rates.share_at(progress)
+        for optimiser, rate in self._parts:
+            for group in optimiser.param_groups:
+                group["lr"] = rate * share
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [optimiser.state_dict() for optimiser, _ in self._parts]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        for (optimiser, _), state in zip(self._parts, states, strict=True):
+            optimiser.load_state_dict(state)
+
+
+def _matrices(model: PreTrainedModel) -> list[Tensor]:
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()
+    if head is not None:
+        tables.add(id(head.weight))
+    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]

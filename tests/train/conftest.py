@@ -1,0 +1,51 @@
+"""A toy target in a folder, with the embedded pair's tokenizer, and a text to train on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foredraft.model import EMBEDDED
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+WORDS = ["the", "cat", "sat", "on", "a", "red", "mat", "and", "saw", "one", "more", "dog", "run", "home"]
+
+
+def make_toy(folder: Path, *, num_layers: int = 3, seed: int = 0) -> Path:
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)  # a law that is not flat
+    model.save_pretrained(folder)
+    for name in TOKENIZER:
+        shutil.copy(EMBEDDED / "target" / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    lines = [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 14)) for i in range(1, 60)]
+    file.write_text("<|endoftext|>".join(lines))
+    return file

@@ -1,0 +1,293 @@
+"""Runs of the command on toy models: cut off and resumed, refused, and served afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from foredraft import LLM, SamplingParams
+from foredraft.cli import app
+from foredraft.model import EMBEDDED
+from foredraft.train import checkpoint, loop
+from foredraft.train.generations import Wanted, generate, prompts_of
+from foredraft.train.loop import log_lines
+
+QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
+
+
+def run(*args: str | Path) -> Any:
+    return CliRunner().invoke(app, ["train", *(str(arg) for arg in args)])
+
+
+def distill(toy: Path, text: Path, out: Path, *args: str | Path) -> Any:
+    given = () if any(one in ("--epochs", "--budget") for one in args) else ("--steps", "6")
+    return run("distill", "--target", toy, "--data", text, "--out", out, *QUICK, *given, *args)
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line, line
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in log_lines(out / "log.jsonl")]
+
+
+def test_a_draft_is_made_and_serves(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    asked = (
+        "--layers",
+        "1",
+        "--generations",
+        "3",
+        "--only-generations",
+        "--temperature",
+        "0.8",
+        "--validation-share",
+        "0.2",
+        "--json",
+    )
+    result = distill(toy, text, out, *asked, "--licence", "text.txt=CC0")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["complete"]
+    assert found["step"] == 6
+    assert len((out / "generations.jsonl").read_text().splitlines()) == 3
+    card = (out / "README.md").read_text()
+    for word in ("text.txt", "CC0", "kl+tv", "temperature 0.8", "6 steps", "held-out text"):
+        assert word in card
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    llm = LLM(toy, out, dtype="float32", speculative_tokens=2)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    (output,), (plain,) = (one.generate("the cat sat", params) for one in (llm, llm.with_drafter("none")))
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.metrics.stats.num_draft_tokens > 0
+    again = distill(toy, text, out, *asked, "--licence", "text.txt=CC0")
+    assert json.loads(again.stdout)["step"] == 6
+
+
+def test_a_head_of_its_own_is_kept(toy: Path, text: Path, tmp_path: Path) -> None:
+    """The toy's embeddings are tied; what is trained, saved and loaded again has a head apart."""
+    assert distill(toy, text, tmp_path / "out", "--own-head", "--checkpoint-every", "0s").exit_code == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    assert not model.config.tie_word_embeddings
+
+
+def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> None:
+    """Cut in the middle of a line, as by a kill: the missing texts come out as they were."""
+    documents = [[0, *range(100 + i, 120 + i)] for i in range(4)]
+    wanted = Wanted(3, (0.8, 0.0), prompt_len=4, max_tokens=6, seed=5)
+    shares: list[float] = []
+    whole = generate(str(toy), documents, wanted, tmp_path, shares.append)
+    file = tmp_path / "generations.jsonl"
+    raw = file.read_bytes()
+    file.write_bytes(raw[: raw.index(b"\n") + 5])
+    assert generate(str(toy), documents, wanted, tmp_path, shares.append) == whole
+    assert file.read_bytes() == raw
+    assert generate(str(toy / "gone"), documents, wanted, tmp_path, shares.append) == whole
+    for text, prompt in zip(whole, prompts_of(documents, 3, 4), strict=True):
+        assert text[: len(prompt)] == prompt
+
+
+def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = distill(toy, text, tmp_path / "out", "--epochs", "12", "--validation-share", "0.2", "--json")
+    assert result.exit_code == 0, result.stderr
+    first, *_, last = json.loads(result.stdout)["history"]
+    (kind,) = first["acceptance"]
+    assert last["acceptance"][kind] > first["acceptance"][kind]
+
+
+def test_lm_learns_from_an_architecture(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = run(
+        *(
+            "lm",
+            "--data",
+            text,
+            "--out",
+            tmp_path / "out",
+            *QUICK,
+            "--epochs",
+            "8",
+            "--json",
+            "--validation-share",
+            "0.2",
+        ),
+        *("--architecture", toy / "config.json", "--tokenizer", toy),
+    )
+    assert result.exit_code == 0, result.stderr
+    first, *_, last = json.loads(result.stdout)["history"]
+    (kind,) = first["loss"]
+    assert last["loss"][kind] < first["loss"][kind] - 0.5
+
+
+def command(toy: Path, text: Path, out: Path, steps: int, *args: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "foredraft.cli", "train", "distill", "--target", str(toy), "--data", str(text)),
+        *("--out", str(out), *QUICK, "--steps", str(steps), "--checkpoint-every", "0s", *args),
+    ]
+
+
+def killed_after(line: list[str], out: Path, num_steps: int, number: signal.Signals) -> int:
+    """Sends the signal once so many steps are logged. -> exit code"""
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(log_lines(out / "log.jsonl")) >= num_steps:
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(toy: Path, text: Path, tmp_path: Path) -> None:
+    """Killed twice, at moments of nobody's choosing."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    steps = 16
+    assert subprocess.run(command(toy, text, whole, steps), check=False, capture_output=True).returncode == 0
+    for num_steps in (3, 9):
+        code = killed_after(command(toy, text, cut, steps), cut, num_steps, signal.SIGKILL)
+        assert code == -signal.SIGKILL
+        (last, *_) = checkpoint.RunFolder(cut).checkpoints[-1:]
+        AutoModelForCausalLM.from_pretrained(last)
+        assert not (cut / "config.json").exists()
+    assert subprocess.run(command(toy, text, cut, steps), check=False, capture_output=True).returncode == 0
+    assert len(losses(cut)) == steps
+    assert losses(cut) == pytest.approx(losses(whole), abs=1e-5)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = command(toy, text, out, 5000)
+    line[line.index("--checkpoint-every") + 1] = "1h"
+    assert killed_after(line, out, 3, signal.SIGINT) == 130
+    (last,) = checkpoint.RunFolder(out).checkpoints
+    assert checkpoint.load_trainer(last)["step"] == len(losses(out))
+
+
+def test_other_arguments_are_refused_by_name(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert distill(toy, text, out).exit_code == 0
+    assert_refused(distill(toy, text, out, "--seed", "4"), "seed 0, not 4")
+    assert distill(toy, text, out, "--checkpoint-every", "9s").exit_code == 0
+    text.write_text(text.read_text() + "<|endoftext|>more")
+    assert_refused(distill(toy, text, out), "data")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    save, calls = torch.save, []
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        save(*args, **kwargs)
+
+    monkeypatch.setattr(loop.torch, "save", full)
+    assert_refused(distill(toy, text, out, "--checkpoint-every", "0s"), "No space left on device", "kept")
+    (last,) = checkpoint.RunFolder(out).checkpoints
+    assert checkpoint.load_trainer(last)["step"] == 2
+    assert not (out / "config.json").exists()
+    monkeypatch.undo()
+    assert distill(toy, text, out, "--checkpoint-every", "0s").exit_code == 0
+    assert len(losses(out)) == 6
+
+
+def test_a_loss_that_is_no_number_ends_the_run(toy: Path, text: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(toy, broken)
+    model = AutoModelForCausalLM.from_pretrained(toy)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    model.save_pretrained(broken)
+    out = tmp_path / "out"
+    assert_refused(distill(toy, text, out, "--init", broken), "the loss is nan", "step 0")
+    assert not (out / "config.json").exists()
+
+
+def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
+    empty.write_text(" \n<|endoftext|>\n")
+    latin.write_bytes(b"abc\xff")
+    babyllama = Path(__file__).parents[3] / "shared" / "models" / "babyllama105"
+    assert_refused(distill(toy, empty, out), "empty.txt", "no text")
+    assert_refused(distill(toy, latin, out), "latin.txt", "byte 3")
+    assert_refused(distill(toy, tmp_path / "mbpp.jsonl", out), "benchmark")
+    assert_refused(distill(toy, text, out, "--layers", "9"), "--layers", "3")
+    assert_refused(distill(toy, text, tmp_path / "b", "--layers", "1", "--init", toy), "one of --init")
+    assert_refused(distill(toy, text, tmp_path / "b", "--loss", "l2"), "--loss")
+    assert_refused(distill(toy, text, tmp_path / "b", "--budget", "1s", "--steps", "3"), "one of --steps")
+    assert_refused(distill(toy, text, tmp_path / "b", "--context", "65"), "65", "64")
+    assert_refused(distill(tmp_path / "nowhere", text, tmp_path / "b"), "nowhere")
+    assert_refused(distill(toy, text, toy), "holds files of something else")
+    assert_refused(distill(toy, text, tmp_path / "b", "--validation", "code"), "NAME=FILE")
+    assert_refused(distill(toy, text, tmp_path / "b", "--dtype", "int3"), "--dtype")
+    assert_refused(distill(toy, text, tmp_path / "b", "--only-generations"), "--generations")
+    assert_refused(run("lm", "--data", text, "--out", tmp_path / "c", "--steps", "2"), "--architecture")
+    bad = tmp_path / "config.json"
+    bad.write_text('{"vocab_size": 3}')
+    assert_refused(
+        run("lm", "--data", text, "--out", tmp_path / "d", "--steps", "2", "--architecture", bad, "--tokenizer", toy),
+        "config.json",
+    )
+    if babyllama.exists():
+        assert_refused(distill(toy, text, tmp_path / "e", "--init", babyllama), "vocabulary")
+
+
+def test_evaluate_says_what_the_engine_then_does(tmp_path: Path) -> None:
+    file = tmp_path / "held_out.txt"
+    words = "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. "
+    file.write_text("<|endoftext|>".join(words + words[i:] for i in (0, 5, 9)))
+    pair = ("--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--dtype", "float32", "--num-threads", "1")
+    result = run(
+        *("evaluate", *pair, "--data", f"story={file}", "--temperature", "0", "--speculative-tokens", "3", "--check"),
+        *("--max-tokens", "24", "--budget", "0s", "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    (kind,) = json.loads(result.stdout)["kinds"]
+    (found,) = kind["of"]
+    assert found["tau"] == pytest.approx(found["measured_tau"], rel=0.05)
+    assert len(found["acceptance_by_position"]) == 3
+    assert found["predicted_speedup"] is None
+    assert_refused(run("evaluate", *pair), "--data")
+
+
+def test_evaluate_foretells_the_speed(tmp_path: Path) -> None:
+    file = tmp_path / "held_out.txt"
+    file.write_text(
+        "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. " * 3
+    )
+    result = run(
+        *("evaluate", "--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--num-threads", "1"),
+        *("--data", f"story={file}", "--max-tokens", "8", "--temperature", "0.8", "--budget", "0.01s"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "predicted speedup" in " ".join(result.stdout.split())
+
+
+def test_help() -> None:
+    for name in ("lm", "distill", "evaluate"):
+        assert run(name, "--help").exit_code == 0

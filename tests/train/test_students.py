@@ -1,0 +1,95 @@
+"""Where students come from: the target's own weights, a configuration, or both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from foredraft import ForedraftError
+from foredraft.train.muon import orthogonal
+from foredraft.train.optimiser import LearningRates, Optimiser
+from foredraft.train.students import evenly, from_architecture, with_fewer_layers, with_own_head
+
+
+@given(st.integers(1, 80), st.data())
+def test_layers_are_spread_from_first_to_last(total: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, total))
+    found = evenly(total, count)
+    assert len(set(found)) == count
+    assert found == sorted(found)
+    assert found[0] == 0
+    assert count == 1 or found[-1] == total - 1
+
+
+def test_a_student_with_all_layers_is_the_target(toy: Path) -> None:
+    target = AutoModelForCausalLM.from_pretrained(toy)
+    ids = torch.tensor([[0, 5, 9, 12]])
+    with torch.no_grad():
+        assert torch.equal(with_fewer_layers(target, 3, 0)(ids).logits, target(ids).logits)
+
+
+def test_fewer_layers_are_the_targets_own(toy: Path) -> None:
+    target = AutoModelForCausalLM.from_pretrained(toy)
+    student = with_fewer_layers(target, 2, 0)
+    assert len(student.model.layers) == 2
+    for ours, theirs in zip(student.model.layers, (target.model.layers[0], target.model.layers[2]), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert torch.equal(student.model.embed_tokens.weight, target.model.embed_tokens.weight)
+    with pytest.raises(ForedraftError, match="from 1 to the target's 3"):
+        with_fewer_layers(target, 0, 0)
+
+
+def test_a_head_of_its_own_begins_as_the_same_model(toy: Path) -> None:
+    student = with_fewer_layers(AutoModelForCausalLM.from_pretrained(toy), 1, 0)
+    free = with_own_head(student)
+    ids = torch.tensor([[0, 5, 9, 12]])
+    with torch.no_grad():
+        assert torch.equal(free(ids).logits, student(ids).logits)
+    assert free.lm_head.weight is not free.model.embed_tokens.weight
+    assert with_own_head(free) is free
+
+
+def test_an_architecture_is_random_by_its_seed_alone(toy: Path) -> None:
+    one, same, other = (from_architecture(toy / "config.json", 4096, seed) for seed in (1, 1, 2))
+    weights = [model.model.layers[0].mlp.up_proj.weight for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    with pytest.raises(ForedraftError, match="vocab_size is 4096"):
+        from_architecture(toy, 5000, 0)
+
+
+@given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 9))
+def test_muons_step_has_singular_values_near_one(height: int, width: int, seed: int) -> None:
+    """The iteration's own bounds; the smallest need not have come up yet where a random matrix is all but singular."""
+    matrix = torch.randn(height, width, generator=torch.Generator().manual_seed(seed))
+    values = torch.linalg.svdvals(orthogonal(matrix))
+    assert float(values.max()) < 1.35
+    assert float(values.median()) > 0.5
+
+
+def test_rates_rise_and_fall() -> None:
+    rates = LearningRates(warm_up=0.1)
+    shares = [rates.share_at(i / 100) for i in range(101)]
+    assert max(shares) == shares[10] == 1.0
+    assert shares[:11] == sorted(shares[:11])
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert shares[-1] == 0.0
+    assert 0 < shares[0] < 0.05
+
+
+def test_every_weight_is_trained_once(toy: Path) -> None:
+    model = with_own_head(with_fewer_layers(AutoModelForCausalLM.from_pretrained(toy), 1, 0))
+    for name in ("muon", "adamw"):
+        optimiser = Optimiser(model, name, LearningRates(warm_up=0.0), 1.0)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        model(torch.tensor([[0, 5, 9, 12]])).logits.square().mean().backward()
+        optimiser.shorten()
+        optimiser.step(0.0)
+        assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ForedraftError, match="--optimiser"):
+        Optimiser(model, "sgd", LearningRates(), 1.0)
