@@ -136,7 +136,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
 def taus(
     target: Path, draft: Path, texts: dict[str, tuple[str, ...]], *, measures: bool = False
 ) -> list[dict[str, Any]]:
-    llm = LLM(target, draft, speculative_tokens=GAMMA)
+    llm = LLM(target, draft, dtype="float32", speculative_tokens=GAMMA)
     reports = evaluate(llm, texts, TEMPERATURES, [GAMMA], num_texts=24, max_tokens=MAX_TOKENS, measures=measures)
     return [
         {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The embedded draft: distilled from the embedded target, begun from the plain draft that came before it.
+# A draft for the embedded target, distilled from it, begun from the plain draft.
 #
 #   recipes/embedded-draft.sh CORPUS PLAIN_DRAFT OUT [BUDGET]
 #

@@ -49,7 +49,7 @@ def generate(
     found = _known(out / FILE)[: wanted.number]
     if len(found) == wanted.number:
         return found
-    llm = LLM(target, method="none", max_num_seqs=_AT_A_TIME)
+    llm = LLM(target, method="none", dtype="float32", max_num_seqs=_AT_A_TIME)  # as it is read in training
     while len(found) < wanted.number:
         numbers = range(len(found), min(len(found) + _AT_A_TIME, wanted.number))
         params = [_params(wanted, number) for number in numbers]
