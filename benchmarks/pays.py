@@ -68,8 +68,8 @@ class Asks:
     def rounds_to_follow(self, wanted: str, turn: int) -> int:
         """Of the last sequence: the rounds behind the turn before most ask for this one. All of them, if it never comes to that."""
         names = [name for name, length in list(self.by_sequence.values())[-1] if length >= turn]
-        windows = (names[i : i + WINDOW] for i in range(len(names)))
-        return next((i for i, window in enumerate(windows) if window.count(wanted) >= MOST_OF_IT), len(names))
+        asks = [i for i, name in enumerate(names) if name == wanted]
+        return next((i for i in asks if names[i : i + WINDOW].count(wanted) >= MOST_OF_IT), len(names))
 
 
 def useless(args: argparse.Namespace) -> dict[str, Any]:
@@ -195,7 +195,7 @@ TURNS: dict[str, tuple[list[type[Turning]], str]] = {
 }
 """Drafters, and what is to be asked behind the turn."""
 WINDOW, MOST_OF_IT = 8, 6
-"""It has followed from the first round on of which, with those behind it, so many ask what they should."""
+"""It has followed from the first round on that asks what it should, as so many do of that one and those behind it."""
 
 
 def change(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A server under load for a while: does it stay steady, and does it say the truth?
 
-    python benchmarks/soak.py [--seconds 180] [--clients 64] [--cut 0.2]
+    python benchmarks/soak.py [--seconds 180] [--warm-up 15] [--clients 64] [--cut 0.2]
 
 Starts `foredraft serve` over the embedded pair, asks from many streaming clients at once, of which some go away at random, and
 then looks at four things: errors and stuck requests; the server's memory, last minute against first; what is taken of the cache when
@@ -72,7 +72,7 @@ async def soak(server: Server, prompts: list[str], args: argparse.Namespace) -> 
     wrong: list[str] = []
     texts: dict[tuple[str, int], set[str]] = {}
     memory: list[tuple[float, int]] = []
-    started = time.monotonic()
+    started = time.monotonic() + args.warm_up
     end = started + args.seconds
 
     async def one_client() -> None:
@@ -100,7 +100,8 @@ async def soak(server: Server, prompts: list[str], args: argparse.Namespace) -> 
 
     async def watch() -> None:
         while time.monotonic() < end:
-            memory.append((time.monotonic() - started, server.resident))
+            if time.monotonic() >= started:
+                memory.append((time.monotonic() - started, server.resident))
             await asyncio.sleep(0.5)
 
     await asyncio.gather(watch(), *(one_client() for _ in range(args.clients)))
@@ -129,6 +130,7 @@ def differences(texts: dict[tuple[str, int], set[str]]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--warm-up", type=float, default=15, help="seconds before them, in which the cache fills")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--cut", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
@@ -152,7 +154,7 @@ def main() -> None:
     result = {
         "outcomes": found["outcomes"],
         "wrong": found["wrong"],
-        "tokens_per_second": tokens / args.seconds,
+        "tokens_per_second": tokens / (args.warm_up + args.seconds),
         "memory_first": first,
         "memory_last": last,
         "memory_growth": last / first - 1,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from foredraft.cache import KVCache, common_prefix
-from foredraft.policy import Policy
+from foredraft.policy import MEMORY_SHORT, Policy
 from foredraft.sequence import TokenSequence
 from foredraft.stats import PrefixStats
 from foredraft.step import Work
+
+logger = logging.getLogger("foredraft")
+
+MEMORY_PAUSE = 32
+"""Steps for which a drafter that gave up its memory is left alone: taken back at once, it would be asked for again."""
 
 WORTH_WAITING = 64
 """Tokens. Who begins with at least so many that another is just reading waits for it; it would have to read the same."""
@@ -111,8 +117,9 @@ class Scheduler:
     def _give_up_drafts(self, work: Work) -> Work:
         """A draft is worth less than a sequence that would have to start again: its memory goes first."""
         held = self._drafters.give_up([sequence.seq_id for sequence in self.running])
-        if held:
-            self._policy.memory_short(held)
+        new = self._policy.rest(held, MEMORY_SHORT, MEMORY_PAUSE) if held else []
+        if new:
+            logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), MEMORY_PAUSE)
         return work if self._reserve(work) else replace(work, max_draft=0)
 
     def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:

@@ -11,8 +11,9 @@ from random import Random
 
 import torch
 
-from foredraft.policy import Ask, Policy
+from foredraft.policy import MEMORY_SHORT, Ask, Policy
 from foredraft.proposal import Proposal
+from foredraft.scheduler import MEMORY_PAUSE
 from foredraft.sequence import TokenSequence
 from foredraft.step import Outcome, Step, Work
 from tests.laws import sampler_for
@@ -95,7 +96,7 @@ class Simulator:
         """Memory is short."""
         for name in names:
             self.drafters[name].num_read.clear()
-        self.policy.memory_short(names)
+        self.policy.rest(names, MEMORY_SHORT, MEMORY_PAUSE)
 
     def run(self, num_rounds: int) -> list[Round]:
         """The rounds that this added."""

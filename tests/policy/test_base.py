@@ -28,16 +28,18 @@ def test_the_decision_does_not_depend_on_the_tokens() -> None:
     assert len(lengths) == 1
 
 
-def test_a_drafter_that_gave_up_its_memory_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_rests_is_left_alone_for_so_many_steps() -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=200, speculative_tokens=4)
     policy = FixedPolicy("one")
-    policy.memory_short(["another"])
+    assert policy.rest(["another"], "memory_short", 3) == ["another"]
     assert policy.ask(sequence).max_draft == 4
-    policy.memory_short(["one"])
-    assert policy.ask(sequence).max_draft == 0
+    assert policy.rest(["one"], "memory_short", 3) == ["one"]
+    assert policy.rest(["one"], "memory_short", 2) == []
     assert policy.resting()["one"] == "memory_short"
-    assert "one gave up its own" in caplog.text
-    for _ in range(40):
+    lengths = []
+    for _ in range(5):
         policy.begin([sequence])
-    assert policy.ask(sequence).max_draft == 4
+        lengths.append(policy.ask(sequence).max_draft)
+    assert lengths == [0, 0, 0, 4, 4]
     assert policy.resting() == {}
+    assert policy.fallbacks == {("another", "memory_short"): 1, ("one", "memory_short"): 1}

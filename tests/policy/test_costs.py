@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.policy import Costs
-from foredraft.policy.costs import Curve
+from foredraft.policy.costs import HOPE, Curve
 
 seconds = st.floats(1e-6, 10.0)
 samples = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 64), seconds), min_size=1, max_size=80)
@@ -136,8 +136,8 @@ def test_what_is_kept_comes_back_at_the_pace_of_today(pace: float) -> None:
         assert again.step_time(n, x, sampled=sampled) == pytest.approx(pace * known)
     for name in ("a", "b", "c"):
         known = costs.draft_time(name, 1, 4, sampled=False)
-        assert again.draft_time(name, 1, 4, sampled=False) == pytest.approx(pace * known)
-    assert again.reading_time("a", 50) == pytest.approx(pace * costs.reading_time("a", 50))
+        assert again.draft_time(name, 1, 4, sampled=False) == pytest.approx(HOPE * pace * known)
+    assert again.reading_time("a", 50) == pytest.approx(HOPE * pace * costs.reading_time("a", 50))
 
 
 def test_what_is_kept_gives_way_to_what_is_measured() -> None:

@@ -130,6 +130,22 @@ def test_it_holds_around_the_controller_too() -> None:
     assert sum(one.num_asked > 0 for one in simulator.rounds) < 500
 
 
+def test_another_drafter_takes_over_from_one_that_crossed() -> None:
+    """The policy within is told, so it need not decode plainly."""
+    drafters = {
+        "a": FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: 0.75),
+        "b": FakeDrafter(lambda num_requests, depth: 0.02, lambda seq_id: 0.95),
+    }
+    policy = Guard(Controller(["a", "b"]), {name: Holder() for name in drafters}, min_acceptance_rate=0.5)
+    simulator = Simulator(policy, drafters, lambda num_rows: 0.01)
+    simulator.add(text())
+    while not policy.crossings:
+        assert len(simulator.run(1)) < 2000
+    asked = [ask.drafter for one in simulator.run(100) for ask in one.asks.values() if ask.max_draft]
+    assert set(asked) == {"b"}
+    assert len(asked) > 80
+
+
 def test_the_memory_of_the_target_is_still_the_policys_business() -> None:
     policy = guard(min_acceptance_rate=0.0)
     simulator = simulate(policy, stands=0.9)

@@ -38,9 +38,9 @@ class InTurn:
     def observe(self, step: Step) -> None:
         """Nothing is learnt."""
 
-    def memory_short(self, drafters: Sequence[str]) -> None:
-        for drafter in self._drafters:
-            drafter.memory_short(drafters)
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        new = [name for drafter in self._drafters for name in drafter.rest(drafters, reason, num_steps)]
+        return list(dict.fromkeys(new))
 
     def resting(self) -> dict[str, str]:
         return {name: why for drafter in self._drafters for name, why in drafter.resting().items()}

@@ -1,9 +1,20 @@
 """Whom to ask for draft tokens, and for how many."""
 
-from foredraft.policy.base import Ask, FixedPolicy, Policy
+from foredraft.policy.base import MEMORY_SHORT, Ask, FixedPolicy, Policy
 from foredraft.policy.controller import Controller, CostStore
 from foredraft.policy.costs import Costs
 from foredraft.policy.guard import Guard, check_thresholds
 from foredraft.policy.store import CostFile
 
-__all__ = ["Ask", "Controller", "CostFile", "CostStore", "Costs", "FixedPolicy", "Guard", "Policy", "check_thresholds"]
+__all__ = [
+    "MEMORY_SHORT",
+    "Ask",
+    "Controller",
+    "CostFile",
+    "CostStore",
+    "Costs",
+    "FixedPolicy",
+    "Guard",
+    "Policy",
+    "check_thresholds",
+]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from foredraft.sequence import TokenSequence
 from foredraft.step import Step
-
-logger = logging.getLogger("foredraft")
 
 MEMORY_SHORT, DOES_NOT_PAY = "memory_short", "does_not_pay"
 """Reasons to leave a drafter alone."""
@@ -43,13 +40,13 @@ class Policy(Protocol):
         """What came of it."""
         ...
 
-    def memory_short(self, drafters: Sequence[str]) -> None:
-        """There was no room for the target's own keys and values; what these drafters held was given up."""
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        """Leave these alone for so many steps, whatever their drafts would bring; they have forgotten all texts. reason:
+        "memory_short", or a threshold. -> those that were not resting already"""
         ...
 
     def resting(self) -> dict[str, str]:
-        """The drafters that are left alone for now, whatever their drafts would bring, and what for: "memory_short", or
-        the threshold that they crossed."""
+        """The drafters that are left alone in the next step because somebody said so, and for what reason."""
         ...
 
 
@@ -72,20 +69,20 @@ class FixedPolicy:
     def observe(self, step: Step) -> None:
         """Nothing is learnt."""
 
-    def memory_short(self, drafters: Sequence[str]) -> None:
-        self._pause.start(drafters)
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        return self._pause.start(drafters, reason, num_steps)
 
     def resting(self) -> dict[str, str]:
         return self._pause.resting()
 
 
 class Pause:
-    """The drafters that had to give up their memory, for some steps: taken back at once, it would be asked for again."""
+    """Drafters that are left alone for some steps. counts: how often, by drafter and reason."""
 
-    def __init__(self, num_steps: int = 32) -> None:
-        self._num_steps = num_steps
+    def __init__(self) -> None:
         self._step = 0
         self._until: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -93,15 +90,17 @@ class Pause:
 
     def resting(self) -> dict[str, str]:
         """See Policy.resting."""
-        return {name: MEMORY_SHORT for name in self._until if name in self}
+        return {name: self._reasons[name] for name, until in self._until.items() if until > self._step + 1}
 
     def begin(self) -> None:
         """A step goes by."""
         self._step += 1
 
-    def start(self, names: Sequence[str]) -> None:
+    def start(self, names: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        """For what is left of this step and so many more. -> those that were not resting already"""
         new = [name for name in names if name not in self]
-        if new:
-            logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), self._num_steps)
-        self.counts.update((name, MEMORY_SHORT) for name in new)
-        self._until.update(dict.fromkeys(names, self._step + self._num_steps))
+        self.counts.update((name, reason) for name in new)
+        self._reasons.update(dict.fromkeys(new, reason))
+        for name in names:
+            self._until[name] = max(self._until.get(name, 0), self._step + num_steps + 1)
+        return new

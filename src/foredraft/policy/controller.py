@@ -133,13 +133,14 @@ class Controller:
             if work.sequence.is_finished and self._texts.pop(work.sequence.seq_id, None) is not None:
                 self._num_planned -= 1
 
-    def memory_short(self, drafters: Sequence[str]) -> None:
-        self._pause.start(drafters)
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        new = self._pause.start(drafters, reason, num_steps)
         for text in self._texts.values():
             for name in drafters:
                 text.records[name].num_read = 0
         self._plans.clear()
         self._next_plan = 0
+        return new
 
     def _own_ask(self, sequence: TokenSequence) -> Ask:
         """Of one with a number of its own."""

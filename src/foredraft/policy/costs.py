@@ -15,6 +15,9 @@ _ENOUGH = 3
 _RENEWED_AFTER = 8
 STALL = 3.0
 """A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
+HOPE = 0.5
+"""What a draft took in an earlier process counts for this much. That may have been a busy hour; and while a price that is too low is
+found out by the first drafts, one that is too high is not, since nobody drafts."""
 _KINDS = {False: "greedy", True: "sampled"}
 
 
@@ -235,9 +238,9 @@ class Costs:
         for kind, points in self._remembered.steps.items():
             self.steps[kind].add_known(points, now / then)
         for (name, kind), points in self._remembered.drafts.items():
-            self._drafts(name, kind).add_known(points, now / then)
+            self._drafts(name, kind).add_known(points, HOPE * now / then)
         for name, seconds in self._remembered.reading.items():
-            self._reading.setdefault(name, deque([seconds * now / then], maxlen=_KEPT))
+            self._reading.setdefault(name, deque([HOPE * seconds * now / then], maxlen=_KEPT))
         self._remembered = None
 
     def _drafts(self, drafter: str, sampled: bool) -> Curve:

@@ -20,8 +20,8 @@ PAUSE = 512
 
 
 class Guard:
-    """What the policy within decides, less the drafters that crossed a threshold: for num_steps steps they are asked for
-    nothing and their texts are decoded plainly. Then they are tried again, and judged anew.
+    """What the policy within decides, told to leave a drafter that crossed a threshold alone for num_steps steps: it asks
+    another one, if it has one, or decodes plainly. Then the drafter is tried again, and judged anew.
 
     drafters: by the names that the policy knows them by. min_acceptance_rate: accepted / drafted, over a drafter's last
     `window` verified draft tokens; nobody is judged by fewer. max_draft_memory: bytes of the cache memory that one
@@ -50,25 +50,18 @@ class Guard:
         self._most_memory = max_draft_memory
         self._windows = {name: _Window(window) for name in drafters}
         self._num_steps = num_steps
-        self._step = 0
-        self._until: dict[str, int] = {}
-        self._crossed: dict[str, str] = {}
         self._running: list[int] = []
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
-        found = self.policy.fallbacks.copy()
-        found.update(self.crossings)
-        return found
+        return self.policy.fallbacks
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
-        self._step += 1
         self._running = [sequence.seq_id for sequence in running]
         self.policy.begin(running)
 
     def ask(self, sequence: TokenSequence) -> Ask:
-        ask = self.policy.ask(sequence)
-        return ask._replace(max_draft=0) if self._until.get(ask.drafter, -1) >= self._step else ask
+        return self.policy.ask(sequence)
 
     def observe(self, step: Step) -> None:
         self.policy.observe(step)
@@ -78,12 +71,11 @@ class Guard:
             if self._most_memory is not None:
                 self._judge_memory(name, self._most_memory, step)
 
-    def memory_short(self, drafters: Sequence[str]) -> None:
-        self.policy.memory_short(drafters)
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        return self.policy.rest(drafters, reason, num_steps)
 
     def resting(self) -> dict[str, str]:
-        crossed = {name: why for name, why in self._crossed.items() if self._until[name] > self._step}
-        return self.policy.resting() | crossed
+        return self.policy.resting()
 
     def _judge_acceptance(self, name: str, least: float, step: Step) -> None:
         window = self._windows[name]
@@ -96,21 +88,21 @@ class Guard:
                 LOW_ACCEPTANCE,
                 f"{window.rate:.1%} of its last {window.num_drafted} draft tokens stood",
                 f"{least:.1%}",
+                step,
             )
             window.clear()
 
     def _judge_memory(self, name: str, most: int, step: Step) -> None:
         held = getattr(self.drafters[name], "bytes_held", 0)
         if held > most:
-            self.drafters[name].forget([*{*self._running, *(work.sequence.seq_id for work in step.works)}])
-            self._cross(
-                name, MUCH_MEMORY, f"it held {_mebibytes(held)} of cache memory, given up now", _mebibytes(most)
-            )
+            measured = f"it held {_mebibytes(held)} of cache memory, given up now"
+            self._cross(name, MUCH_MEMORY, measured, _mebibytes(most), step)
 
-    def _cross(self, name: str, threshold: str, measured: str, limit: str) -> None:
+    def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
+        """Whoever rests holds nothing."""
+        self.drafters[name].forget([*{*self._running, *(work.sequence.seq_id for work in step.works)}])
         self.crossings[name, threshold] += 1
-        self._until[name] = self._step + self._num_steps
-        self._crossed[name] = threshold
+        self.policy.rest([name], threshold, self._num_steps)
         logger.warning(
             "%s: %s (%s is %s): it is not asked for the next %d steps",
             name,
