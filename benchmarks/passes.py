@@ -74,11 +74,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 5, 8, 12, 16, 24, 40])
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--torch", action="store_true", help="bfloat16 without the compiled kernels too")
     args = parser.parse_args()
     options = {
         "bfloat16": LoadOptions(dtype="bfloat16", device="cpu"),
         "int8": LoadOptions(dtype="bfloat16", device="cpu", quantization="int8"),
     }
+    if args.torch:
+        options["bfloat16, PyTorch"] = LoadOptions(dtype="bfloat16", device="cpu", kernels="torch")
     models = {name: load_model(args.target, option) for name, option in options.items()}
     stream = torch.ones(200_000_000)
     generator = torch.Generator().manual_seed(0)

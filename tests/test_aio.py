@@ -142,6 +142,7 @@ def test_what_comes_while_nobody_reads_comes_together(llm: LLM) -> None:
         deltas = [delta for _, delta in await anext(following)]
         while llm.engine.has_work:
             await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # what the last step brought is on its way
         deltas += [delta for _, delta in await anext(following)]
         assert "".join(delta.text for delta in deltas) == expected.text
         with pytest.raises(StopAsyncIteration):

@@ -167,7 +167,7 @@ def test_text_does_not_depend_on_how_prompts_are_cut(bench: Bench, method: str, 
 
 
 @pytest.mark.parametrize("method", ["none", "suffix", "draft_model"])
-def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str) -> None:
     prompts = [[0, *range(100 + i, 130 + i)] for i in range(8)]
     wanted = params(80, temperature=0.9, seed=6)
     room = bench.target.traits.bytes_per_token * 64 * 7
@@ -176,7 +176,6 @@ def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str, ca
     run(engine)
     assert sum(s.num_preemptions for s in sequences) > 0
     assert [s.output_ids for s in sequences] == [bench.plain(prompt, wanted) for prompt in prompts]
-    assert ("gave up its own" in caplog.text) == (method == "draft_model")  # the others hold none
 
 
 def test_a_wrong_drafter_costs_time_and_nothing_else(bench: Bench) -> None:

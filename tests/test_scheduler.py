@@ -226,6 +226,17 @@ def test_who_gave_way_waits_before_those_who_came_later() -> None:
     world.run()
 
 
+def test_that_a_draft_gave_up_its_memory_is_said_once_and_it_rests(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(units=4, draft_bytes=UNIT)
+    for first in range(2):
+        world.add(60, 60, gamma=2, first=first)
+    world.run()
+    assert sorted(world.finished) == [0, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "cache memory is short: holding gave up its own for 32 steps"
+    ]
+
+
 def test_preemption_gives_back_everything_drafts_included() -> None:
     world = World(draft_bytes=UNIT)
     sequence = world.add(10, 20, gamma=2)

@@ -257,7 +257,7 @@ def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
         pack_linears(hf, lambda weight, bias: NativeLinear(kernels.pack(weight, bias, int8=wants_int8), kernels))
     elif wants_int8:
         pack_linears(hf, Int8Linear)
-    elif packs(hf.dtype, hf.device):
+    elif packs(hf.dtype, hf.device, is_compiled=False):
         pack_linears(hf, PackedLinear)
     return LibraryBody(hf, kernels)
 

@@ -91,12 +91,13 @@ class PackedLinear(nn.Module):
         return out
 
 
-def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a model loaded so is packed: in bfloat16, by a processor that multiplies it itself."""
-    return (
-        dtype == torch.bfloat16
-        and device.type == "cpu"
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+def packs(dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> bool:
+    """Whether a model loaded so is packed: in bfloat16, by the compiled kernels or by a processor that multiplies it itself.
+    is_compiled: whether those kernels run."""
+    if dtype != torch.bfloat16 or device.type != "cpu":
+        return False
+    return is_compiled or (
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
