@@ -19,7 +19,6 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.engine import NEAR_TIE
 from foredraft.errors import ModelError, VocabularyError
-from foredraft.kernels import load_kernels
 from foredraft.machine import MachineReport, this_machine
 from foredraft.model import (
     LanguageModel,
@@ -31,7 +30,7 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
-from foredraft.model.loading import context_len_of, load_config, refuse_unsupported
+from foredraft.model.loading import compiled_kernels, context_len_of, load_config, refuse_unsupported
 from foredraft.model.packed import packs, weight_bytes
 
 logger = logging.getLogger("foredraft")
@@ -243,7 +242,7 @@ def _layout(config: PretrainedConfig, options: LoadOptions) -> Layout:
     stored_in = getattr(config.get_text_config(), "dtype", None) or read_in
     if options.quantization is not None and device.type == "cpu" and not _is_quantised(config):
         return Layout(stored_in, read_in, torch.bfloat16, options.quantization, is_packed=True)
-    is_compiled = options.kernels == "auto" and load_kernels() is not None
+    is_compiled = compiled_kernels(options) is not None
     return Layout(stored_in, read_in, read_in, None, is_packed=packs(read_in, device, is_compiled=is_compiled))
 
 

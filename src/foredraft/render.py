@@ -356,35 +356,29 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 class TrainingBar:
-    """What a training run does now: a stage with its share, or steps with what they found. bar: None shows nothing."""
+    """What a training run does now: a stage with its share, or steps with what they found."""
 
-    def __init__(self, bar: Progress | None) -> None:
+    def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._task = None if bar is None else bar.add_task("", total=1.0)
+        self._task = bar.add_task("", total=1.0)
 
     def stage(self, description: str) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, description=description, total=1.0)
+        self._bar.reset(self._task, description=description, total=1.0)
 
     def share(self, share: float) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=share)
+        self._bar.update(self._task, completed=share)
 
     def step(self, share: float, loss: float, acceptance: float) -> None:
-        if self._bar is not None and self._task is not None:
-            description = f"loss {loss:.3f}  acceptance {acceptance:.3f}"
-            self._bar.update(self._task, completed=share, description=description)
+        description = f"loss {loss:.3f}  acceptance {acceptance:.3f}"
+        self._bar.update(self._task, completed=share, description=description)
 
 
 @contextmanager
 def training_bar() -> Iterator[TrainingBar]:
     """On a terminal, on standard error; nothing elsewhere."""
     console = error_console()
-    if not console.is_terminal:
-        yield TrainingBar(None)
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield TrainingBar(progress)
 
 

@@ -53,6 +53,7 @@ OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run a
 StepsOption = Annotated[int | None, typer.Option(help="How long to train, in steps.")]
 EpochsOption = Annotated[float | None, typer.Option(help="How long to train, in passes over the data.")]
 BudgetOption = Annotated[str | None, typer.Option(help="How long to train, as 90s, 20m or 2h.")]
+BlockOption = Annotated[int, typer.Option("--context", help="Tokens of a block.")]
 BatchOption = Annotated[int, typer.Option("--batch-size", help="Blocks of a step.")]
 OptimiserOption = Annotated[str, typer.Option(help="muon (AdamW for what is no matrix) or adamw.")]
 RateOption = Annotated[
@@ -93,7 +94,7 @@ def lm(
     steps: StepsOption = None,
     epochs: EpochsOption = None,
     budget: BudgetOption = None,
-    block_len: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 512,
+    block_len: BlockOption = 512,
     batch_size: BatchOption = 8,
     optimiser: OptimiserOption = "muon",
     learning_rate: RateOption = None,
@@ -165,7 +166,7 @@ def distill(
     steps: StepsOption = None,
     epochs: EpochsOption = None,
     budget: BudgetOption = None,
-    block_len: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 512,
+    block_len: BlockOption = 512,
     batch_size: BatchOption = 8,
     optimiser: OptimiserOption = "muon",
     learning_rate: RateOption = None,
@@ -355,6 +356,7 @@ def _report(outcome: Outcome, out: Path, as_json: bool) -> None:
 
 
 def _as_dict(reports: list[KindReport], speeds: list[SpeedPrediction]) -> dict[str, Any]:
+    cost = {one.gamma: one for one in speeds}
     return {
         "schema": "foredraft.train.evaluation",
         "version": 1,
@@ -369,7 +371,7 @@ def _as_dict(reports: list[KindReport], speeds: list[SpeedPrediction]) -> dict[s
                         "tau": found.tau,
                         "acceptance_by_position": found.by_position,
                         "measured_tau": one.measured.get(gamma),
-                        "predicted_speedup": next((s.speedup(found.tau) for s in speeds if s.gamma == gamma), None),
+                        "predicted_speedup": cost[gamma].speedup(found.tau) if gamma in cost else None,
                     }
                     for gamma, found in one.expected.items()
                 ],

@@ -265,7 +265,12 @@ def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
 def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:
     """Ours compute in bfloat16 and int8 on the CPU."""
     fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not _is_quantised(hf)
-    return load_kernels() if fits and options.kernels == "auto" else None
+    return compiled_kernels(options) if fits else None
+
+
+def compiled_kernels(options: LoadOptions) -> Kernels | None:
+    """The kernels that are wanted, where they can be had."""
+    return load_kernels() if options.kernels == "auto" else None
 
 
 def _is_quantised(hf: PreTrainedModel) -> bool:

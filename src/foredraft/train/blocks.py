@@ -68,6 +68,12 @@ def batch_places(seed: int, step: int, batch_size: int, num_blocks: int) -> list
     ]
 
 
+def spread_places(total: int, at_most: int) -> list[int]:
+    """Of 0..total-1, all or so many, evenly."""
+    count = min(total, at_most)
+    return [i * total // count for i in range(count)]
+
+
 @lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, num_blocks: int) -> list[int]:
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()

@@ -15,7 +15,9 @@ from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
 from foredraft.sampling.laws import laws_under
+from foredraft.stats import SpeculationStats
 from foredraft.text import encode_prompt
+from foredraft.train.blocks import spread_places
 from foredraft.train.expected import Expectation, expect, nothing
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
@@ -148,7 +150,7 @@ def _documents(llm: LLM, kind: str, documents: Sequence[str], prompt_len: int, n
     encoded = [ids for ids in encoded if len(ids) > prompt_len]
     if not encoded:
         raise ForedraftError(f"{kind}: no document is longer than the {prompt_len} tokens that a text begins with")
-    return [encoded[i * len(encoded) // number] for i in range(number)] if len(encoded) > number else encoded
+    return [encoded[place] for place in spread_places(len(encoded), number)]
 
 
 def _one_kind(
@@ -184,8 +186,8 @@ def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingPar
     """What the engine does, in tokens per target pass, with rejection sampling."""
     wanted = replace(params, speculative_tokens=gamma, verification=None if params.is_greedy else "rejection")
     outputs = llm.with_drafter("draft_model").generate([list(prompt) for prompt in prompts], wanted)
-    stats = [output.metrics.stats for output in outputs]
-    return sum(one.num_emitted_tokens for one in stats) / sum(one.num_steps for one in stats)
+    stats = sum((output.metrics.stats for output in outputs), SpeculationStats())
+    return stats.num_emitted_tokens / stats.num_steps
 
 
 def predict_speed(

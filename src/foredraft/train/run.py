@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
 from foredraft.model.loading import move
-from foredraft.train.blocks import Blocks, packed, tokenised
+from foredraft.train.blocks import Blocks, packed, spread_places, tokenised
 from foredraft.train.card import card
 from foredraft.train.checkpoint import CARD, RunFolder, save_model
 from foredraft.train.corpus import SEPARATOR, SourceFile, held_out, read_file, without
@@ -255,8 +255,7 @@ class _Texts:
 
 def _few(blocks: Blocks) -> Blocks:
     """Evenly chosen ones: validation is to cost little."""
-    count = min(len(blocks), _MOST_VALIDATION_BLOCKS)
-    chosen = [i * len(blocks) // count for i in range(count)]
+    chosen = spread_places(len(blocks), _MOST_VALIDATION_BLOCKS)
     return Blocks(blocks.ids[chosen], blocks.following[chosen])
 
 
