@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -276,6 +277,19 @@ def test_a_bomb_that_goes_off_later_ends_its_own_text_only(regex: str) -> None:
     for still_good in (other, walk, form.start(0)):
         assert np.array_equal(still_good.allowed([], []), before)
         assert still_good.num_allowed([], output[:1]) == 1
+
+
+def test_limits_met_never_look_like_the_end_of_a_text() -> None:
+    """Asked again about what comes before, a walk says the same or fails: it never refuses a token that may come."""
+    walk = grammars().compile(StructuredOutputs(regex="[bc]((a{1000}){1000}){1000}")).start(0)
+    output = [*ids_of("b"), *ids_of("aa") * 6]
+    for last in (3, 6, 3, 6):
+        with suppress(ForedraftError):
+            walk.allowed([], output[:last])
+    for _ in range(3):
+        for last in (2, 1):
+            with suppress(ForedraftError):
+                assert walk.num_allowed([], output[:last]) == last
 
 
 def test_a_tokenizer_that_names_no_end_is_refused() -> None:

@@ -171,6 +171,10 @@ class GrammarWalk:
         num_read = self._matcher.try_consume_tokens(words) if words else 0
         self._check()
         self._walked += words[:num_read]
+        if num_read < len(words):
+            # where another text has met the limits they share, every token is refused, and only a mask tells why
+            self._matcher.compute_bitmask()
+            self._check()
         return num_read == len(new)
 
     def _go_back(self, place: int) -> None:
