@@ -164,7 +164,7 @@ class LLM:
         """A second LLM with other drafters and an engine of its own, over the same models, tokenizer and cache memory.
 
         None takes this one's own. Nothing is loaded twice; only a copy of the target as a draft ("self-int8") is loaded
-        the first time it is asked for. Run one of them at a time: they share the models.
+        the first time it is asked for. They share the models: one step of one of them at a time.
 
         Raises ForedraftError for a method that does not exist, or that needs a draft model where there is none.
         """

@@ -118,6 +118,7 @@ def test_the_whole_is_the_sum_of_its_categories(results: dict[str, Any]) -> None
 
 def test_texts_are_the_baselines(results: dict[str, Any]) -> None:
     assert results["settings"]["texts_must_agree"] is True
+    assert results["settings"]["turns"] == "steps"
     for one in results["configurations"]:
         assert one["overall"]["identity"] == {
             "num_answers": 8,

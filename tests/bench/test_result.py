@@ -30,7 +30,7 @@ def result_of(plain: Sequence[Sequence[float]], drafted: Sequence[Sequence[float
         for repeat, seconds in enumerate(repeats)
     ]
     workload = Workload.of([str(group) for group in range(len(plain))])
-    return BenchResult(CONFIGURATIONS, workload, SamplingParams(), False, environment, tuple(runs))
+    return BenchResult(CONFIGURATIONS, workload, SamplingParams(), False, True, environment, tuple(runs))
 
 
 def test_without_repeats_the_typical_speedup_is_the_speedup() -> None:

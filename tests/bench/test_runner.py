@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from foredraft import LLM, ForedraftError, RequestError, SamplingParams
 from foredraft.bench import BenchResult, Configuration, Question, Workload, run_bench
-from foredraft.bench.runner import in_order
+from foredraft.bench.configurations import Stopwatch, contenders_for
+from foredraft.bench.records import GroupRun
+from foredraft.bench.runner import hold_together, in_order, run_group
 from foredraft.stats import SpeculationStats
+from foredraft.step import Step
 
 CONFIGURATIONS = [Configuration.plain(), Configuration("draft_model", 3), Configuration("suffix", 4)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
@@ -69,6 +72,65 @@ def test_everyone_begins_as_often_and_follows_everyone(num: int) -> None:
     if num > 2:
         before = {(a, b) for order in orders for a, b in pairwise(order)}
         assert all((one, (one + 1) % num) in before and ((one + 1) % num, one) in before for one in contenders)
+
+
+class Places:
+    """An observer of several engines: who wrote, and how far each had come."""
+
+    def __init__(self, llms: list[LLM]) -> None:
+        self.written = [0] * len(llms)
+        self.order: list[int] = []
+        self.apart: list[int] = []
+        for number, llm in enumerate(llms):
+            llm.engine.observers.append(_Place(self, number))
+
+
+class _Place:
+    def __init__(self, places: Places, number: int) -> None:
+        self.places, self.number = places, number
+
+    def observe(self, step: Step) -> None:
+        self.places.written[self.number] += sum(step.num_kept)
+        self.places.order.append(self.number)
+        self.places.apart.append(max(self.places.written) - min(self.places.written))
+
+
+def run_together(llm: LLM) -> tuple[Places, list[GroupRun]]:
+    contenders = contenders_for(llm, CONFIGURATIONS)
+    places = Places([contender.llm for contender in contenders])
+    questions = Workload.of(PROMPTS[:1]).groups(1)[0]
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    together = hold_together(contenders, questions, params)
+    return places, run_group(contenders, questions, params, 0, 0, together=together)
+
+
+def test_configurations_are_at_the_same_place_of_a_text_at_the_same_time(llm: LLM) -> None:
+    places, runs = run_together(llm)
+    assert [run.configuration for run in runs] == ["plain", "draft_model:3", "suffix:4"]
+    assert max(places.apart) <= 5, "no further than a draft of four and a bonus token"
+
+
+def test_where_the_memory_does_not_hold_them_all_one_runs_after_the_other(llm: LLM) -> None:
+    small = LLM(num_threads=1, cache_memory=2 * 2**20)
+    places, runs = run_together(small)
+    assert [number for number, _ in groupby(places.order)] == [0, 1, 2]
+    _, expected = run_together(llm)
+    assert [run.answers[0].turns[0].token_ids for run in runs] == [
+        run.answers[0].turns[0].token_ids for run in expected
+    ]
+
+
+def test_a_stopwatch_runs_in_its_own_turns_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 11.0, 13.0, 20.0, 24.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    stopwatch = Stopwatch()
+    assert stopwatch.seconds == 0.0
+    with stopwatch:
+        assert stopwatch.seconds == 1.0
+    assert stopwatch.seconds == 3.0
+    with stopwatch:
+        pass
+    assert stopwatch.seconds == 7.0
 
 
 def test_times_and_counts_of_a_turn_belong_together(result: BenchResult) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
@@ -59,12 +60,32 @@ class Configuration:
         return f"{method or 'default'}{tokens}{batch}"
 
 
+class Stopwatch:
+    """Runs inside `with`, and not while others have their turn."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._started: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """That it has run so far."""
+        return self._before + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._before, self._started = self.seconds, None
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration in which nothing is left open, and the LLM that runs it."""
+    """A configuration in which nothing is left open, the LLM that runs it, and how long it has run."""
 
     configuration: Configuration
     llm: LLM
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ _REPEAT = 8
 class Figures:
     """Of one configuration, over all its runs or those of a category. Times in seconds.
 
-    num_questions: different ones; num_answers: with repeats. seconds: of the clock, all runs together.
+    num_questions: different ones; num_answers: with repeats. seconds: of its own steps, all runs together.
     num_repeated_tokens: of the tokens, those inside an 8-gram that comes more than once in its answer.
     inter_token_latency: between consecutive deliveries of one text, the tokens of one step being one delivery (vLLM's ITL).
     time_per_output_token: a text's mean time from one token to the next after the first (vLLM's TPOT).

@@ -58,7 +58,7 @@ class GroupRun:
     """One group of questions under one configuration, once: what is paired with the same group under another.
 
     configuration: its name. group, repeat: which, from 0. category: "mixed" where the questions are of several.
-    seconds: of the clock, from the first arrival to the last token, summed over batches and turns that run one after
+    seconds: of its own steps, from the first arrival to the last token, summed over batches and turns that run one after
     the other.
     """
 

@@ -71,6 +71,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
             "num_repeats": _num_repeats(result),
             "baseline": result.baseline,
             "texts_must_agree": result.is_promised,
+            "turns": "steps" if result.are_together else "groups",
         },
         "configurations": [
             {
@@ -229,8 +230,8 @@ def _facts(result: BenchResult) -> Iterator[str]:
     yield f"{temperature}, at most {params.max_tokens} tokens an answer{', ' + settings if settings else ''}"
     yield (
         f"{result.workload.name}: {measured.num_questions} of {len(result.workload.questions)} questions, asked up to "
-        f"{_num_repeats(result)} times under each configuration, in an order that rotates; {measured.num_tokens} tokens "
-        f"under {result.baseline}"
+        f"{_num_repeats(result)} times under each configuration, {'step by step' if result.are_together else 'one group after the other'} "
+        f"in turn; {measured.num_tokens} tokens under {result.baseline}"
     )
     yield f"compared with {result.baseline}"
     yield from _differences(result)

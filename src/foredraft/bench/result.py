@@ -66,12 +66,14 @@ class BenchResult:
     """runs: in the order in which they were made; every configuration has the same groups and repeats.
 
     params: of every request, but for its draft length. is_promised: whether all configurations must write the same text.
+    are_together: whether they took turns step by step, not group by group.
     """
 
     configurations: tuple[Configuration, ...]
     workload: Workload
     params: SamplingParams
     is_promised: bool
+    are_together: bool
     environment: Environment
     runs: tuple[GroupRun, ...]
 

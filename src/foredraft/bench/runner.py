@@ -1,9 +1,9 @@
-"""Every configuration on every group of questions, in alternation, so that what the machine does meanwhile meets all."""
+"""Every configuration on every group of questions, step by step in turn, so that what the machine does meanwhile meets all."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, TypeVar
@@ -53,17 +53,19 @@ def run_bench(
     check_fits(llm, workload, params)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))
     clock = _Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress)
+    together = all(hold_together(contenders, group, params) for group in groups)
     warm_up(contenders, groups[0], params)
     runs: list[GroupRun] = []
     for repeat, index in clock.rounds():
         order = in_order(contenders, index + repeat * len(groups))
-        runs += [run_group(contender, groups[index], params, index, repeat) for contender in order]
+        runs += run_group(order, groups[index], params, index, repeat, together=together)
     return BenchResult(
         configurations=tuple(contender.configuration for contender in contenders),
         workload=workload,
         params=params,
         # with the checkpoint's own temperature where there is none
         is_promised=params.seed is not None or llm.frontend.prepare([0], params).params.is_greedy,
+        are_together=together,
         environment=Environment.of(llm),
         runs=tuple(runs),
     )
@@ -132,17 +134,21 @@ def in_order(contenders: Sequence[T], row: int) -> list[T]:
 def check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
     context_len = llm.target.traits.context_len
     for question in workload.questions:
-        prompt = _prompt(llm, question, [""] * (len(question.turns) - 1))
         try:
-            num_prompt = len(llm.frontend.prepare(prompt, params).prompt_ids)
+            longest = _longest(llm, question, params)
         except ForedraftError as error:
             raise type(error)(f"question {question.question_id}: {error}") from error
-        longest = num_prompt + (params.max_tokens or 0) * len(question.turns)
         if longest > context_len:
             raise ForedraftError(
                 f"question {question.question_id}: its turns and their answers may take {longest} tokens and the context "
                 f"holds {context_len}: lower max_tokens, or leave it out"
             )
+
+
+def _longest(llm: LLM, question: Question, params: SamplingParams) -> int:
+    """How many tokens its turns and their answers may take."""
+    prompt = _prompt(llm, question, [""] * (len(question.turns) - 1))
+    return len(llm.frontend.prepare(prompt, params).prompt_ids) + (params.max_tokens or 0) * len(question.turns)
 
 
 def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
@@ -161,34 +167,82 @@ def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
 
 def warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> None:
     few = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
-    for contender in contenders:
-        run_group(contender, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0)
+    run_group(contenders, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0, together=False)
 
 
 def run_group(
+    contenders: Sequence[Contender],
+    questions: Sequence[Question],
+    params: SamplingParams,
+    index: int,
+    repeat: int,
+    *,
+    together: bool,
+) -> list[GroupRun]:
+    """One group under every configuration, once. index, repeat: which of the groups, and for the how many-th time.
+
+    together: always who has written least takes the next step, so that all are at the same place of the text at the same
+    time, if `hold_together`. Otherwise one runs after the other.
+    """
+    running = [_run(contender, questions, params, index, repeat) for contender in contenders]
+    return _in_turn(running) if together else [run for one in running for run in _in_turn([one])]
+
+
+def hold_together(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> bool:
+    """Whether the cache memory holds the texts of all of them, and of drafts as large as the target, with room to spare."""
+    engine = contenders[0].llm.engine
+    longest = max(_longest(contenders[0].llm, question, params) for question in questions)
+    num_texts = sum(min(contender.configuration.batch_size, len(questions)) for contender in contenders)
+    return 2 * num_texts * engine.cache.bytes_for(longest) <= engine.pool.total // 2
+
+
+T_co = TypeVar("T_co", covariant=True)
+Steps = Generator[int, None, T_co]
+"""What goes on from step to step: it gives the tokens that each has brought, and at the end what it came to."""
+
+
+def _in_turn(running: Sequence[Steps[GroupRun]]) -> list[GroupRun]:
+    num_tokens, runs = dict.fromkeys(running, 0), dict[Steps[GroupRun], GroupRun]()
+    try:
+        while num_tokens:
+            least = min(num_tokens, key=num_tokens.__getitem__)
+            try:
+                num_tokens[least] += next(least)
+            except StopIteration as end:
+                runs[least] = end.value
+                del num_tokens[least]
+    finally:
+        for one in running:
+            one.close()
+    return [runs[one] for one in running]
+
+
+def _run(
     contender: Contender, questions: Sequence[Question], params: SamplingParams, index: int, repeat: int
-) -> GroupRun:
-    """One group under one configuration, once. index, repeat: which of the groups, and for the how many-th time."""
+) -> Steps[GroupRun]:
     size, engine = contender.configuration.batch_size, contender.llm.engine
     # what one run leaves behind must not help the next; the turns of one conversation do share their beginning
     engine.drop_retained()
     seconds, answers = 0.0, []
     for start in range(0, len(questions), size):
-        took, some = _ask(contender.llm, questions[start : start + size], params)
+        took, some = yield from _ask(contender, questions[start : start + size], params)
         seconds += took
         answers += some
     engine.drop_retained()
     return GroupRun(contender.name, index, repeat, category_of(questions), seconds, tuple(answers))
 
 
-def _ask(llm: LLM, questions: Sequence[Question], params: SamplingParams) -> tuple[float, list[Answer]]:
+def _ask(
+    contender: Contender, questions: Sequence[Question], params: SamplingParams
+) -> Steps[tuple[float, list[Answer]]]:
     """All turns of questions that run together: the next turns begin when all have ended."""
     seconds = 0.0
     texts: list[list[str]] = [[] for _ in questions]
     turns: list[list[Turn]] = [[] for _ in questions]
     for number in range(max(len(question.turns) for question in questions)):
         asked = [i for i, question in enumerate(questions) if number < len(question.turns)]
-        took, written = _write(llm, [_prompt(llm, questions[i], texts[i]) for i in asked], params)
+        prompts = [_prompt(contender.llm, questions[i], texts[i]) for i in asked]
+        took, written = yield from _write(contender, prompts, params)
         seconds += took
         for i, (turn, text) in zip(asked, written, strict=True):
             turns[i].append(turn)
@@ -196,41 +250,46 @@ def _ask(llm: LLM, questions: Sequence[Question], params: SamplingParams) -> tup
     return seconds, [Answer(q.question_id, q.category, tuple(own)) for q, own in zip(questions, turns, strict=True)]
 
 
-def _write(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[float, list[tuple[Turn, str]]]:
-    """One batch. -> seconds of the clock, and each prompt's turn and text"""
-    watches = [_Watch(llm.frontend.prepare(prompt, params)) for prompt in prompts]
-    started = time.perf_counter()
+def _write(
+    contender: Contender, prompts: Sequence[Prompt], params: SamplingParams
+) -> Steps[tuple[float, list[tuple[Turn, str]]]]:
+    """One batch. -> seconds of its stopwatch, and each prompt's turn and text"""
+    llm, stopwatch = contender.llm, contender.stopwatch
+    texts = [_Deliveries(llm.frontend.prepare(prompt, params)) for prompt in prompts]
+    started = stopwatch.seconds
     try:
-        for watch in watches:
-            llm.frontend.start(watch.request)
-        while not all(watch.request.is_finished for watch in watches):
-            llm.engine.step()
-            now = time.perf_counter()
-            for watch in watches:
-                watch.look(now)
+        with stopwatch:
+            for text in texts:
+                llm.frontend.start(text.request)
+        while not all(text.request.is_finished for text in texts):
+            with stopwatch:
+                llm.engine.step()
+            yield sum(text.look(stopwatch.seconds) for text in texts)
     finally:
-        for watch in watches:
-            llm.frontend.abort(watch.request)
-    failed = next((watch.request for watch in watches if watch.request.error), None)
+        for text in texts:
+            llm.frontend.abort(text.request)
+    failed = next((text.request for text in texts if text.request.error), None)
     if failed is not None:
         raise RequestError(f"request {failed.request_id}: {failed.error}", [failed.output()])
-    ended = max(watch.deliveries[-1] for watch in watches)
-    return ended - started, [watch.written(started) for watch in watches]
+    ended = max(text.times[-1] for text in texts)
+    return ended - started, [text.written(started) for text in texts]
 
 
 @dataclass(slots=True)
-class _Watch:
+class _Deliveries:
     """When each of a request's steps delivered. A request has one text."""
 
     request: Request
-    deliveries: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     num_seen: int = 0
 
-    def look(self, now: float) -> None:
-        num_output = self.request.sequences[0].num_output
-        if num_output > self.num_seen:
-            self.num_seen = num_output
-            self.deliveries.append(now)
+    def look(self, now: float) -> int:
+        """-> how many tokens have come"""
+        num_new = self.request.sequences[0].num_output - self.num_seen
+        if num_new:
+            self.num_seen += num_new
+            self.times.append(now)
+        return num_new
 
     def written(self, started: float) -> tuple[Turn, str]:
         sequence = self.request.sequences[0]
@@ -238,9 +297,9 @@ class _Watch:
             prompt_len=sequence.prompt_len,
             token_ids=tuple(sequence.output_ids),
             finish_reason=sequence.finish_reason,
-            seconds=self.deliveries[-1] - started,
-            time_to_first_token=self.deliveries[0] - started,
-            gaps=tuple(b - a for a, b in pairwise(self.deliveries)),
+            seconds=self.times[-1] - started,
+            time_to_first_token=self.times[0] - started,
+            gaps=tuple(b - a for a, b in pairwise(self.times)),
             stats=sequence.stats,
         )
         return turn, self.request.output().outputs[0].text

@@ -1,4 +1,4 @@
-"""Plain decoding and every drafter at a few depths, in alternation, on the workload, with every step on record."""
+"""Plain decoding and every drafter at a few depths, step by step in turn, on the workload, with every step on record."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isqrt
 
 from foredraft.bench import Configuration, Question, Workload
 from foredraft.bench.configurations import Contender, contenders_for
-from foredraft.bench.runner import in_order, run_group, warm_up
+from foredraft.bench.runner import hold_together, in_order, run_group, warm_up
 from foredraft.equipment import name_of
 from foredraft.llm import LLM
 from foredraft.proposal import Drafter
@@ -91,7 +92,7 @@ class _Field:
     def of(cls, llm: LLM, methods: Sequence[str | Drafter], batch_size: int, most: int, workload: Workload) -> _Field:
         drafted = [Configuration(method, depth, batch_size) for method in methods for depth in depths_for(most)]
         contenders = contenders_for(llm, [Configuration.plain(batch_size), *drafted])
-        recorders = [Recorder() for _ in contenders]
+        recorders = [Recorder(partial(_seconds_of, contender)) for contender in contenders]
         for contender, recorder in zip(contenders, recorders, strict=True):
             contender.llm.engine.observers.append(recorder)
         return cls(contenders, recorders, workload.groups(batch_size))
@@ -106,16 +107,22 @@ class _Field:
         yield from range(-(-place * num // num_rounds), -(-(place + 1) * num // num_rounds))
 
     def run(self, group: int, repeat: int, params: SamplingParams, into: Measurement) -> None:
-        for index in in_order(range(len(self.contenders)), group + repeat * len(self.groups)):
-            contender, recorder = self.contenders[index], self.recorders[index]
-            own = contender.configuration
-            run = run_group(contender, self.groups[group], params, group, repeat)
+        order = in_order(self.contenders, group + repeat * len(self.groups))
+        together = hold_together(order, self.groups[group], params)
+        found = run_group(order, self.groups[group], params, group, repeat, together=together)
+        runs = {run.configuration: run for run in found}
+        for contender, recorder in zip(self.contenders, self.recorders, strict=True):
+            own, run = contender.configuration, runs[contender.name]
             openings, rounds = recorder.take()
             depth = own.speculative_tokens if isinstance(own.speculative_tokens, int) else 0
             name = name_of(own.method or "none")
             into.trials[name, own.batch_size, depth].append(
                 Trial(group, run.num_tokens, run.seconds, openings, rounds, run.category)
             )
+
+
+def _seconds_of(contender: Contender) -> float:
+    return contender.stopwatch.seconds
 
 
 def settings_for(params: SamplingParams | None, max_tokens: int) -> SamplingParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foredraft.step import Step
@@ -56,14 +56,15 @@ class Trial:
 
 @dataclass(slots=True)
 class Recorder:
-    """An engine's observer."""
+    """An engine's observer. clock: seconds that it has run."""
 
+    clock: Callable[[], float] = time.perf_counter
     openings: list[Round] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     _ended: float | None = None
 
     def observe(self, step: Step) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         is_opening = any(work.num_unread != 1 for work in step.works)
         # what lies between two batches belongs to neither
         seconds = step.total_time if is_opening or self._ended is None else now - self._ended
