@@ -85,7 +85,7 @@ def test_what_was_forecast_in_a_mood_is_what_comes_in_it() -> None:
                 found[mood] += 1 + num_accepted
                 count[mood] += 1
             acceptance.record(mood, 4, 4, num_accepted)
-            record.record(4, num_accepted, now)
+            record.record(4, num_accepted, now, acceptance.usual)
     seen = [mood for mood in range(NUM_MOODS) if count[mood] > 500]
     assert len(seen) >= 2
     for mood in seen:
@@ -100,7 +100,7 @@ def test_texts_that_go_well_and_badly_are_told_apart() -> None:
         for rate, record in zip(rates, records, strict=True):
             num_accepted = accepted(chance, [rate] * 4, 4)
             acceptance.record(record.mood(now), 4, 4, num_accepted)
-            record.record(4, num_accepted, now)
+            record.record(4, num_accepted, now, acceptance.usual)
     good, bad = (acceptance.forecast(record.mood(500)).num_tokens[4] for record in records)
     assert good > 3.5
     assert bad < 2.0
@@ -140,23 +140,44 @@ def test_how_a_text_goes_says_what_to_expect_before_anything_was_counted_of_such
     acceptance, record = Acceptance(MAX_DRAFT), TextRecord()
     for now in range(100):
         acceptance.record(record.mood(now), 4, 4, 4)
-        record.record(4, 4, now)
+        record.record(4, 4, now, acceptance.usual)
     levels = [acceptance.forecast(mood).num_tokens[4] for mood in range(max(NEW, STALE) + 1, NUM_MOODS)]
     assert levels == sorted(levels)
     for now in range(100, 108):
-        record.record(4, 0, now)
+        record.record(4, 0, now, acceptance.usual)
     assert acceptance.forecast(record.mood(108)).num_tokens[4] < 1.5
     acceptance.record(record.mood(108), 4, 4, 0)
     assert acceptance.forecast(record.mood(108)).num_tokens[4] < 1.5
 
 
+def test_one_draft_that_fails_does_not_condemn_a_text_where_most_go_well() -> None:
+    acceptance, new, bad = Acceptance(MAX_DRAFT), TextRecord(), TextRecord()
+    for _ in range(60):
+        acceptance.record(NEW, 1, 1, 1)
+    for _ in range(30):
+        acceptance.record(NEW, 1, 1, 0)
+    new.record(2, 0, 1, acceptance.usual)
+    assert acceptance.forecast(new.mood(1)).num_tokens[1] > 1.2
+    for now in range(8):
+        bad.record(2, 0, now, acceptance.usual)
+    assert acceptance.forecast(bad.mood(8)).num_tokens[1] < 1.1
+
+
+def test_the_usual_share_is_that_of_all_texts_and_at_first_hopeful() -> None:
+    acceptance = Acceptance(MAX_DRAFT)
+    assert acceptance.usual > 0.8
+    for _ in range(300):
+        acceptance.record(NEW, 4, 4, 1)  # of two that were evaluated one stood
+    assert acceptance.usual == pytest.approx(0.5, abs=0.02)
+
+
 def test_the_mood_of_a_text() -> None:
     record = TextRecord()
     assert record.mood(0) == record.mood(1000) == NEW
-    record.record(4, 4, 10)
+    record.record(4, 4, 10, 0.5)
     well = record.mood(11)
     assert well not in (NEW, STALE)
     for now in range(11, 31):
-        record.record(4, 0, now)
+        record.record(4, 0, now, 0.5)
     assert record.mood(31) < well
     assert record.mood(1000) == STALE  # whatever it was: nobody has looked for long

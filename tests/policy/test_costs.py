@@ -215,3 +215,26 @@ def test_greedy_and_sampled_steps_are_told_apart() -> None:
     assert costs.knows_plain(1, sampled=False)
     assert not costs.knows_plain(1, sampled=True)
     assert not costs.knows_plain(16, sampled=True)
+
+
+def test_before_any_draft_was_verified_reading_a_prompt_tells_what_rows_add() -> None:
+    costs = Costs()
+    for _ in range(5):
+        costs.record_step(1, 1, 0.020, sampled=False)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.028), "a guess"
+    costs.record_reading(101, 0.620)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.006)
+    costs.record_reading(51, 0.120)  # the first one was held up
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.002)
+    for _ in range(5):
+        costs.record_step(1, 5, 0.060, sampled=False)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.100), "what was measured counts"
+
+
+def test_reading_that_took_no_longer_makes_rows_free_and_not_cheaper_than_nothing() -> None:
+    costs = Costs()
+    costs.record_reading(64, 0.010)
+    for _ in range(5):
+        costs.record_step(1, 1, 0.020, sampled=True)
+    assert costs.step_time(1, 9, sampled=True) == pytest.approx(0.020)
+    assert Costs().step_time(1, 9, sampled=True) is None

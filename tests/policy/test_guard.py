@@ -141,9 +141,9 @@ def test_another_drafter_takes_over_from_one_that_crossed() -> None:
     simulator.add(text())
     while not policy.crossings:
         assert len(simulator.run(1)) < 2000
-    asked = [ask.drafter for one in simulator.run(100) for ask in one.asks.values() if ask.max_draft]
+    asked = [ask.drafter for one in simulator.run(400) for ask in one.asks.values() if ask.max_draft]
     assert set(asked) == {"b"}
-    assert len(asked) > 80
+    assert len(asked) > 320
 
 
 def test_the_memory_of_the_target_is_still_the_policys_business() -> None:

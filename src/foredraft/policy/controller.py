@@ -124,6 +124,8 @@ class Controller:
         self._step_time = step.total_time
         self._probes.pass_time(step.total_time, len(step.works))
         asked = step.draft_times.keys()
+        if not asked:
+            self._measure_reading(step)
         if asked or self._wants_plain or self._round % self._interval == 0:
             self._measure(step)
         self._last_asked = asked
@@ -268,6 +270,12 @@ class Controller:
         without = self.costs.step_time(num_sequences, num_sequences, sampled=sampled)
         return max((with_rows or 0.0) - (without or 0.0), 0.0)
 
+    def _measure_reading(self, step: Step) -> None:
+        """Of prompts: what many rows take, before any draft has been verified."""
+        num_rows = sum([work.num_unread for work in step.works])
+        if num_rows > len(step.works):
+            self.costs.record_reading(num_rows, step.total_time)
+
     def _measure(self, step: Step) -> None:
         """Only steps that follow one of their kind: the first after others runs code and reads memory that is not at hand,
         and takes half as long again."""
@@ -307,10 +315,10 @@ class Controller:
             sequence = work.sequence
             record = self._text_of(sequence).records[work.drafter]
             num_accepted = min(outcome.num_accepted, num_kept)
-            mood = record.mood(self._round)
+            acceptance, mood = self.acceptance[work.drafter], record.mood(self._round)
             self._num_drafts += 1
-            self.acceptance[work.drafter].record(mood, work.max_draft, outcome.num_drafted, num_accepted)
-            record.record(work.max_draft, num_accepted, self._round)
+            record.record(work.max_draft, num_accepted, self._round, acceptance.usual)
+            acceptance.record(mood, work.max_draft, outcome.num_drafted, num_accepted)
             record.num_read = len(sequence.tokens)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 _KEPT = 32
 _ENOUGH = 3
 _RENEWED_AFTER = 8
+_FAR, _FAR_KEPT = 4, 8
 STALL = 3.0
 """A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 HOPE = 0.5
@@ -28,11 +29,12 @@ Point = tuple[int, int, float]
 class Curve:
     """Seconds by x, for groups of n: what the last few samples took, never less for more, with straight lines between.
 
-    slope: where a single x is known, how much of its time one more x is thought to take.
+    slope: where a single x is known, and nothing far from it, how much of its time one more x is thought to take.
     """
 
     def __init__(self, slope: float) -> None:
         self._slope = slope
+        self._far: deque[tuple[int, float]] = deque(maxlen=_FAR_KEPT)
         self._samples: dict[int, dict[int, deque[float]]] = {}
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
         self._typical: dict[tuple[int, int], float] = {}
@@ -46,6 +48,10 @@ class Curve:
         # a line takes as long as many a small model's step: once its points are known, it is drawn anew now and then
         if len(samples) <= _ENOUGH or self._num_added % _RENEWED_AFTER == 0:
             self._lines.pop(n, None)
+
+    def add_far(self, x: int, seconds: float) -> None:
+        """Something of another kind that is no cheaper, with many x: as good as a guess, and no better."""
+        self._far.append((x, seconds))
 
     def add_known(self, points: Iterable[Point], factor: float = 1.0) -> None:
         """What points() gave once, times a factor: as good as a few samples, for what was not measured since."""
@@ -66,7 +72,7 @@ class Curve:
             n = min(self._samples, key=lambda known: (min(self._samples[known]) > x, abs(known - n) / max(known, n)))
         xs, seconds = self._line(n)
         if len(xs) == 1:
-            return max(seconds[0] * (1 + self._slope * (x - xs[0])), 0.1 * seconds[0])
+            return max(seconds[0] + self._guessed_rise(xs[0], seconds[0]) * (x - xs[0]), 0.1 * seconds[0])
         right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
         left = right - 1
         if x > xs[-1]:  # beyond what was measured one step between neighbours says little
@@ -74,6 +80,11 @@ class Curve:
         rise = (seconds[right] - seconds[left]) / (xs[right] - xs[left])
         anchor = right if x > xs[-1] else left
         return max(seconds[anchor] + rise * (x - xs[anchor]), 0.1 * seconds[0])
+
+    def _guessed_rise(self, known: int, seconds: float) -> float:
+        """What one more x takes, by a line to what lies far away: to the lowest, since the first ones take long."""
+        rises = [(far - seconds) / (x - known) for x, far in self._far if x >= _FAR * known]
+        return max(min(rises), 0.0) if rises else self._slope * seconds
 
     def points(self) -> Iterator[Point]:
         """(n, x, seconds) of all that is known."""
@@ -193,6 +204,12 @@ class Costs:
         self.num_samples += 1
         if num_rows == num_sequences and curve.num_samples(num_sequences, num_rows) >= _ENOUGH:
             self._recall(num_sequences, sampled)
+
+    def record_reading(self, num_rows: int, seconds: float) -> None:
+        """A pass that read prompts. Where no draft has been verified yet, it tells what rows add: from nothing, on a machine
+        that is waiting for memory, to a quarter of a pass each."""
+        for curve in self.steps.values():
+            curve.add_far(num_rows, seconds)
 
     def record_draft(
         self, drafter: str, num_requests: int, depth: int, num_missed: int, seconds: float, *, sampled: bool
