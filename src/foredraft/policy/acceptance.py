@@ -27,8 +27,9 @@ _MOST_WEIGHT = 1e9
 _PRIOR = 6.0
 _STALE_AFTER = 16
 _SCORE_RATE, _FIRST_SCORE_RATE = 0.3, 0.5
-"""How much of a text's score is what came of its last draft; of its first, where the rest is what texts usually come to. One draft is
-little to judge a text by: two in five of good texts begin with a token that does not stand."""
+"""How much of a text's score is what came of its last draft; of its first, where the rest is what texts usually come to, and of the
+first after a long time, where it is old. One draft is little to judge a text by: two in five of good texts begin with a token that
+does not stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class TextRecord:
     def record(self, num_asked: int, num_accepted: int, now: int, usual: float) -> None:
         """usual: Acceptance.usual before this draft."""
         stood = num_accepted / min(num_asked, num_accepted + 1)
-        before, rate = (usual, _FIRST_SCORE_RATE) if self.score is None else (self.score, _SCORE_RATE)
+        before = usual if self.score is None else self.score
+        rate = _FIRST_SCORE_RATE if self.mood(now) in (NEW, STALE) else _SCORE_RATE
         self.score = before + rate * (stood - before)
         self.asked_at = now
 
