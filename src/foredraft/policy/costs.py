@@ -50,7 +50,7 @@ class Curve:
             self._lines.pop(n, None)
 
     def add_far(self, x: int, seconds: float) -> None:
-        """Something of another kind that is no cheaper, with many x: as good as a guess, and no better."""
+        """Something of another kind that takes about as long for each x, with many of them: a guess, until x was measured."""
         self._far.append((x, seconds))
 
     def add_known(self, points: Iterable[Point], factor: float = 1.0) -> None:
