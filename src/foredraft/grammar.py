@@ -139,8 +139,7 @@ class GrammarWalk:
         place = len(self._walked)
         bits = self._masks.get(place)
         if bits is None:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-            self._check()
+            bits = self._computed_mask()
             self._keep(place, bits)
         return bits
 
@@ -173,9 +172,13 @@ class GrammarWalk:
         self._walked += words[:num_read]
         if num_read < len(words):
             # where another text has met the limits they share, every token is refused, and only a mask tells why
-            self._matcher.compute_bitmask()
-            self._check()
+            self._computed_mask()
         return num_read == len(new)
+
+    def _computed_mask(self) -> Bits:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return bits
 
     def _go_back(self, place: int) -> None:
         excess = len(self._walked) - place

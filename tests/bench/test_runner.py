@@ -100,7 +100,7 @@ def run_together(llm: LLM) -> tuple[Places, list[GroupRun]]:
     places = Places([contender.llm for contender in contenders])
     questions = Workload.of(PROMPTS[:1]).groups(1)[0]
     params = SamplingParams(max_tokens=40, temperature=0.0)
-    together = hold_together(contenders, questions, params)
+    together = hold_together(contenders, [questions], params)
     return places, run_group(contenders, questions, params, 0, 0, together=together)
 
 
@@ -124,13 +124,13 @@ def test_a_stopwatch_runs_in_its_own_turns_only(monkeypatch: pytest.MonkeyPatch)
     times = iter([10.0, 11.0, 13.0, 20.0, 24.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     stopwatch = Stopwatch()
-    assert stopwatch.seconds == 0.0
+    assert stopwatch.seconds() == 0.0
     with stopwatch:
-        assert stopwatch.seconds == 1.0
-    assert stopwatch.seconds == 3.0
+        assert stopwatch.seconds() == 1.0
+    assert stopwatch.seconds() == 3.0
     with stopwatch:
         pass
-    assert stopwatch.seconds == 7.0
+    assert stopwatch.seconds() == 7.0
 
 
 def test_times_and_counts_of_a_turn_belong_together(result: BenchResult) -> None:

@@ -67,7 +67,6 @@ class Stopwatch:
         self._before = 0.0
         self._started: float | None = None
 
-    @property
     def seconds(self) -> float:
         """That it has run so far."""
         return self._before + (0.0 if self._started is None else time.perf_counter() - self._started)
@@ -76,7 +75,7 @@ class Stopwatch:
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._before, self._started = self.seconds, None
+        self._before, self._started = self.seconds(), None
 
 
 @dataclass(frozen=True, slots=True)

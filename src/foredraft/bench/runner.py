@@ -53,7 +53,7 @@ def run_bench(
     check_fits(llm, workload, params)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))
     clock = _Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress)
-    together = all(hold_together(contenders, group, params) for group in groups)
+    together = hold_together(contenders, groups, params)
     warm_up(contenders, groups[0], params)
     runs: list[GroupRun] = []
     for repeat, index in clock.rounds():
@@ -185,15 +185,23 @@ def run_group(
     time, if `hold_together`. Otherwise one runs after the other.
     """
     running = [_run(contender, questions, params, index, repeat) for contender in contenders]
-    return _in_turn(running) if together else [run for one in running for run in _in_turn([one])]
+    return _in_turn(running) if together else [_in_turn([one])[0] for one in running]
 
 
-def hold_together(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> bool:
-    """Whether the cache memory holds the texts of all of them, and of drafts as large as the target, with room to spare."""
-    engine = contenders[0].llm.engine
-    longest = max(_longest(contenders[0].llm, question, params) for question in questions)
-    num_texts = sum(min(contender.configuration.batch_size, len(questions)) for contender in contenders)
-    return 2 * num_texts * engine.cache.bytes_for(longest) <= engine.pool.total // 2
+def hold_together(
+    contenders: Sequence[Contender], groups: Sequence[Sequence[Question]], params: SamplingParams
+) -> bool:
+    """Whether the cache memory holds every group's texts of all of them, and of drafts as large as the target, with room to
+    spare."""
+    llm = contenders[0].llm
+    available = llm.engine.pool.total // 2
+
+    def holds(questions: Sequence[Question]) -> bool:
+        longest = max(_longest(llm, question, params) for question in questions)
+        num_texts = sum(min(contender.configuration.batch_size, len(questions)) for contender in contenders)
+        return 2 * num_texts * llm.engine.cache.bytes_for(longest) <= available
+
+    return all(holds(questions) for questions in groups)
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -256,7 +264,7 @@ def _write(
     """One batch. -> seconds of its stopwatch, and each prompt's turn and text"""
     llm, stopwatch = contender.llm, contender.stopwatch
     texts = [_Deliveries(llm.frontend.prepare(prompt, params)) for prompt in prompts]
-    started = stopwatch.seconds
+    started = stopwatch.seconds()
     try:
         with stopwatch:
             for text in texts:
@@ -264,7 +272,7 @@ def _write(
         while not all(text.request.is_finished for text in texts):
             with stopwatch:
                 llm.engine.step()
-            yield sum(text.look(stopwatch.seconds) for text in texts)
+            yield sum(text.look(stopwatch.seconds()) for text in texts)
     finally:
         for text in texts:
             llm.frontend.abort(text.request)

@@ -14,6 +14,7 @@ _KEPT = 32
 _ENOUGH = 3
 _RENEWED_AFTER = 8
 _FAR, _FAR_KEPT = 4, 8
+"""From so many times what is known on it is far; and how many such points are kept."""
 STALL = 3.0
 """A step that took so many times as long as usual was held up by something else: it counts as one that took this long."""
 HOPE = 0.5

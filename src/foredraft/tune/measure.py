@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import isqrt
 
 from foredraft.bench import Configuration, Question, Workload
@@ -62,7 +61,7 @@ def measure(
 ) -> Measurement:
     """most: draft tokens of a step. budget: seconds; one round is run in any case, and a few passes are the most."""
     found = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes))
-    fields = [_Field.of(llm, methods, size, most, workload) for size in batch_sizes]
+    fields = [_Field.of(llm, methods, size, most, workload, params) for size in batch_sizes]
     for one in fields:
         warm_up(one.contenders, one.groups[0], params)
         one.forget()
@@ -82,20 +81,30 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """All that runs at one batch size."""
+    """All that runs at one batch size. are_together: whether they take turns step by step."""
 
     contenders: list[Contender]
     recorders: list[Recorder]
     groups: list[tuple[Question, ...]]
+    are_together: bool
 
     @classmethod
-    def of(cls, llm: LLM, methods: Sequence[str | Drafter], batch_size: int, most: int, workload: Workload) -> _Field:
+    def of(
+        cls,
+        llm: LLM,
+        methods: Sequence[str | Drafter],
+        batch_size: int,
+        most: int,
+        workload: Workload,
+        params: SamplingParams,
+    ) -> _Field:
         drafted = [Configuration(method, depth, batch_size) for method in methods for depth in depths_for(most)]
         contenders = contenders_for(llm, [Configuration.plain(batch_size), *drafted])
-        recorders = [Recorder(partial(_seconds_of, contender)) for contender in contenders]
+        recorders = [Recorder(contender.stopwatch.seconds) for contender in contenders]
         for contender, recorder in zip(contenders, recorders, strict=True):
             contender.llm.engine.observers.append(recorder)
-        return cls(contenders, recorders, workload.groups(batch_size))
+        groups = workload.groups(batch_size)
+        return cls(contenders, recorders, groups, hold_together(contenders, groups, params))
 
     def forget(self) -> None:
         for recorder in self.recorders:
@@ -108,8 +117,7 @@ class _Field:
 
     def run(self, group: int, repeat: int, params: SamplingParams, into: Measurement) -> None:
         order = in_order(self.contenders, group + repeat * len(self.groups))
-        together = hold_together(order, self.groups[group], params)
-        found = run_group(order, self.groups[group], params, group, repeat, together=together)
+        found = run_group(order, self.groups[group], params, group, repeat, together=self.are_together)
         runs = {run.configuration: run for run in found}
         for contender, recorder in zip(self.contenders, self.recorders, strict=True):
             own, run = contender.configuration, runs[contender.name]
@@ -119,10 +127,6 @@ class _Field:
             into.trials[name, own.batch_size, depth].append(
                 Trial(group, run.num_tokens, run.seconds, openings, rounds, run.category)
             )
-
-
-def _seconds_of(contender: Contender) -> float:
-    return contender.stopwatch.seconds
 
 
 def settings_for(params: SamplingParams | None, max_tokens: int) -> SamplingParams:
