@@ -20,7 +20,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.cli import app
 from foredraft.model import EMBEDDED
 from foredraft.train import checkpoint, loop
-from foredraft.train.generations import Wanted, generate, prompts_of
+from foredraft.train.generations import Wanted, beginnings, generate, prompts_of
 from foredraft.train.loop import log_lines
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -103,6 +103,17 @@ def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> Non
     assert generate(str(toy / "gone"), documents, wanted, tmp_path, shares.append) == whole
     for text, prompt in zip(whole, prompts_of(documents, 3, 4), strict=True):
         assert text[: len(prompt)] == prompt
+
+
+def test_kinds_of_text_weigh_by_their_length() -> None:
+    """One long file and many short ones of as many tokens; pieces begin as texts of the tokenizer's begin, if they do."""
+    documents = [[0, *range(100, 179)], *([0, *range(1, 10)] for _ in range(8))]
+    pieces = beginnings(documents, 10, 0)
+    assert pieces[:3] == [[0, *range(100, 109)], [0, *range(109, 119)], [0, *range(119, 129)]]
+    assert len(pieces) == 16
+    assert beginnings([[5, 6, 7]], 2, 0) == beginnings([[5, 6, 7]], 2, None) == [[5, 6], [7]]
+    prompts = prompts_of(pieces, 4, 8)
+    assert sum(prompt[1] >= 100 for prompt in prompts) == 2
 
 
 def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path: Path) -> None:

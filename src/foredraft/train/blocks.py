@@ -18,6 +18,10 @@ NOTHING = -100
 """What follows a token that nothing follows: such places count in no loss."""
 
 
+_ORDERS = 16
+"""That are kept: of this epoch and the next, for each set of blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """ids: [N, L] int32, what is read. following: [N, L] int32, the token behind each of them, or NOTHING."""
@@ -32,6 +36,15 @@ class Blocks:
     def num_tokens(self) -> int:
         """Tokens that are predicted."""
         return int((self.following != NOTHING).sum())
+
+    def at(self, places: Iterable[int]) -> Blocks:
+        chosen = list(places)
+        return Blocks(self.ids[chosen], self.following[chosen])
+
+
+def joined(parts: Sequence[Blocks]) -> Blocks:
+    """One behind the other; of equal length."""
+    return Blocks(torch.cat([part.ids for part in parts]), torch.cat([part.following for part in parts]))
 
 
 def tokenised(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -74,7 +87,7 @@ def spread_places(total: int, at_most: int) -> list[int]:
     return [i * total // count for i in range(count)]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=_ORDERS)
 def _order(seed: int, epoch: int, num_blocks: int) -> list[int]:
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     noise = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foredraft.train.blocks import Blocks
 from foredraft.train.corpus import SourceFile
+from foredraft.train.turns import Turns
 
 if TYPE_CHECKING:
     from foredraft.train.run import Data, Outcome, Recipe, Start
@@ -18,7 +18,7 @@ def card(
     start: Start,
     recipe: Recipe,
     files: list[SourceFile],
-    blocks: Blocks,
+    turns: Turns,
     outcome: Outcome,
 ) -> str:
     """README.md in the hub's form."""
@@ -49,11 +49,11 @@ def card(
             "",
             f"{'Of these only beginnings, and' if recipe.only_generations else 'And'} {recipe.generations} texts that the target wrote itself.",
         ]
-    lines += ["", "## Recipe", "", *_recipe(target, start, recipe, blocks, outcome), "", "## What it reached", ""]
+    lines += ["", "## Recipe", "", *_recipe(target, start, recipe, turns, outcome), "", "## What it reached", ""]
     return "\n".join([*lines, *_reached(target, outcome), ""])
 
 
-def _recipe(target: str | None, start: Start, recipe: Recipe, blocks: Blocks, outcome: Outcome) -> list[str]:
+def _recipe(target: str | None, start: Start, recipe: Recipe, turns: Turns, outcome: Outcome) -> list[str]:
     begun = (
         f"the weights of `{start.init}`"
         if start.init is not None
@@ -73,7 +73,7 @@ def _recipe(target: str | None, start: Start, recipe: Recipe, blocks: Blocks, ou
         f"* Begun from {begun}.",
         f"* Loss: {loss}.",
         f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen:.1f} M, "
-        f"of {blocks.num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
+        f"of {turns.num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
         f"seed {recipe.seed}.",

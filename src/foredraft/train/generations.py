@@ -20,7 +20,7 @@ _AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """number: of texts. prompt_len: tokens of a training document that each begins with. max_tokens: that the target adds.
+    """number: of texts. prompt_len: tokens of a training text that each begins with. max_tokens: that the target adds.
     temperatures: in turn. seed: of the draws."""
 
     number: int
@@ -30,26 +30,37 @@ class Wanted:
     seed: int = 0
 
 
-def prompts_of(documents: Sequence[Sequence[int]], number: int, length: int) -> list[list[int]]:
-    """The beginnings of documents, evenly spread over them; some longer and some shorter than `length`, so that texts are
-    begun at all depths. Raises ForedraftError where no document is long enough."""
-    usable = [document for document in documents if len(document) > length]
+def beginnings(documents: Sequence[Sequence[int]], every: int, first_id: int | None) -> list[list[int]]:
+    """Where texts can begin: at each document, and at every `every` tokens of a longer one, so that kinds of text weigh by
+    their length and not by their number of files. first_id: the token that begins a text where the tokenizer gives it one;
+    pieces begin with it too."""
+    return [
+        [*(document[:1] if start and document[0] == first_id else ()), *document[start : start + every]]
+        for document in documents
+        for start in range(0, len(document), every)
+    ]
+
+
+def prompts_of(texts: Sequence[Sequence[int]], number: int, length: int) -> list[list[int]]:
+    """The beginnings of texts, evenly spread over them; some longer and some shorter than `length`, so that what is written
+    begins at all depths. Raises ForedraftError where no text is long enough."""
+    usable = [text for text in texts if len(text) > length]
     if not usable:
         raise ForedraftError(f"no document is longer than the {length} tokens that a generation begins with")
     chosen = [usable[i * len(usable) // number % len(usable)] for i in range(number)]
     lengths = [length // 2 + (i * 7) % length for i in range(number)]
-    return [list(document[: max(1, size)]) for document, size in zip(chosen, lengths, strict=True)]
+    return [list(text[: max(1, size)]) for text, size in zip(chosen, lengths, strict=True)]
 
 
 def generate(
-    target: str, documents: Sequence[Sequence[int]], wanted: Wanted, out: Path, progress: Callable[[float], None]
+    target: str, texts: Sequence[Sequence[int]], wanted: Wanted, out: Path, progress: Callable[[float], None]
 ) -> list[list[int]]:
     """Prompt and text of each, as ids. What the file in `out` holds already is not written again."""
-    prompts = prompts_of(documents, wanted.number, wanted.prompt_len)
+    prompts = prompts_of(texts, wanted.number, wanted.prompt_len)
     found = _known(out / FILE)[: wanted.number]
     if len(found) == wanted.number:
         return found
-    llm = LLM(target, method="none", dtype="float32", max_num_seqs=_AT_A_TIME)  # as it is read in training
+    llm = LLM(target, method="none", max_num_seqs=_AT_A_TIME)  # as it will serve, in its fastest format
     while len(found) < wanted.number:
         numbers = range(len(found), min(len(found) + _AT_A_TIME, wanted.number))
         params = [_params(wanted, number) for number in numbers]

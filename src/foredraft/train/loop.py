@@ -18,10 +18,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
-from foredraft.train.blocks import NOTHING, Blocks, batch_places
+from foredraft.train.blocks import NOTHING, Blocks
 from foredraft.train.checkpoint import LOG, TRAINER, RunFolder, load_trainer, save_model, writing
 from foredraft.train.objectives import Objective, added, measure_on, passes
 from foredraft.train.optimiser import Optimiser
+from foredraft.train.turns import Turns
 
 NUM_VALIDATIONS = 4
 _PATIENCE = 60.0
@@ -80,14 +81,13 @@ Watcher = Callable[[StepRecord], None]
 
 @dataclass(slots=True)
 class Trainer:
-    """objective: what a step minimises. measured_by: what held-out text is measured by, the served law, whatever objective
+    """turns: what steps read and minimise. measured_by: what held-out text is measured by, the served law, whatever objective
     a step has. validation: blocks by kind of text."""
 
     student: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     optimiser: Optimiser
-    blocks: Blocks
-    objective: Callable[[int], Objective]
+    turns: Turns
     measured_by: Objective
     validation: Mapping[str, Blocks]
     schedule: Schedule
@@ -137,14 +137,13 @@ class Trainer:
         return self.progress >= 1
 
     def _one_step(self, progress: float) -> StepRecord:
-        places = batch_places(self.schedule.seed, self.step, self.schedule.batch_size, len(self.blocks))
+        turn = self.turns.at(self.schedule.seed, self.step, self.schedule.batch_size)
         device = self.student.device
-        ids, following = (part[places].long().to(device) for part in (self.blocks.ids, self.blocks.following))
+        ids, following = (part.long().to(device) for part in (turn.blocks.ids, turn.blocks.following))
         num_tokens = int((following != NOTHING).sum())
-        objective = self.objective(self.step)
         parts = []
         for some in passes(len(ids), ids.shape[1], int(self.student.config.get_text_config().vocab_size)):
-            found = objective(self.student, ids[some], following[some], progress)
+            found = turn.objective(self.student, ids[some], following[some], progress)
             (found.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(found)
         total = added(parts)

@@ -17,7 +17,7 @@ from foredraft.train.blocks import Blocks, packed, spread_places, tokenised
 from foredraft.train.card import card
 from foredraft.train.checkpoint import CARD, RunFolder, save_model
 from foredraft.train.corpus import SEPARATOR, SourceFile, held_out, read_file, without
-from foredraft.train.generations import Wanted, generate
+from foredraft.train.generations import Wanted, beginnings, generate
 from foredraft.train.loop import (
     Length,
     Schedule,
@@ -36,6 +36,7 @@ from foredraft.train.students import (
     with_fewer_layers,
     with_own_head,
 )
+from foredraft.train.turns import Turns, dealt
 
 HELD_OUT = "held-out text"
 _MOST_VALIDATION_BLOCKS = 16
@@ -74,7 +75,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; a step takes one after the other.
+    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; steps take them in turn,
+    and read what the target wrote at that temperature (turns.py).
     generations: texts of the target's own to train on as well; or instead of the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is
     CUDA where there is one."""
 
@@ -109,8 +111,11 @@ class Recipe:
                 raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
         if not self.temperatures:
             raise ForedraftError("give at least one --temperature")
-        if self.only_generations and not self.generations:
-            raise ForedraftError("--only-generations needs --generations: how many texts the target is to write")
+        if self.only_generations and self.generations < len(self.temperatures):
+            raise ForedraftError(
+                f"--only-generations needs --generations, how many texts the target is to write: at least "
+                f"{len(self.temperatures)}, one for each --temperature"
+            )
         if self.optimiser not in OPTIMISERS:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}")
         for rate in (self.rates.matrices, self.rates.others, self.clip):
@@ -191,20 +196,20 @@ def _run(
         if model is not None:
             move(model, device)
     _check_length(recipe.context, student, teacher)
-    objective, served = _objective(teacher, recipe), _served(teacher, recipe)
+    objectives, served = _objectives(teacher, recipe), _served(teacher, recipe)
     folder.begin(arguments)
-    generated = _generated(target, texts, recipe, out, watch)
-    documents = generated if recipe.only_generations else texts.documents + generated
-    blocks = packed(documents, recipe.context, tokenizer.eos_token_id)
+    begun = beginnings(texts.documents, recipe.context, tokenizer.bos_token_id)
+    generated = _generated(target, begun, recipe, out, watch)
+    documents = [] if recipe.only_generations else texts.documents
+    turns = dealt(documents, generated, objectives, recipe.context, tokenizer.eos_token_id)
     trainer = Trainer(
         student,
         tokenizer,
         Optimiser(student, recipe.optimiser, recipe.rates, recipe.clip),
-        blocks,
-        objective,
+        turns,
         served,
         texts.validation,
-        Schedule(_length(recipe, blocks), recipe.batch_size, recipe.seed, recipe.checkpoint_every),
+        Schedule(_length(recipe, turns), recipe.batch_size, recipe.seed, recipe.checkpoint_every),
         folder,
     )
     trainer.resume()
@@ -213,7 +218,7 @@ def _run(
         complete = trainer.run(watch.step, stop)
     outcome = Outcome(complete, trainer.step, trainer.seconds, student.num_parameters(), trainer.history)
     if complete:
-        _publish(folder, student, tokenizer, card(kind, target, data, start, recipe, texts.files, blocks, outcome))
+        _publish(folder, student, tokenizer, card(kind, target, data, start, recipe, texts.files, turns, outcome))
     return outcome
 
 
@@ -256,7 +261,7 @@ class _Texts:
 def _few(blocks: Blocks) -> Blocks:
     """Evenly chosen ones: validation is to cost little."""
     chosen = spread_places(len(blocks), _MOST_VALIDATION_BLOCKS)
-    return Blocks(blocks.ids[chosen], blocks.following[chosen])
+    return blocks.at(chosen)
 
 
 def _arguments(
@@ -312,25 +317,24 @@ def _check_length(context: int, *models: PreTrainedModel | None) -> None:
             raise ForedraftError(f"--context {context} is longer than the {longest} tokens that the models read")
 
 
-def _generated(target: str | None, texts: _Texts, recipe: Recipe, out: Path, watch: Watch) -> list[list[int]]:
+def _generated(target: str | None, texts: list[list[int]], recipe: Recipe, out: Path, watch: Watch) -> list[list[int]]:
     if target is None or not recipe.generations:
         return []
     watch.stage("the target writes")
     prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
     wanted = Wanted(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
-    return generate(target, texts.documents, wanted, out, watch.share)
+    return generate(target, texts, wanted, out, watch.share)
 
 
-def _objective(teacher: PreTrainedModel | None, recipe: Recipe) -> Callable[[int], Objective]:
-    """By the number of the step: the served temperatures take turns."""
+def _objectives(teacher: PreTrainedModel | None, recipe: Recipe) -> list[Objective]:
+    """One for each served temperature."""
     dtype = autocast_dtype(recipe.dtype)
     if teacher is None:
-        return lambda step: NextToken(dtype)
-    turns = [
+        return [NextToken(dtype)]
+    return [
         Distillation(teacher, recipe.loss, temperature or _GREEDY_AS, recipe.kl_until, dtype)
         for temperature in recipe.temperatures
     ]
-    return lambda step: turns[step % len(turns)]
 
 
 def _served(teacher: PreTrainedModel | None, recipe: Recipe) -> Objective:
@@ -340,9 +344,9 @@ def _served(teacher: PreTrainedModel | None, recipe: Recipe) -> Objective:
     return Distillation(teacher, "kl", max(recipe.temperatures) or _GREEDY_AS, dtype=dtype)
 
 
-def _length(recipe: Recipe, blocks: Blocks) -> Length:
+def _length(recipe: Recipe, turns: Turns) -> Length:
     if recipe.epochs is not None:
-        return Length(steps=max(1, round(recipe.epochs * len(blocks) / recipe.batch_size)))
+        return Length(steps=max(1, round(recipe.epochs * turns.num_blocks / recipe.batch_size)))
     return Length(recipe.steps, recipe.seconds)
 
 
