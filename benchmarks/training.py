@@ -1,8 +1,8 @@
 """What a trained draft brings: against another one, on a domain that is new to it, and against what was foretold.
 
     python benchmarks/training.py drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
-    python benchmarks/training.py domain [--budget 7m] [--generations N] [--draft DIR]
-    python benchmarks/training.py foretold [--draft DIR]
+    python benchmarks/training.py domain [--budget 7m] [--generations N] [--dtype bfloat16] [--draft DIR] [--name embedded]
+    python benchmarks/training.py foretold [--draft DIR] [--num-texts 64]
     python benchmarks/training.py shapes
 
 drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
@@ -119,7 +119,8 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
             *(sys.executable, "-m", "foredraft.cli", "train", "distill", "--target", str(args.target)),
             *("--init", str(args.draft), "--data", str(sides["train"])),
             *("--validation", f"networkx={sides['held_out']}", "--budget", args.budget, "--out", str(out)),
-            *("--temperature", "0.8", "--loss", "tv", "--muon-learning-rate", "0.004", "--learning-rate", "0.0005"),
+            *(part for one in TEMPERATURES for part in ("--temperature", str(one))),
+            *("--dtype", args.dtype, "--muon-learning-rate", "0.01", "--learning-rate", "0.001"),
             *(("--generations", str(args.generations), "--only-generations") if args.generations else ()),
         ]
         started = time.perf_counter()
@@ -134,10 +135,10 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def taus(
-    target: Path, draft: Path, texts: dict[str, tuple[str, ...]], *, measures: bool = False
+    target: Path, draft: Path, texts: dict[str, tuple[str, ...]], *, num_texts: int = 24, measures: bool = False
 ) -> list[dict[str, Any]]:
     llm = LLM(target, draft, dtype="float32", speculative_tokens=GAMMA)
-    reports = evaluate(llm, texts, TEMPERATURES, [GAMMA], num_texts=24, max_tokens=MAX_TOKENS, measures=measures)
+    reports = evaluate(llm, texts, TEMPERATURES, [GAMMA], num_texts=num_texts, max_tokens=MAX_TOKENS, measures=measures)
     return [
         {
             "kind": one.kind,
@@ -152,7 +153,8 @@ def taus(
 
 
 def foretold(args: argparse.Namespace) -> dict[str, Any]:
-    return {"of": taus(args.target, args.draft, held_out_texts(), measures=True)}
+    of = taus(args.target, args.draft, held_out_texts(), num_texts=args.num_texts, measures=True)
+    return {"num_texts": args.num_texts, "of": of}
 
 
 def shapes(args: argparse.Namespace) -> dict[str, Any]:
@@ -223,7 +225,7 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 "|---|---|---|",
             ]
             lines += [f"| {shape} | {one['draft']:.1f} | {one['verify']:.1f} |" for shape, one in found["of"].items()]
-        elif name == "domain":
+        elif name.startswith("domain"):
             lines += [
                 f"Trained for {found['seconds']:.0f} s, loading included.",
                 "",
@@ -236,6 +238,7 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                     f"| {before['temperature']:g} | {before['tau']:.3f} | {after['tau']:.3f} | {change:+.1%} |"
                 )
         else:
+            lines += [f"{found['num_texts']} texts of {MAX_TOKENS} tokens of each kind.", ""]
             lines += ["| text | temperature | τ foretold | τ measured | off by |", "|---|---|---|---|---|"]
             for one in found["of"]:
                 off = one["tau"] / one["measured"] - 1
@@ -264,13 +267,15 @@ def main() -> None:
     parser.add_argument(
         "--generations", type=int, default=0, help="of domain: train on so many texts of the target's own instead"
     )
+    parser.add_argument("--dtype", default="float32", help="of domain: bfloat16 where the processor has such products")
+    parser.add_argument("--num-texts", type=int, default=64, help="of foretold: of each kind")
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     found = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes}[args.part](args)
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
-    everything[f"drafts, {args.name}" if args.part == "drafts" else args.part] = found
+    everything[f"{args.part}, {args.name}" if args.part in ("drafts", "domain") else args.part] = found
     file.write_text(json.dumps(everything, indent=1) + "\n")
     (args.out / "training.md").write_text("\n".join(lines_of(everything)))
     print("\n".join(lines_of(everything)))

@@ -90,6 +90,25 @@ def test_one_that_took_very_long_does_not_spoil_the_rest() -> None:
     assert found < 1.1
 
 
+@given(st.dictionaries(st.integers(1, 9), st.lists(st.booleans(), min_size=3, max_size=32), min_size=1), st.data())
+def test_bad_moments_do_not_change_what_steps_take(measured: dict[int, list[bool]], data: st.DataObject) -> None:
+    """As long as more than a quarter of a kind was measured undisturbed; what steps are compared with knows of both."""
+    costs = Costs()
+    truth = {rows: 0.010 + 0.001 * rows for rows in measured}
+    taken: dict[int, list[float]] = {rows: [] for rows in measured}
+    for rows, disturbed in measured.items():
+        bad = [is_bad and place >= len(disturbed) // 4 + 1 for place, is_bad in enumerate(disturbed)]
+        for is_bad in data.draw(st.permutations(bad)):
+            taken[rows].append(truth[rows] * (data.draw(st.floats(1.1, 2.9)) if is_bad else 1.0))
+            costs.record_step(1, rows, taken[rows][-1], sampled=False)
+    for rows in measured:
+        assert costs.step_time(1, rows, sampled=False) == pytest.approx(truth[rows])
+    if 1 in measured:
+        mean = costs.plain_time(1, sampled=False)
+        assert mean is not None
+        assert truth[1] * (1 - 1e-9) <= mean <= sum(taken[1]) / len(taken[1]) * (1 + 1e-9)
+
+
 def test_what_is_measured_later_replaces_what_was() -> None:
     curve = curve_of((1, 1, 1.0), times=500)
     for _ in range(100):

@@ -300,7 +300,7 @@ class Controller:
                 depth = max(work.max_draft for work, _ in asked)
                 self.costs.record_draft(name, len(asked), depth, num_missed, seconds, sampled=sampled)
         if self._probing is not None and self._probing in step.draft_times:
-            plain = self.costs.step_time(num_sequences, num_sequences, sampled=sampled) or step.total_time
+            plain = self.costs.plain_time(num_sequences, sampled=sampled) or step.total_time
             num_gained = sum(step.num_kept) - len(step.num_kept)
             added = step.total_time - plain * (1 + num_gained / num_sequences)
             self._probes.spend(self._probing, added, num_gained)

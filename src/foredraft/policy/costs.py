@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -27,14 +27,30 @@ Point = tuple[int, int, float]
 """Seconds of x things for a group of n."""
 
 
+def typical_time(samples: Collection[float]) -> float:
+    """The mean, since it is what many steps take together; but one that took very long, as now and then one does for reasons
+    of its own, counts as three usual ones."""
+    most = STALL * median(samples)
+    return sum(min(seconds, most) for seconds in samples) / len(samples)
+
+
+def undisturbed_time(samples: Collection[float]) -> float:
+    """The lower quartile, for work that is the same every time. On a machine that others use too, steps of a kind are measured in
+    better and worse moments, and their means say more of the moments than of the kind: one that was measured in bad ones
+    only would look dear, would not be chosen, and would never be measured again."""
+    return sorted(samples)[len(samples) // 4]
+
+
 class Curve:
     """Seconds by x, for groups of n: what the last few samples took, never less for more, with straight lines between.
 
     slope: where a single x is known, and nothing far from it, how much of its time one more x is thought to take.
+    typical: of a few samples, the time that counts.
     """
 
-    def __init__(self, slope: float) -> None:
+    def __init__(self, slope: float, typical: Callable[[Collection[float]], float] = typical_time) -> None:
         self._slope = slope
+        self._statistic = typical
         self._far: deque[tuple[int, float]] = deque(maxlen=_FAR_KEPT)
         self._samples: dict[int, dict[int, deque[float]]] = {}
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
@@ -64,6 +80,11 @@ class Curve:
     def num_samples(self, n: int, x: int) -> int:
         """At most as many as are kept."""
         return len(self._samples.get(n, {}).get(x, ()))
+
+    def mean_of(self, n: int, x: int) -> float | None:
+        """Of the samples themselves, undisturbed or not; None where there are none."""
+        samples = self._samples.get(n, {}).get(x)
+        return typical_time(samples) if samples else None
 
     def at(self, n: int, x: float) -> float | None:
         """None where nothing was measured. For an n that was not, or not down to x, the nearest one speaks that was."""
@@ -104,8 +125,12 @@ class Curve:
 
     def _typical_at(self, n: int, x: int) -> float:
         if (n, x) not in self._typical:
-            self._typical[n, x] = typical_time(self._samples[n][x])
+            self._typical[n, x] = self._statistic(self._samples[n][x])
         return self._typical[n, x]
+
+
+def _steps_curve() -> Curve:
+    return Curve(slope=0.05, typical=undisturbed_time)
 
 
 def _as_time(seconds: float) -> float:
@@ -113,13 +138,6 @@ def _as_time(seconds: float) -> float:
     if not 0.0 <= float(seconds) < math.inf:
         raise ValueError(f"{seconds} is no time")
     return float(seconds)
-
-
-def typical_time(samples: Collection[float]) -> float:
-    """The mean, since it is what many steps take together; but one that took very long, as now and then one does for reasons
-    of its own, counts as three usual ones."""
-    most = STALL * median(samples)
-    return sum(min(seconds, most) for seconds in samples) / len(samples)
 
 
 def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
@@ -177,7 +195,7 @@ class Costs:
 
     def __init__(self, remembered: Remembered | None = None) -> None:
         self._remembered = remembered
-        self.steps = {sampled: Curve(slope=0.05) for sampled in (False, True)}
+        self.steps = {sampled: _steps_curve() for sampled in (False, True)}
         self.drafts: dict[tuple[str, bool], Curve] = {}
         self._reading: dict[str, deque[float]] = {}
         self._most_reading: dict[str, float] = {}
@@ -226,8 +244,14 @@ class Costs:
             curve.add(num_requests, depth, seconds)
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
-        """None where nothing of the kind was measured."""
+        """What such a step takes undisturbed. None where nothing of the kind was measured."""
         return self.steps[sampled].at(num_sequences, num_rows)
+
+    def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
+        """What plain steps take as they come, disturbed ones too: for what single steps are compared with. None as above."""
+        curve = self.steps[sampled]
+        mean = curve.mean_of(num_sequences, num_sequences)
+        return curve.at(num_sequences, num_sequences) if mean is None else mean
 
     def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
         """0 where nothing was measured: trying it is how to find out."""
@@ -248,7 +272,7 @@ class Costs:
         """Plain steps are known: what is remembered can be brought up to date."""
         if self._remembered is None:
             return
-        before = Curve(slope=0.05)
+        before = _steps_curve()
         before.add_known(self._remembered.steps[sampled])
         then, now = before.at(num_sequences, num_sequences), self.steps[sampled].at(num_sequences, num_sequences)
         if not then or not now:
