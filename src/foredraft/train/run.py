@@ -75,10 +75,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; steps take them in turn,
-    and read what the target wrote at that temperature (turns.py).
-    generations: texts of the target's own to train on as well; or instead of the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is
-    CUDA where there is one."""
+    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; steps take them in turn, and read what
+    the target wrote at that temperature (turns.py). generations: texts of the target's own to train on as well; or instead of
+    the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is CUDA where there is one."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -198,8 +197,7 @@ def _run(
     _check_length(recipe.context, student, teacher)
     objectives, served = _objectives(teacher, recipe), _served(teacher, recipe)
     folder.begin(arguments)
-    begun = beginnings(texts.documents, recipe.context, tokenizer.bos_token_id)
-    generated = _generated(target, begun, recipe, out, watch)
+    generated = _generated(target, texts.documents, tokenizer.bos_token_id, recipe, out, watch)
     documents = [] if recipe.only_generations else texts.documents
     turns = dealt(documents, generated, objectives, recipe.context, tokenizer.eos_token_id)
     trainer = Trainer(
@@ -317,13 +315,15 @@ def _check_length(context: int, *models: PreTrainedModel | None) -> None:
             raise ForedraftError(f"--context {context} is longer than the {longest} tokens that the models read")
 
 
-def _generated(target: str | None, texts: list[list[int]], recipe: Recipe, out: Path, watch: Watch) -> list[list[int]]:
+def _generated(
+    target: str | None, documents: list[list[int]], first_id: int | None, recipe: Recipe, out: Path, watch: Watch
+) -> list[list[int]]:
     if target is None or not recipe.generations:
         return []
     watch.stage("the target writes")
     prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
     wanted = Wanted(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
-    return generate(target, texts, wanted, out, watch.share)
+    return generate(target, beginnings(documents, recipe.context, first_id), wanted, out, watch.share)
 
 
 def _objectives(teacher: PreTrainedModel | None, recipe: Recipe) -> list[Objective]:
