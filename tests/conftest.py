@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # the GPU's kernels run in Triton's interpreter: said before anybody imports it
+    )
 
 from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS, DrafterContext, build

@@ -18,7 +18,7 @@ LAYERS = (
     {"settings"},
     {"kernels"},
     {"sampling"},
-    {"proposal"},
+    {"proposal", "gpu"},
     {"stats"},
     {"sequence"},
     {"verify", "cache", "step", "forced"},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft import LLM, ForedraftError, ModelError, RequestError, SamplingParams, VocabularyError
 from foredraft.drafters import ScriptedDrafter
-from foredraft.model import EMBEDDED
+from foredraft.model import EMBEDDED, Demand, LanguageModel
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
 STORY = "Once upon a time, there was a little"
@@ -53,6 +53,13 @@ def test_no_arguments_load_the_embedded_pair(llm: LLM) -> None:
     assert speculative.draft_acceptance_rate == pytest.approx(accepted / speculative.num_draft_tokens)
     assert output.metrics.time_to_first_token is not None
     assert output.metrics.tokens_per_second is not None
+
+
+def test_models_are_told_what_will_be_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Demand] = []
+    monkeypatch.setattr(LanguageModel, "warm_up", lambda model, demand: told.append(demand))
+    LLM(device="cpu", max_num_seqs=3, speculative_tokens=9, max_speculative_tokens=5, batch_invariant=True)
+    assert told == [Demand(3, 10, 4096, drafts=False), Demand(3, 9, 4096, drafts=True)]
 
 
 def test_only_a_model_means_suffix() -> None:

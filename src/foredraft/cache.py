@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from foredraft.prefix import BLOCK, PrefixIndex
@@ -126,11 +125,10 @@ class Region:
         padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
         return keys[:, :padded], values[:, :padded]
 
-    def addresses(self, num_layers: int, num_heads: int, width: int, dtype: torch.dtype) -> array[int]:
+    def addresses(self, num_layers: int, like: Tensor) -> array[int]:
         """For a reader that writes by itself: where the keys and the values [H, capacity, D] of layers 0.. begin,
-        [num_layers, 2], valid until the next resize."""
+        [num_layers, 2], valid until the next resize. like: [H, *, D], of what they are to be and where."""
         if self._addresses is None:
-            like = torch.empty(num_heads, 0, width, dtype=dtype)
             for layer in range(num_layers):
                 if layer not in self._layers:
                     self._layers[layer] = (self._blank(like), self._blank(like))

@@ -22,6 +22,7 @@ from foredraft.grammar import Grammars
 from foredraft.machine import this_machine
 from foredraft.model import (
     EMBEDDED,
+    Demand,
     LanguageModel,
     LoadOptions,
     check_vocabulary,
@@ -64,6 +65,8 @@ class LLM:
     quantization: "int8" rounds the linear layers to eight bits as they are loaded; None leaves them.
     draft_quantization: the same for the draft; None does as for the target, "none" leaves it. What the draft loses
         costs acceptance, never exactness.
+    batch_invariant: on a GPU, products whose rows do not see each other in place of the library's, so that a greedy or seeded
+        text is the same with any draft and in any company (see docs/gpu.md). On a CPU it changes nothing.
     seed: of unseeded requests' noise; they repeat themselves only where speculative_tokens is a number, since "auto" goes by
         the clock (SamplingParams.seed holds in any case). num_threads: of PyTorch's CPU kernels (they are the process's).
     cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
@@ -93,6 +96,7 @@ class LLM:
         trust_remote_code: bool = False,
         quantization: str | None = None,
         draft_quantization: str | None = None,
+        batch_invariant: bool = False,
         seed: int | None = None,
         num_threads: int | None = None,
         cache_memory: int | None = None,
@@ -135,7 +139,7 @@ class LLM:
             if draft_model is None and (method is None or "draft_model" in names_of(method)):
                 draft_model = EMBEDDED / "draft"
         methods = choose_methods(method, has_draft_model=draft_model is not None)
-        options = LoadOptions(dtype, device, revision, trust_remote_code, quantization)
+        options = LoadOptions(dtype, device, revision, trust_remote_code, quantization, batch_invariant=batch_invariant)
         self.target = load_model(model, options)
         self.tokenizer = _tokenizer(model, tokenizer, options)
         self.options = options
@@ -150,6 +154,7 @@ class LLM:
         self._load_self_drafts(methods)
         self._limits = Limits(max_num_seqs, max_num_batched_tokens)
         self._max_speculative_tokens = max_speculative_tokens
+        self._warm_up(speculative_tokens)
         self._thresholds: dict[str, Any] = {
             "min_acceptance_rate": min_acceptance_rate,
             "max_draft_memory": max_draft_memory,
@@ -179,6 +184,15 @@ class LLM:
         drafters, pool = equip(self.target, self._drafts, methods, self._limits, pool=self.engine.pool)
         other._start_engine(methods, wanted, drafters, pool)
         return other
+
+    def _warm_up(self, speculative_tokens: int | str) -> None:
+        """What models make ready takes memory too: before the rest is measured out to keys and values."""
+        fixed = speculative_tokens if isinstance(speculative_tokens, int) else 0
+        depth = max(self._max_speculative_tokens, fixed)
+        vocab_size, num_spans = self.target.traits.vocab_size, self._limits.max_num_seqs
+        self.target.warm_up(Demand(num_spans, depth + 1, vocab_size, drafts=False))
+        for draft in self._drafts.values():
+            draft.warm_up(Demand(num_spans, depth, vocab_size, drafts=True))
 
     def _load_self_drafts(self, methods: Sequence[Method]) -> None:
         """The copies of the target that these methods draft with, unless they are there."""

@@ -22,7 +22,7 @@ from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
 from foredraft.model.stack import StackBody, has_stack_form
 from foredraft.sampling import Row, Sampler, SamplingParams, choose, inverse_cdf, search, ways_of
-from tests.model.zoo import SPECIES, VOCAB_SIZE, WINDOW, Maker, Species, random_model, saved
+from tests.model.zoo import SPECIES, STACK_FORMS, VOCAB_SIZE, WINDOW, Maker, Species, random_model, rope, saved
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 
@@ -30,38 +30,6 @@ BF16 = LoadOptions(dtype="bfloat16", device="cpu")
 INT8 = LoadOptions(device="cpu", quantization="int8")
 PAST_WINDOW = 3 * WINDOW + 5
 
-
-def rope(kind: str, **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **more}}
-
-
-TAKEN: dict[str, Species] = {
-    "llama": SPECIES["llama"],
-    "mistral": SPECIES["mistral"],
-    "qwen2": SPECIES["qwen2"],
-    "qwen3": SPECIES["qwen3"],
-    "one key head": Species("llama", {"num_key_value_heads": 1}),
-    "odd widths": Species("llama", {"hidden_size": 72, "intermediate_size": 83, "head_dim": 18, "vocab_size": 101}),
-    "narrow heads": Species("qwen3", {"head_dim": 8}),
-    "wide heads": Species("mistral", {"head_dim": 48, "sliding_window": WINDOW}),
-    "a window that the library ignores": Species("llama", {"sliding_window": WINDOW}),
-    "biases": Species("llama", {"attention_bias": True}),
-    "a window in some layers": Species(
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-    "llama3 rope": Species(
-        "llama",
-        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
-    ),
-    "linear rope": Species("llama", rope("linear", factor=4.0)),
-    "yarn rope": Species("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
-    "dynamic rope": Species("llama", rope("dynamic", factor=4.0)),
-}
 
 NOT_TAKEN: dict[str, Species] = {
     "another activation": Species("llama", {"hidden_act": "gelu"}),
@@ -77,7 +45,7 @@ def species(tmp_path_factory: pytest.TempPathFactory) -> Maker:
 
     @cache
     def make(name: str) -> Path:
-        return saved({**TAKEN, **NOT_TAKEN}[name].config(), tmp_path_factory.mktemp("species"))
+        return saved({**STACK_FORMS, **NOT_TAKEN}[name].config(), tmp_path_factory.mktemp("species"))
 
     return make
 
@@ -142,7 +110,7 @@ def assert_same_caches(a: Region, b: Region) -> None:
 # Reading
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", STACK_FORMS)
 def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -> None:
     model = loaded(species(name))
     assert isinstance(model.body, StackBody)
@@ -153,7 +121,7 @@ def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -
 
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", STACK_FORMS)
 def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     assert isinstance(model.body, StackBody)

@@ -137,6 +137,40 @@ SPECIES: dict[str, Species] = {
 }
 
 
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **more}}
+
+
+STACK_FORMS: dict[str, Species] = {
+    "llama": SPECIES["llama"],
+    "mistral": SPECIES["mistral"],
+    "qwen2": SPECIES["qwen2"],
+    "qwen3": SPECIES["qwen3"],
+    "one key head": Species("llama", {"num_key_value_heads": 1}),
+    "odd widths": Species("llama", {"hidden_size": 72, "intermediate_size": 83, "head_dim": 18, "vocab_size": 101}),
+    "narrow heads": Species("qwen3", {"head_dim": 8}),
+    "wide heads": Species("mistral", {"head_dim": 48, "sliding_window": WINDOW}),
+    "a window that the library ignores": Species("llama", {"sliding_window": WINDOW}),
+    "biases": Species("llama", {"attention_bias": True}),
+    "a window in some layers": Species(
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "llama3 rope": Species(
+        "llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
+    "linear rope": Species("llama", rope("linear", factor=4.0)),
+    "yarn rope": Species("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "dynamic rope": Species("llama", rope("dynamic", factor=4.0)),
+}
+"""What a decoder of Llama's form can have; all of it runs as one stack."""
+
+
 def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
     """A model of this configuration with random weights, sharpened; float32."""
     torch.manual_seed(seed)

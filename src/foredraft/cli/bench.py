@@ -14,6 +14,7 @@ from foredraft.cli.inputs import seconds_of
 from foredraft.cli.measuring import NumPromptsOption, WorkloadOption, shares, workload_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
+    BatchInvariantOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -82,6 +83,7 @@ def bench(
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
+    batch_invariant: BatchInvariantOption = False,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,

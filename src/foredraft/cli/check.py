@@ -11,6 +11,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import prompts_of
 from foredraft.cli.options import (
+    BatchInvariantOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -64,6 +65,7 @@ def check(
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
+    batch_invariant: BatchInvariantOption = False,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,

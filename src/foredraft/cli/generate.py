@@ -14,6 +14,7 @@ from foredraft.cli.comparing import run_comparison
 from foredraft.cli.inputs import prompts_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
+    BatchInvariantOption,
     ChoiceOption,
     ConfigOption,
     DeviceOption,
@@ -95,6 +96,7 @@ def generate(
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
+    batch_invariant: BatchInvariantOption = False,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,

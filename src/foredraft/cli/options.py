@@ -85,6 +85,9 @@ DraftQuantizationOption = Annotated[
     str | None, typer.Option("--draft-quantization", help="The draft's own: int8 or none. Default: the target's.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+BatchInvariantOption = Annotated[
+    bool, typer.Option("--batch-invariant", help="On a GPU: a text never depends on its company. Somewhat slower.")
+]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
 ThreadsOption = Annotated[int | None, typer.Option("--num-threads", help="Of PyTorch's CPU kernels.")]
@@ -124,6 +127,7 @@ class Models:
     num_threads: int | None = None
     quantization: str | None = None
     draft_quantization: str | None = None
+    batch_invariant: bool = False
     settings_file: Path | None = None
 
     @classmethod
@@ -170,6 +174,7 @@ class Models:
                 trust_remote_code=self.trust_remote_code,
                 quantization=self.quantization,
                 draft_quantization=self.draft_quantization,
+                batch_invariant=self.batch_invariant,
                 num_threads=self.num_threads,
                 config=self.settings_file,
                 **settings,

@@ -16,6 +16,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text, seconds_of
 from foredraft.cli.options import (
+    BatchInvariantOption,
     ConfigOption,
     DeviceOption,
     DraftOption,
@@ -121,6 +122,7 @@ def serve(
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
     device: DeviceOption = "auto",
+    batch_invariant: BatchInvariantOption = False,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,

@@ -1,5 +1,6 @@
 """Hugging Face models, read through our attention and our cache."""
 
+from foredraft.model.demand import Demand
 from foredraft.model.language_model import LanguageModel, Read, Traits
 from foredraft.model.loading import (
     EMBEDDED,
@@ -12,6 +13,7 @@ from foredraft.model.vocabulary import check_vocabulary
 
 __all__ = [
     "EMBEDDED",
+    "Demand",
     "LanguageModel",
     "LoadOptions",
     "Read",

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool
 from foredraft.kernels import Kernels, Way
 from foredraft.model.attention import Span
+from foredraft.model.demand import Demand
 from foredraft.model.library import LibraryBody
 from foredraft.model.rows import RowRule
 from foredraft.sampling import Laws, choose_by
@@ -51,9 +52,13 @@ class Written(NamedTuple):
 
 
 class Body(Protocol):
-    """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs."""
+    """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs.
+    is_batch_invariant: whether a row's sums are made in one order in any pass, off the CPU too."""
 
     row_rule: RowRule
+
+    @property
+    def is_batch_invariant(self) -> bool: ...
 
     @property
     def kernels(self) -> Kernels | None: ...
@@ -64,10 +69,16 @@ class Body(Protocol):
     def take_over(self) -> None:
         """From now on nobody else runs the model."""
 
+    def warm_up(self, demand: Demand) -> None:
+        """Make ready what such passes need, so that no request waits for it."""
+
 
 @runtime_checkable
 class WritingBody(Body, Protocol):
     """A body that can go on by itself."""
+
+    def can_write(self, ways: Sequence[Way]) -> bool:
+        """Whether it knows how to choose so."""
 
     def write(
         self,
@@ -93,6 +104,10 @@ class LanguageModel:
     def take_over(self) -> None:
         """From now on the model reads for us alone."""
         self.body.take_over()
+
+    def warm_up(self, demand: Demand) -> None:
+        """Make ready what such passes need, so that no request waits for it."""
+        self.body.warm_up(demand)
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +154,7 @@ class LanguageModel:
         """
         if not reads:
             return Written([])
-        if self._writing is None:
+        if self._writing is None or not self._writing.can_write(ways):
             return write_step_by_step(self, reads, lens, vocab_size, cache, ways)
         ids, positions, spans = _flattened(reads, cache, lens)
         with torch.inference_mode():

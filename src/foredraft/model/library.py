@@ -13,12 +13,15 @@ from transformers import PreTrainedModel
 
 from foredraft.kernels import Kernels
 from foredraft.model.attention import Pass, Span
+from foredraft.model.demand import Demand
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
 
 
 class LibraryBody:
     """hf stays as its owner made it. kernels: for attention; None: PyTorch's."""
+
+    is_batch_invariant = False
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf
@@ -52,3 +55,6 @@ class LibraryBody:
         """The model stays routed, which spares every pass the way there and back."""
         route(self._hf)
         self._is_taken_over = True
+
+    def warm_up(self, demand: Demand) -> None:
+        """It needs nothing."""

@@ -24,7 +24,9 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import ModelError, one_line
+from foredraft.gpu import Graphs, has_triton
 from foredraft.kernels import Kernels, load_kernels
+from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.language_model import Body, LanguageModel
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
@@ -57,6 +59,8 @@ class LoadOptions:
 
     quantization: "int8" rounds linear layers to eight bits as they are loaded, the rest runs in bfloat16; None or
     "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
+    batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on its company or on
+    drafts; on a CPU compiled kernels are so anyway.
     """
 
     dtype: str | torch.dtype = "auto"
@@ -65,6 +69,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     quantization: str | None = None
     kernels: str = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if self.quantization not in (None, "none", "int8"):
@@ -248,6 +253,9 @@ def move(hf: PreTrainedModel, device: torch.device) -> None:
 def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     """Swap in what runs fastest on this processor. Only for models that are ours to change."""
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
+    if hf.device.type == "cuda" and options.kernels == "auto" and _fits_a_device(hf):
+        context_len = context_len_of(hf.config, name)
+        return DeviceStackBody(hf, context_len, Graphs(hf.device), is_batch_invariant=options.batch_invariant)
     kernels = _kernels_for(hf, options, wants_int8)
     if wants_int8:
         _narrow_the_rest(hf)
@@ -260,6 +268,13 @@ def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     elif packs(hf.dtype, hf.device, is_compiled=False):
         pack_linears(hf, PackedLinear)
     return LibraryBody(hf, kernels)
+
+
+def _fits_a_device(hf: PreTrainedModel) -> bool:
+    """Whether our passes on a GPU compute what this model does: all of it on one, and with Triton at hand."""
+    spread = getattr(hf, "hf_device_map", None)
+    is_whole = spread is None or len(set(spread.values())) == 1
+    return has_triton() and is_whole and not _is_quantised(hf) and has_stack_form(hf)
 
 
 def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:

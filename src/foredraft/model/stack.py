@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 
 from foredraft.kernels import Kernels, PackedMatrix, Stack, StackLayer, StackPass, StackSpan, Way, interleaved
 from foredraft.model.attention import Span
+from foredraft.model.demand import Demand
 from foredraft.model.language_model import Written
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
@@ -33,17 +34,23 @@ class StackBody:
     """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: no position beyond."""
 
     row_rule = RowRule(least=1)
+    is_batch_invariant = False
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels, context_len: int, *, int8: bool) -> None:
         self.kernels = kernels
         self._hf = hf
         self._context_len = context_len
         self._stack = _take(hf, kernels, int8=int8)
+        self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=torch.bfloat16)
         self._rotation = self._tabulated(min(_FIRST_POSITIONS, context_len))
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
         return self.kernels.read(self._stack, self._pass(ids, positions, wanted, spans))
+
+    def can_write(self, ways: Sequence[Way]) -> bool:
+        """In every way there is."""
+        return True
 
     def write(
         self,
@@ -67,9 +74,14 @@ class StackBody:
         return StackPass(ids, positions, wanted, self._located(spans), rotation)
 
     def _located(self, spans: Sequence[Span]) -> list[StackSpan]:
-        shape = (self._stack.num_layers, self._stack.num_kv_heads, self._stack.head_dim, torch.bfloat16)
         return [
-            StackSpan(span.first_row, span.num_rows, span.start, span.region.capacity, span.region.addresses(*shape))
+            StackSpan(
+                span.first_row,
+                span.num_rows,
+                span.start,
+                span.region.capacity,
+                span.region.addresses(self._stack.num_layers, self._keys_like),
+            )
             for span in spans
         ]
 
@@ -81,6 +93,9 @@ class StackBody:
 
     def take_over(self) -> None:
         """The model is ours already."""
+
+    def warm_up(self, demand: Demand) -> None:
+        """It needs nothing."""
 
     @torch.inference_mode()
     def _tabulated(self, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -144,8 +159,6 @@ def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLa
     layers = hf.model.layers
     layer: Any = layers[index]
     attention, mlp = layer.self_attn, layer.mlp
-    window_owner = hf.config if type(hf).__name__ in _WINDOW_IN_CONFIG else attention
-    window = getattr(window_owner, "sliding_window", None) or 0
     holder = nn.Module()
 
     def packed(name: str, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
@@ -153,7 +166,7 @@ def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLa
         setattr(holder, name, NativeLinear(matrix, kernels))
         return matrix
 
-    qkv = packed("qkv", *_joined([attention.q_proj, attention.k_proj, attention.v_proj]))
+    qkv = packed("qkv", *joined_linears([attention.q_proj, attention.k_proj, attention.v_proj]))
     out = packed("out", attention.o_proj.weight, attention.o_proj.bias)
     layer.self_attn = None
     gate_up = packed("gate_up", interleaved(mlp.gate_proj.weight, mlp.up_proj.weight))
@@ -169,15 +182,21 @@ def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLa
         out=out,
         gate_up=gate_up,
         down=down,
-        window=int(window),
+        window=window_of(hf, attention),
     )
+
+
+def window_of(hf: Any, attention: Any) -> int:
+    """How many keys a query of this layer sees; 0: all."""
+    owner = hf.config if type(hf).__name__ in _WINDOW_IN_CONFIG else attention
+    return int(getattr(owner, "sliding_window", None) or 0)
 
 
 def _weight_of(norm: Any) -> Tensor | None:
     return None if norm is None else norm.weight.float()
 
 
-def _joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+def joined_linears(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     """Several products of one input as one."""
     weights: list[Tensor] = [linear.weight for linear in linears]
     weight = torch.cat(weights)

@@ -4,7 +4,7 @@ The only place that knows temperature, top-p, penalties and masks.
 """
 
 from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
-from foredraft.sampling.laws import Laws, inverse_cdf, joined
+from foredraft.sampling.laws import Laws, inverse_cdf, joined, tempered
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
     Choice,
@@ -48,6 +48,7 @@ __all__ = [
     "report_failed",
     "report_nan",
     "sampled_groups",
+    "tempered",
     "uniforms_for",
     "ways_of",
 ]

@@ -1,0 +1,69 @@
+"""Passes come in every size, graphs are captured for a few: each pass is filled up to the next of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Bucket(NamedTuple):
+    """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are given. depth: tokens that the model
+    goes on to write by itself; 0 where it only reads. draws: whether any of them is drawn, and not the likeliest."""
+
+    num_rows: int
+    num_spans: int
+    num_wanted: int
+    depth: int = 0
+    draws: bool = False
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is worth a graph: what takes the device longer than its launches take the processor is not."""
+        return self.num_rows <= _MOST_GRAPH_ROWS
+
+
+_MOST_GRAPH_ROWS = 512
+
+
+def bucket_for(num_rows: int, num_spans: int, num_wanted: int, depth: int = 0, draws: bool = False) -> Bucket:
+    """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
+    most; a model's pass is paid by its weights up to far more rows than that."""
+    rows = _power(num_rows)
+    # few rows want all their logits, or one for each sequence: two kinds of graphs, not one for each number
+    wanted = rows if num_wanted > num_spans else _power(num_spans)
+    return Bucket(rows, _power(num_spans), max(wanted, _power(num_wanted)), depth, draws)
+
+
+def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
+    """Every bucket that plain decoding and verification of up to max_spans sequences, with up to max_width rows each,
+    come to; the smallest first."""
+    found = {
+        bucket_for(spans * width, spans, spans * width)
+        for spans in _sizes(max_spans)
+        for width in range(1, max_width + 1)
+    }
+    yield from sorted(bucket for bucket in found if bucket.is_graph)
+
+
+def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
+    """The same of a draft model that writes up to max_depth tokens greedily: behind a full acceptance it has two to read."""
+    found = {
+        bucket_for(spans * unread, spans, spans, depth)
+        for spans in _sizes(max_spans)
+        for unread in (1, 2)
+        for depth in range(1, max_depth + 1)
+    }
+    yield from sorted(bucket for bucket in found if bucket.is_graph)
+
+
+def _sizes(most: int) -> Iterator[int]:
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    yield most
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,52 @@
+"""Running a computation over static memory: at once, or captured into a CUDA graph the first time and replayed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_WARM_UPS = 2
+
+
+class Runner(Protocol):
+    """compute: reads memory that stays where it is, and is the same for the same key. -> what it gives, valid until the
+    next call with this key."""
+
+    def __call__(self, key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
+
+
+def at_once(key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """A runner without graphs."""
+    return compute()
+
+
+class Graphs:
+    """CUDA graphs by key, all in one memory pool: no two of them run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        if key not in self._captured:
+            self._captured[key] = self._capture(compute)
+        graph, outputs = self._captured[key]
+        graph.replay()
+        return outputs
+
+    def _capture(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        with torch.cuda.device(self._device):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # kernels are compiled and libraries set up outside the capture
+                for _ in range(_WARM_UPS):
+                    compute()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = compute()
+        return graph, outputs

@@ -1,0 +1,202 @@
+"""A decoder of Llama's form on a GPU: passes over static memory, replayed from CUDA graphs (see foredraft.gpu).
+
+The counterpart of stack.py, for the same models; the probe compares its logits with the library's forward too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from foredraft.gpu import (
+    Bucket,
+    DeviceLayer,
+    DeviceStack,
+    Inputs,
+    Linear,
+    Runner,
+    Shape,
+    SpanPlace,
+    at_once,
+    bucket_for,
+    drafting_buckets,
+    verification_buckets,
+)
+from foredraft.kernels import Way
+from foredraft.model.attention import Span
+from foredraft.model.demand import Demand
+from foredraft.model.language_model import Written
+from foredraft.model.rows import RowRule
+from foredraft.model.stack import joined_linears, window_of
+from foredraft.sampling import Laws
+
+_MOST_POSITIONS = 1 << 17
+"""The rotary angles of so many positions are kept, whatever the context: 64 MiB at a width of 128."""
+
+
+class DeviceStackBody:
+    """hf: gives up its layers and its head, one at a time; the embedding stays. runner: what runs a pass in a bucket worth a
+    graph. is_batch_invariant: whether products are ours too, whose rows do not see each other, and not the library's."""
+
+    row_rule = RowRule(least=1)
+    kernels = None
+
+    def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
+        from foredraft.gpu import kernels, passes  # Triton is there where this is used
+
+        self.is_batch_invariant = is_batch_invariant
+        self._passes = passes
+        self._product = kernels.linear if is_batch_invariant else passes.library_product
+        self._runner = runner
+        self._stack = _take(hf, min(context_len, _MOST_POSITIONS))
+        shape = self._stack.shape
+        self._keys_like = self._stack.embedding.new_empty(shape.num_kv_heads, 0, shape.head_dim)
+        self._inputs: dict[Bucket, Inputs] = {}
+        self._steps: dict[Bucket, Inputs] = {}
+
+    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
+        """-> logits [len(wanted), V]"""
+        inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted)))
+        inputs.fill(ids, positions, wanted, self._located(spans))
+        (logits,) = self._compute(inputs, 0)
+        return logits[: len(wanted)].clone()
+
+    def can_write(self, ways: Sequence[Way]) -> bool:
+        """Greedily, and drawn from a whole law; what is truncated or hears shared noise takes a pass a token."""
+        return all(way.temperature == 0 or (way.is_drawn and way.truncation is None) for way in ways)
+
+    def write(
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: Sequence[Span],
+        lens: Sequence[int],
+        vocab_size: int,
+        ways: Sequence[Way],
+    ) -> Written:
+        """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one replay."""
+        wanted = [span.first_row + span.num_rows - 1 for span in spans]
+        draws = any(way.is_drawn for way in ways)
+        inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), draws))
+        inputs.fill(ids, positions, wanted, self._located(spans))
+        if draws:
+            inputs.fill_noise([way.temperature for way in ways], [way.uniforms for way in ways])
+        found = self._compute(inputs, vocab_size)
+        laws = _laws_of(found[1], lens, ways) if draws else None
+        chosen = found[0].tolist()
+        return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], laws)
+
+    def take_over(self) -> None:
+        """The model is ours already."""
+
+    def warm_up(self, demand: Demand) -> None:
+        """Capture every bucket that greedy decoding comes to, with a bar; what draws is captured when it first does."""
+        find = drafting_buckets if demand.drafts else verification_buckets
+        with torch.inference_mode():
+            for bucket in tqdm(list(find(demand.num_spans, demand.width)), desc="Capturing graphs", leave=False):
+                self._compute(self._inputs_of(bucket), demand.vocab_size)
+
+    def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
+        """What the bucket stands for: a pass, or a draft. vocab_size: of the ids to choose from."""
+        bucket = inputs.bucket
+        what = partial(self._write, inputs, vocab_size) if bucket.depth else partial(self._read, inputs)
+        return (self._runner if bucket.is_graph else at_once)((bucket, vocab_size if bucket.depth else 0), what)
+
+    def _read(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        return (self._passes.read(self._stack, inputs, self._product),)
+
+    def _write(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
+        step = self._step_of(inputs.bucket)
+        ids, laws = self._passes.write(self._stack, inputs, step, vocab_size, self._product)
+        return (ids,) if laws is None else (ids, laws)
+
+    def _inputs_of(self, bucket: Bucket) -> Inputs:
+        if bucket not in self._inputs:
+            self._inputs[bucket] = self._new_inputs(bucket)
+        return self._inputs[bucket]
+
+    def _step_of(self, bucket: Bucket) -> Inputs:
+        """Of the passes behind the first: a row for each span."""
+        own = bucket_for(bucket.num_spans, bucket.num_spans, bucket.num_spans)
+        if bucket not in self._steps:
+            self._steps[bucket] = self._new_inputs(own)
+        return self._steps[bucket]
+
+    def _new_inputs(self, bucket: Bucket) -> Inputs:
+        return Inputs(bucket, len(self._stack.layers), self._stack.embedding.device)
+
+    def _located(self, spans: Sequence[Span]) -> list[SpanPlace]:
+        return [
+            SpanPlace(
+                span.first_row,
+                span.num_rows,
+                span.region.capacity,
+                span.region.addresses(len(self._stack.layers), self._keys_like),
+            )
+            for span in spans
+        ]
+
+
+def _laws_of(laws: Tensor, lens: Sequence[int], ways: Sequence[Way]) -> Laws:
+    """laws: [depth, spans, V] -> of every token that was to be drawn, span after span"""
+    places = [(step, i) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
+    steps, columns = torch.tensor(places, device=laws.device).T
+    return Laws(laws[steps, columns])
+
+
+def _up_to_nan(ids: list[int]) -> list[int]:
+    return ids[: ids.index(-1)] if -1 in ids else ids
+
+
+@torch.inference_mode()
+def _take(hf: Any, num_positions: int) -> DeviceStack:
+    layers = hf.model.layers
+    first = layers[0].self_attn
+    head_dim, device = int(first.head_dim), hf.device
+    shape = Shape(
+        first.q_proj.out_features // head_dim,
+        first.k_proj.out_features // head_dim,
+        head_dim,
+        float(hf.model.norm.variance_epsilon),
+        float(first.scaling),
+        *_tabulated(hf, num_positions, device),
+    )
+    taken = [_take_layer(hf, index) for index in range(len(layers))]
+    head = Linear(hf.lm_head.weight.detach(), hf.lm_head.bias)
+    return DeviceStack(taken, hf.model.embed_tokens.weight.detach(), hf.model.norm.weight.detach(), head, shape)
+
+
+def _take_layer(hf: Any, index: int) -> DeviceLayer:
+    """Matrices that share an input joined; the layer itself goes, so that it is never there twice."""
+    layer = hf.model.layers[index]
+    attention, mlp = layer.self_attn, layer.mlp
+    taken = DeviceLayer(
+        layer.input_layernorm.weight.detach(),
+        layer.post_attention_layernorm.weight.detach(),
+        _weight_of(getattr(attention, "q_norm", None)),
+        _weight_of(getattr(attention, "k_norm", None)),
+        Linear(*joined_linears([attention.q_proj, attention.k_proj, attention.v_proj])),
+        Linear(attention.o_proj.weight.detach(), attention.o_proj.bias),
+        Linear(*joined_linears([mlp.gate_proj, mlp.up_proj])),
+        Linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias),
+        window_of(hf, attention),
+    )
+    hf.model.layers[index] = nn.Module()
+    return taken
+
+
+def _tabulated(hf: Any, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position, [num_positions, D / 2] each: the two halves of the library's are the same."""
+    cos, sin = hf.model.rotary_emb(torch.zeros(1, device=device), torch.arange(num_positions, device=device)[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+
+def _weight_of(norm: Any) -> Tensor | None:
+    return None if norm is None else norm.weight.detach()

@@ -1,0 +1,42 @@
+"""Buckets hold the passes that they are chosen for, are few, and are all met before the first request."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft.gpu import bucket_for, drafting_buckets, verification_buckets
+
+SPANS, WIDTH = st.integers(1, 64), st.integers(1, 16)
+
+
+@given(num_spans=SPANS, extra=st.integers(0, 500), share=st.floats(0, 1), depth=st.integers(0, 9), draws=st.booleans())
+def test_a_bucket_holds_its_pass(num_spans: int, extra: int, share: float, depth: int, draws: bool) -> None:
+    num_rows = num_spans + extra
+    num_wanted = round(share * num_rows)
+    bucket = bucket_for(num_rows, num_spans, num_wanted, depth, draws)
+    assert num_rows <= bucket.num_rows < 2 * num_rows
+    assert num_spans <= bucket.num_spans < 2 * num_spans
+    assert num_wanted <= bucket.num_wanted <= bucket.num_rows
+    assert (bucket.depth, bucket.draws) == (depth, draws)
+
+
+@given(num_spans=SPANS, width=WIDTH, data=st.data())
+def test_every_verification_was_met_at_start(num_spans: int, width: int, data: st.DataObject) -> None:
+    met = set(verification_buckets(num_spans, width))
+    lens = data.draw(st.lists(st.integers(1, width), min_size=1, max_size=num_spans))
+    bucket = bucket_for(sum(lens), len(lens), sum(lens))
+    assert bucket in met or not bucket.is_graph
+
+
+@given(num_spans=SPANS, depth=st.integers(1, 9), data=st.data())
+def test_every_greedy_draft_was_met_at_start(num_spans: int, depth: int, data: st.DataObject) -> None:
+    met = set(drafting_buckets(num_spans, depth))
+    unread = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=num_spans))
+    bucket = bucket_for(sum(unread), len(unread), len(unread), data.draw(st.integers(1, depth)))
+    assert bucket in met or not bucket.is_graph
+
+
+def test_buckets_are_few() -> None:
+    assert len(list(verification_buckets(64, 9))) <= 40
+    assert len(list(drafting_buckets(16, 8))) <= 80

@@ -1,0 +1,29 @@
+"""What a pass is told lies where the kernels look for it, and what a bucket has beyond the pass belongs to nobody."""
+
+from __future__ import annotations
+
+import torch
+
+from foredraft.gpu import Bucket, Inputs, SpanPlace
+from foredraft.gpu.inputs import NO_SPAN
+
+
+def test_filling(device: torch.device) -> None:
+    inputs = Inputs(Bucket(8, 4, 4), num_layers=2, device=device)
+    spans = [SpanPlace(0, 3, 64, [1, 2, 3, 4]), SpanPlace(3, 2, 128, [5, 6, 7, 8])]
+    for _ in range(2):  # what was there before leaves no trace
+        inputs.fill([9] * 8, [9] * 8, [9] * 4, [SpanPlace(0, 8, 9, [9] * 4)] * 4)
+        inputs.fill([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [2, 4], spans)
+        assert inputs.ids.tolist() == [10, 11, 12, 13, 14, 0, 0, 0]
+        assert inputs.positions.tolist() == [0, 1, 2, 7, 8, 0, 0, 0]
+        assert inputs.row_spans.tolist() == [0, 0, 0, 1, 1, NO_SPAN, NO_SPAN, NO_SPAN]
+        assert inputs.wanted.tolist() == [2, 4, 0, 0]
+        assert inputs.capacities.tolist() == [64, 128, 0, 0]
+        assert inputs.stores.tolist() == [[[1, 2], [5, 6], [0, 0], [0, 0]], [[3, 4], [7, 8], [0, 0], [0, 0]]]
+
+
+def test_noise(device: torch.device) -> None:
+    inputs = Inputs(Bucket(4, 4, 4, depth=2, draws=True), num_layers=1, device=device)
+    inputs.fill_noise([0.0, 0.8, 1.0], [[], [0.25, 0.5], [0.75]])
+    assert inputs.temperatures.tolist() == [0.0, 0.8, 1.0, 0.0]
+    assert inputs.uniforms.tolist() == [[0.0, 0.25, 0.75, 0.0], [0.0, 0.5, 0.0, 0.0]]

@@ -1,0 +1,201 @@
+"""A decoder over static memory: the library's logits, and tokens written in one call. Without a GPU in Triton's
+interpreter, and without graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from foredraft.cache import KVCache, MemoryPool
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.engine import Engine
+from foredraft.gpu import Graphs, at_once
+from foredraft.kernels import Way
+from foredraft.model import LanguageModel, Read
+from foredraft.model.demand import Demand
+from foredraft.model.device_stack import DeviceStackBody
+from foredraft.model.language_model import Written, write_step_by_step
+from foredraft.model.probe import probe
+from foredraft.sampling import SamplingParams
+from tests.model.zoo import CONTEXT, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+PAST_WINDOW = 3 * WINDOW + 5
+GREEDY = Way()
+
+
+def drawn(temperature: float, *uniforms: float) -> Way:
+    return Way(temperature, uniforms=list(uniforms))
+
+
+def new_body(hf: Any, is_batch_invariant: bool = False) -> DeviceStackBody:
+    runner = Graphs(DEVICE) if HAS_GPU else at_once
+    return DeviceStackBody(hf, CONTEXT, runner, is_batch_invariant=is_batch_invariant)
+
+
+@cache
+def loaded(name: str, is_batch_invariant: bool = False) -> LanguageModel:
+    """Looked over by the probe, as every model is: it compares two ragged passes with the library's forward."""
+    hf = random_model(STACK_FORMS[name].config()).to(DEVICE)
+    return probe(hf, name, CONTEXT, lambda ours: new_body(ours, is_batch_invariant))
+
+
+def random_tokens(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def room_for(model: LanguageModel, *lengths: int) -> KVCache:
+    cache = model.new_cache(MemoryPool(1 << 30))
+    for seq_id, length in enumerate(lengths):
+        assert cache.reserve(seq_id, length)
+    return cache
+
+
+@torch.inference_mode()
+def reference(name: str, tokens: Sequence[int]) -> Tensor:
+    model = random_model(STACK_FORMS[name].config())
+    logits: Tensor = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits
+
+
+FEW = ["llama", "qwen3"]
+"""Of each kind of kernel; the others take minutes in the interpreter."""
+
+
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in STACK_FORMS if n not in FEW)]
+)
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) -> None:
+    model, tokens = loaded(name, is_batch_invariant), random_tokens(PAST_WINDOW)
+    cache, parts, done = room_for(model, len(tokens)), [], 0
+    for size in (20, 1, 7, 2, PAST_WINDOW):
+        piece = tokens[done : done + size]
+        parts.append(model.read([Read(0, piece, len(piece))], cache).cpu())
+        done += size
+    expected = reference(name, tokens)
+    error = (torch.cat(parts) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < 1e-4
+    assert cache.region(0).tokens == tokens
+
+
+def written(
+    model: LanguageModel, lens: Sequence[int], ways: Sequence[Way], *, at_once: bool
+) -> tuple[Written, KVCache]:
+    """Behind histories of several lengths, the first of which is half read."""
+    histories = [random_tokens(9, 1), random_tokens(1, 2), random_tokens(30, 3)][: len(lens)]
+    cache = room_for(model, *(len(history) + length for history, length in zip(histories, lens, strict=True)))
+    model.read([Read(0, histories[0][:7], 0)], cache)
+    reads = [Read(0, histories[0][7:], 1), *(Read(i, own, 1) for i, own in enumerate(histories) if i)]
+    if at_once:
+        return model.write(reads, lens, VOCAB_SIZE - 3, cache, ways), cache
+    return write_step_by_step(model, reads, lens, VOCAB_SIZE - 3, cache, ways), cache
+
+
+WAYS = {
+    "greedy": [GREEDY] * 3,
+    "drawn": [drawn(0.8, 0.1, 0.9, 0.4, 0.5), drawn(1.5, 0.7), drawn(0.5, 0.99, 0.01)],
+    "mixed": [GREEDY, drawn(2.0, 0.7), GREEDY],
+}
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "mistral"))])
+@pytest.mark.parametrize("ways", WAYS)
+def test_writing_is_reading_step_by_step(name: str, ways: str) -> None:
+    model, lens = loaded(name), [4, 1, 2]
+    assert model.body.can_write(WAYS[ways])  # type: ignore[attr-defined]
+    ours, our_cache = written(model, lens, WAYS[ways], at_once=True)
+    theirs, their_cache = written(model, lens, WAYS[ways], at_once=False)
+    assert ours.ids == theirs.ids
+    assert (ours.laws is None) == (theirs.laws is None)
+    if ours.laws is not None and theirs.laws is not None:
+        assert torch.allclose(ours.laws.probs, theirs.laws.probs, atol=1e-5)
+        assert ours.laws.probs.shape == theirs.laws.probs.shape
+    for seq_id in range(3):
+        assert our_cache.region(seq_id).tokens == their_cache.region(seq_id).tokens
+        for layer in (0, 1):
+            pairs = zip(our_cache.region(seq_id).layer(layer), their_cache.region(seq_id).layer(layer), strict=True)
+            assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+
+
+def test_other_ways_take_a_pass_a_token() -> None:
+    model = loaded("llama")
+    for way in (Way(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), Way(0.8, keys=[1, 2])):
+        assert not model.body.can_write([GREEDY, way])  # type: ignore[attr-defined]
+        ours, _ = written(model, [2, 2], [GREEDY, way], at_once=True)
+        theirs, _ = written(model, [2, 2], [GREEDY, way], at_once=False)
+        assert ours.ids == theirs.ids
+
+
+@pytest.mark.parametrize("way", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5)], ids=["greedy", "drawn"])
+def test_a_text_ends_where_the_model_gives_nan(way: Way) -> None:
+    hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
+    model = probe(hf, "llama", CONTEXT, new_body)
+    sound, _ = written(model, [3, 3], [GREEDY, way], at_once=True)
+    poisoned = sound.ids[1][0]
+    hf.model.embed_tokens.weight.data[poisoned] = torch.nan
+    ours, _ = written(model, [3, 3], [GREEDY, way], at_once=True)
+    assert ours.ids[1] == [poisoned]
+    assert ours.ids[0] == sound.ids[0][: sound.ids[0].index(poisoned) + 1 if poisoned in sound.ids[0] else None]
+
+
+def test_a_sequence_that_moved_is_found() -> None:
+    """A graph holds no address of a sequence's memory: what grows is copied elsewhere."""
+    model, tokens = loaded("llama"), random_tokens(12)
+    cache = room_for(model, 4)
+    first = model.read([Read(0, tokens[:4], 4)], cache)
+    assert cache.reserve(0, 200)
+    second = model.read([Read(0, tokens[4:8], 4)], cache)
+    assert torch.allclose(torch.cat([first, second]).cpu(), reference("llama", tokens[:8]), atol=1e-3)
+
+
+def test_warming_up_changes_nothing() -> None:
+    hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
+    model = probe(hf, "llama", CONTEXT, new_body)
+    before, _ = written(model, [4, 1, 2], WAYS["greedy"], at_once=True)
+    for drafts in (False, True):
+        model.warm_up(Demand(num_spans=2, width=2, vocab_size=VOCAB_SIZE - 3, drafts=drafts))
+    after, _ = written(model, [4, 1, 2], WAYS["greedy"], at_once=True)
+    assert before.ids == after.ids
+
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=6),
+    "seeded": SamplingParams(temperature=1.0, seed=3, max_tokens=6),
+}
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_drafts_do_not_show_in_the_text(params: str) -> None:
+    """Through the engine, two texts at a time; the draft model is another one of the same form."""
+    target, draft = loaded("llama"), loaded("qwen2")
+    texts = []
+    for draft_len in (0, 3):
+        pool = MemoryPool(1 << 26)
+        drafter = DraftModelDrafter(draft, VOCAB_SIZE, pool)
+        engine = Engine(target, drafter, pool, speculative_tokens=draft_len)
+        sequences = [engine.add(random_tokens(length, length), PARAMS[params]) for length in (3, 8)]
+        while engine.has_work:
+            engine.step()
+        texts.append([sequence.tokens for sequence in sequences])
+        assert (engine.stats.num_draft_tokens > 0) == (draft_len > 0)
+    assert texts[0] == texts[1]
+
+
+def test_sampled_drafts_are_verified_by_their_laws() -> None:
+    target, draft, pool = loaded("llama"), loaded("qwen2"), MemoryPool(1 << 26)
+    engine = Engine(target, DraftModelDrafter(draft, VOCAB_SIZE, pool), pool, speculative_tokens=2, seed=0)
+    sequence = engine.add(random_tokens(5), SamplingParams(temperature=1.0, max_tokens=6))
+    while engine.has_work:
+        engine.step()
+    assert sequence.num_output == 6
+    assert sequence.error is None
+    assert engine.stats.num_draft_tokens > 0
