@@ -4,11 +4,13 @@
     python benchmarks/training.py domain [--budget 7m] [--generations N] [--dtype bfloat16] [--draft DIR] [--name embedded]
     python benchmarks/training.py foretold [--draft DIR] [--num-texts 64]
     python benchmarks/training.py shapes
+    python benchmarks/training.py vocabulary
 
 drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
 stories: every prompt runs under both, in turn, and what is reported is the ratio, with the percentile bootstrap over prompts.
 domain: `foredraft train distill --init` from the draft on a slice of networkx (or on what the target writes from its beginnings), τ on files of it that were held out, before
-and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts. shapes: what drafts of other depths and widths cost (random weights: the time is the same).
+and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts. shapes: what drafts of other depths and widths cost (random weights: the time is the same). vocabulary: how much of what the
+target writes the ids that are most frequent in training text cover, and what a draft with a head for no more than those costs.
 
 Each part rewrites its own entry of training.json, and training.md from all of it. The corpora lie beside the repository.
 """
@@ -33,8 +35,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from foredraft import LLM, SamplingParams
 from foredraft.bench.statistics import bootstrap
+from foredraft.kernels import Way
 from foredraft.machine import this_machine
-from foredraft.model import EMBEDDED
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.train import evaluate
 from foredraft.train.corpus import held_out, read_file
 from foredraft.tune.rounds import Recorder
@@ -203,6 +206,52 @@ def round_of(target: Path, fields: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def vocabulary(args: argparse.Namespace) -> dict[str, Any]:
+    """By the number of ids: the share of the target's tokens that are among them, and milliseconds of a draft."""
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    files = [CORPUS / f"{name}.txt.gz" for name in ("thealgorithms", "tinystories_train")]
+    frequent = np.zeros(len(tokenizer), dtype=np.int64)
+    for file in files:
+        read = tokenizer([gzip.decompress(file.read_bytes()).decode()[:4_000_000]]).input_ids[0]
+        frequent += np.bincount(read, minlength=len(tokenizer))
+    order = np.argsort(-frequent)
+    sizes = [len(tokenizer) >> shift for shift in range(3)] + [3 * len(tokenizer) // 4]
+    llm = LLM(args.target, method="none")
+    covered: dict[str, dict[int, float]] = {}
+    for temperature in TEMPERATURES:
+        params = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, ignore_eos=True, seed=0)
+        for kind, prompts in prompts_of(64).items():
+            written = np.concatenate([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+            shares = {size: float(np.isin(written, order[:size]).mean()) for size in sorted(sizes, reverse=True)}
+            covered[f"{kind}, temperature {temperature:g}"] = shares
+    drafts = {size: with_head_of(args.target, size) for size in sorted(sizes, reverse=True)}
+    return {"machine": asdict(this_machine()), "covered": covered, "draft_ms": in_turns(drafts)}
+
+
+def with_head_of(target: Path, size: int) -> LanguageModel:
+    """A draft of the embedded one's shape whose head knows so many ids, the first ones: the time is the same."""
+    config = AutoConfig.from_pretrained(EMBEDDED / "draft")
+    config.update({"vocab_size": size})
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+        return load_model(folder, LoadOptions())
+
+
+def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, dict[int, float]]:
+    """Milliseconds of four tokens behind two, by the way they are chosen: medians, the models in turn."""
+    found = {}
+    for name, way in (("greedy", Way()), ("temperature 0.8", Way(0.8, uniforms=[0.3, 0.5, 0.7, 0.1]))):
+        times: dict[int, list[float]] = {size: [] for size in drafts}
+        for _ in range(repeats):
+            for size, model in drafts.items():
+                cache = model.scratch_cache([64])
+                started = time.perf_counter()
+                model.write([Read(0, [1, 2], 1)], [GAMMA], size, cache, [way])
+                times[size].append(1000 * (time.perf_counter() - started))
+        found[name] = {size: float(np.median(own)) for size, own in times.items()}
+    return found
+
+
 def lines_of(everything: dict[str, Any]) -> list[str]:
     lines = ["# Training: what the embedded draft brings", ""]
     for name, found in everything.items():
@@ -225,6 +274,13 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 "|---|---|---|",
             ]
             lines += [f"| {shape} | {one['draft']:.1f} | {one['verify']:.1f} |" for shape, one in found["of"].items()]
+        elif name == "vocabulary":
+            sizes = list(next(iter(found["covered"].values())))
+            lines += [f"| | {' | '.join(f'{int(size):,} ids' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+            for kind, shares in found["covered"].items():
+                lines.append(f"| {kind}: covered | {' | '.join(f'{shares[size]:.1%}' for size in sizes)} |")
+            for kind, times in found["draft_ms"].items():
+                lines.append(f"| {kind}: a draft, ms | {' | '.join(f'{times[size]:.3f}' for size in sizes)} |")
         elif name.startswith("domain"):
             lines += [
                 f"Trained for {found['seconds']:.0f} s, loading included.",
@@ -254,9 +310,12 @@ def shown(ratio: dict[str, Any]) -> str:
     return f"{ratio['value']:.2f}" + (f" ({inner[0]:.2f} to {inner[1]:.2f})" if inner else "")
 
 
+PARTS = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes, "vocabulary": vocabulary}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["drafts", "domain", "foretold", "shapes"])
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
     parser.add_argument("--other", type=Path, default=SHARED / "models" / "draft")
@@ -272,7 +331,7 @@ def main() -> None:
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    found = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes}[args.part](args)
+    found = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
     everything[f"{args.part}, {args.name}" if args.part in ("drafts", "domain") else args.part] = found

@@ -42,7 +42,7 @@ def force(model: LanguageModel, texts: Sequence[Text], noise: float) -> Forced:
     total = Forced()
     for batch, logits in read_whole(model, texts):
         rows = rows_of(batch)
-        written = torch.tensor([token for text in batch for token in text.output_ids], device=logits.device)
+        written = torch.tensor([token for text in batch for token in text.output_ids])
         chosen = choose(logits, rows).ids
         missed = (chosen != written).nonzero()[:, 0].tolist()
         margins = [margin(logits[r], rows[r], int(chosen[r]), int(written[r])) for r in missed]

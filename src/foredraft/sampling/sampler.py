@@ -217,7 +217,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """ids: [R]. margins: [R], by how much `log p + noise` of the chosen id beats the next (greedy and seeded rows;
+    """On the CPU. ids: [R]. margins: [R], by how much `log p + noise` of the chosen id beats the next (greedy and seeded rows;
     infinite elsewhere), or None where they were not asked for."""
 
     ids: Tensor
@@ -260,8 +260,8 @@ def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Cho
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
         return Choice(_checked(kernels.choose(logits, ways_of(rows)), rows))
-    ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    gaps = torch.full((len(rows),), torch.inf, device=logits.device, dtype=torch.float64) if margins else None
+    ids = torch.zeros(len(rows), dtype=torch.int64)
+    gaps = torch.full((len(rows),), torch.inf, dtype=torch.float64) if margins else None
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
     if len(greedy) == len(rows):
         return Choice(*_argmax(logits, rows, margins))
@@ -272,9 +272,10 @@ def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Cho
     for group in sampled_groups(rows):
         group_rows = [rows[r] for r in group]
         laws = laws_of(_select(logits, group), group_rows)
-        ids[group], gap = pick(laws, group_rows, margins=margins)
+        drawn, gap = pick(laws, group_rows, margins=margins)
+        ids[group] = drawn.cpu()
         if gaps is not None and gap is not None:
-            gaps[group] = gap
+            gaps[group] = gap.cpu()
     return Choice(ids, gaps)
 
 
@@ -369,12 +370,15 @@ def _checked(ids: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _argmax(logits: Tensor, rows: Sequence[Row], margins: bool) -> tuple[Tensor, Tensor | None]:
+    """On the CPU, in one copy from wherever the logits are: every copy waits for the device."""
     ids = argmax_rows(logits)
-    report_nan(logits.gather(1, ids[:, None])[:, 0], rows)
-    if not margins or logits.shape[1] < 2:
-        return ids, None
-    best = top_rows(logits, 2)[0].to(torch.float64)
-    return ids, best[:, 0] - best[:, 1]
+    found = [ids.to(torch.float64), logits.gather(1, ids[:, None])[:, 0].to(torch.float64)]
+    if margins and logits.shape[1] > 1:
+        best = top_rows(logits, 2)[0].to(torch.float64)
+        found.append(best[:, 0] - best[:, 1])
+    told = torch.stack(found).cpu()
+    report_nan(told[1], rows)
+    return told[0].to(torch.int64), told[2] if len(found) > 2 else None
 
 
 def _select(logits: Tensor, rows: list[int]) -> Tensor:

@@ -43,7 +43,7 @@ def target_says(
 def _warped(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
     """Each row's probability of its token under the law it is verified by: one-hot where it is greedy."""
     if rows[0].sampler.is_greedy:
-        return (choose(logits, rows).ids == tokens).float()
+        return (choose(logits, rows).ids == tokens.cpu()).float()
     laws = laws_of(adjusted(logits, rows), rows)
     return laws.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
 

@@ -119,18 +119,18 @@ def _walk(
         logits, rows = logits[selected], [rows[r] for r in selected]
         lens, draft_ids = lens[batch], draft_ids[batch]
     choice = choose(logits, rows, margins=near_tie > 0)
-    own_ids, margins = choice.ids.cpu(), choice.margins
+    own_ids, margins = choice.ids, choice.margins
     width = max(lens.tolist()) + 1
     ties = torch.zeros(len(lens), width, dtype=torch.bool)
     if len(rows) == ties.numel():  # every draft is as long as the longest
         own_ids = own_ids.view(ties.shape)
         if margins is not None:
-            ties = margins.cpu().view(ties.shape) < near_tie
+            ties = margins.view(ties.shape) < near_tie
     else:
         place = torch.arange(width)[None] <= lens[:, None]
         own_ids = torch.zeros(place.shape, dtype=torch.int64).masked_scatter_(place, own_ids)
         if margins is not None:
-            ties[place] = margins.cpu() < near_tie
+            ties[place] = margins < near_tie
     if draft_ids.shape[1] >= width:
         draft_ids = draft_ids[:, : width - 1]
     return *walk(own_ids, draft_ids, lens), ties
