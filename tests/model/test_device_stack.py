@@ -88,7 +88,7 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
 
 
 def written(
-    model: LanguageModel, lens: Sequence[int], ways: Sequence[Way], *, at_once: bool
+    model: LanguageModel, lens: Sequence[int], ways: Sequence[Way], *, at_once: bool, vocab_size: int = VOCAB_SIZE - 3
 ) -> tuple[Written, KVCache]:
     """Behind histories of several lengths, the first of which is half read."""
     histories = [random_tokens(9, 1), random_tokens(1, 2), random_tokens(30, 3)][: len(lens)]
@@ -96,8 +96,8 @@ def written(
     model.read([Read(0, histories[0][:7], 0)], cache)
     reads = [Read(0, histories[0][7:], 1), *(Read(i, own, 1) for i, own in enumerate(histories) if i)]
     if at_once:
-        return model.write(reads, lens, VOCAB_SIZE - 3, cache, ways), cache
-    return write_step_by_step(model, reads, lens, VOCAB_SIZE - 3, cache, ways), cache
+        return model.write(reads, lens, vocab_size, cache, ways), cache
+    return write_step_by_step(model, reads, lens, vocab_size, cache, ways), cache
 
 
 WAYS = {
@@ -124,6 +124,16 @@ def test_writing_is_reading_step_by_step(name: str, ways: str) -> None:
         for layer in (0, 1):
             pairs = zip(our_cache.region(seq_id).layer(layer), their_cache.region(seq_id).layer(layer), strict=True)
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+
+
+def test_laws_are_as_wide_as_the_target() -> None:
+    """A draft model may know fewer ids."""
+    model, ways = loaded("llama"), [GREEDY, drawn(0.8, 0.3)]
+    ours, theirs = (written(model, [1, 1], ways, at_once=once, vocab_size=VOCAB_SIZE + 4)[0] for once in (True, False))
+    assert ours.laws is not None
+    assert theirs.laws is not None
+    assert ours.laws.probs.shape == (1, VOCAB_SIZE + 4)
+    assert torch.allclose(ours.laws.probs, theirs.laws.probs, atol=1e-5)
 
 
 def test_other_ways_take_a_pass_a_token() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
@@ -88,7 +89,7 @@ class DeviceStackBody:
         if draws:
             inputs.fill_noise([way.temperature for way in ways], [way.uniforms for way in ways])
         found = self._compute(inputs, vocab_size)
-        laws = _laws_of(found[1], lens, ways) if draws else None
+        laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if draws else None
         chosen = found[0].tolist()
         return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], laws)
 
@@ -143,11 +144,12 @@ class DeviceStackBody:
         ]
 
 
-def _laws_of(laws: Tensor, lens: Sequence[int], ways: Sequence[Way]) -> Laws:
-    """laws: [depth, spans, V] -> of every token that was to be drawn, span after span"""
+def _laws_of(laws: Tensor, lens: Sequence[int], ways: Sequence[Way], vocab_size: int) -> Tensor:
+    """laws: [depth, spans, V], V the model's own where that is less -> of every token that was to be drawn, span after span,
+    [R, vocab_size]"""
     places = [(step, i) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
     steps, columns = torch.tensor(places, device=laws.device).T
-    return Laws(laws[steps, columns])
+    return functional.pad(laws[steps, columns], (0, vocab_size - laws.shape[2]))
 
 
 def _up_to_nan(ids: list[int]) -> list[int]:

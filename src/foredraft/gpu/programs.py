@@ -1,0 +1,207 @@
+"""The kernels themselves, as Triton compiles them; `kernels.py` calls them and says what their arguments are.
+
+Nothing is annotated but constants: Triton reads annotations, and knows no others.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(
+    delta,
+    residual,
+    weight,
+    out,
+    width,
+    epsilon,
+    HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    places = tl.arange(0, BLOCK)
+    inside = places < width
+    element = residual.dtype.element_ty
+    x = tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        x += tl.load(delta + row + places, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(element)
+        tl.store(residual + row + places, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    mean = tl.sum(x * x, axis=0) / width
+    normed = (x * (1.0 / tl.sqrt(mean + epsilon))).to(element).to(tl.float32)
+    scaled = normed * tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + places, scaled.to(element), mask=inside)
+
+
+@triton.jit
+def rotate_and_store(
+    qkv,
+    queries,
+    positions,
+    row_spans,
+    stores,
+    capacities,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    num_positions,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    places = tl.arange(0, BLOCK)
+    inside = places < HALF
+    element = qkv.dtype.element_ty
+    source = qkv + (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF)
+    low = tl.load(source + places, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF + places, mask=inside, other=0.0).to(tl.float32)
+    position = tl.load(positions + row)
+    if head < HEADS + KV_HEADS:
+        if HAS_NORM:
+            norm = q_norm
+            if head >= HEADS:
+                norm = k_norm
+            mean = (tl.sum(low * low, axis=0) + tl.sum(high * high, axis=0)) / (2 * HALF)
+            inverse = 1.0 / tl.sqrt(mean + epsilon)
+            low_weight = tl.load(norm + places, mask=inside, other=0.0).to(tl.float32)
+            high_weight = tl.load(norm + HALF + places, mask=inside, other=0.0).to(tl.float32)
+            low = ((low * inverse).to(element).to(tl.float32) * low_weight).to(element).to(tl.float32)
+            high = ((high * inverse).to(element).to(tl.float32) * high_weight).to(element).to(tl.float32)
+        angle = tl.minimum(position, num_positions - 1) * HALF
+        c = tl.load(cos + angle + places, mask=inside, other=0.0)
+        s = tl.load(sin + angle + places, mask=inside, other=0.0)
+        turned = low * c - high * s
+        high = high * c + low * s
+        low = turned
+    if head < HEADS:
+        goal = queries + (row.to(tl.int64) * HEADS + head) * (2 * HALF)
+        tl.store(goal + places, low.to(element), mask=inside)
+        tl.store(goal + HALF + places, high.to(element), mask=inside)
+    else:
+        span = tl.load(row_spans + row)
+        if span >= 0:
+            capacity = tl.load(capacities + span)
+            if position < capacity:
+                is_value = (head - HEADS) // KV_HEADS
+                store = tl.load(stores + span * 2 + is_value).to(tl.pointer_type(element))
+                goal = store + (((head - HEADS) % KV_HEADS) * capacity + position) * (2 * HALF)
+                tl.store(goal + places, low.to(element), mask=inside)
+                tl.store(goal + HALF + places, high.to(element), mask=inside)
+
+
+@triton.jit
+def attend(
+    queries,
+    out,
+    positions,
+    row_spans,
+    stores,
+    capacities,
+    scale,
+    window,
+    GROUPS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    span = tl.load(row_spans + row)
+    if span >= 0:
+        element = queries.dtype.element_ty
+        capacity = tl.load(capacities + span)
+        # whoever allocates aligns; without a word of it each number would be loaded by itself
+        keys = tl.multiple_of(tl.load(stores + span * 2).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
+        values = (
+            tl.multiple_of(tl.load(stores + span * 2 + 1).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
+        )
+        # what goes on past its room, behind a shorter draft, is of no consequence, and must not read on either
+        end = tl.minimum(tl.load(positions + row) + 1, capacity)
+        start = end * 0
+        if window > 0:
+            start = tl.maximum(end - window, 0)
+        group, wide = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+        own = (row.to(tl.int64) * KV_HEADS + head) * GROUPS + group
+        own_mask = (group[:, None] < GROUPS) & (wide[None, :] < WIDTH)
+        query = tl.load(queries + own[:, None] * WIDTH + wide[None, :], mask=own_mask, other=0.0)
+        best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_G,), tl.float32)
+        read = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        for first in range(start // BLOCK_N * BLOCK_N, end, BLOCK_N):
+            place = first + tl.arange(0, BLOCK_N)
+            seen = (place >= start) & (place < end)
+            mask = seen[:, None] & (wide[None, :] < WIDTH)
+            key = tl.load(keys + place[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, axis=1))
+            shrunk = tl.exp(best - higher)
+            weights = tl.exp(scores - higher[:, None])
+            total = total * shrunk + tl.sum(weights, axis=1)
+            value = tl.load(values + place[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
+            read = read * shrunk[:, None] + tl.dot(weights.to(element), value, input_precision="ieee")
+            best = higher
+        tl.store(out + own[:, None] * WIDTH + wide[None, :], (read / total[:, None]).to(element), mask=own_mask)
+
+
+@triton.jit
+def gated(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < width
+    element = out.dtype.element_ty
+    gate = tl.load(gate_up + row * 2 * width + places, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + places, mask=inside, other=0.0).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    tl.store(out + row * width + places, (activated * up).to(element), mask=inside)
+
+
+# num_rows: what is compiled must not depend on it, or a row's bits might
+@triton.jit(do_not_specialize=["num_rows"])
+def linear(
+    x,
+    weight,
+    bias,
+    out,
+    num_rows,
+    num_columns,
+    inner,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, inner, BLOCK_K):
+        k = first + steps
+        some = tl.load(
+            x + rows[:, None] * inner + k[None, :],
+            mask=(rows[:, None] < num_rows) & (k[None, :] < inner),
+            other=0.0,
+        )
+        matrix = tl.load(
+            weight + columns[:, None] * inner + k[None, :],
+            mask=(columns[:, None] < num_columns) & (k[None, :] < inner),
+            other=0.0,
+        )
+        total += tl.dot(some, tl.trans(matrix), input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + columns, mask=columns < num_columns, other=0.0).to(tl.float32)[None, :]
+    goal = out + rows[:, None] * num_columns + columns[None, :]
+    tl.store(
+        goal,
+        total.to(out.dtype.element_ty),
+        mask=(rows[:, None] < num_rows) & (columns[None, :] < num_columns),
+    )
