@@ -1,7 +1,7 @@
 """What a trained draft brings: against another one, on a domain that is new to it, and against what was foretold.
 
     python benchmarks/training.py drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
-    python benchmarks/training.py domain [--budget 7m] [--generations N] [--dtype bfloat16] [--draft DIR] [--name embedded]
+    python benchmarks/training.py domain [--budget 7m] [--generations N] [--temperature 0] [--dtype bfloat16] [--draft DIR] [--name embedded]
     python benchmarks/training.py foretold [--draft DIR] [--num-texts 64]
     python benchmarks/training.py shapes
     python benchmarks/training.py vocabulary
@@ -122,7 +122,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
             *(sys.executable, "-m", "foredraft.cli", "train", "distill", "--target", str(args.target)),
             *("--init", str(args.draft), "--data", str(sides["train"])),
             *("--validation", f"networkx={sides['held_out']}", "--budget", args.budget, "--out", str(out)),
-            *(part for one in TEMPERATURES for part in ("--temperature", str(one))),
+            *(part for one in args.temperature for part in ("--temperature", str(one))),
             *("--dtype", args.dtype, "--muon-learning-rate", "0.01", "--learning-rate", "0.001"),
             *(("--generations", str(args.generations), "--only-generations") if args.generations else ()),
         ]
@@ -132,6 +132,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
         texts = {"networkx": tuple(rest)}
         return {
             "seconds": seconds,
+            "temperatures": args.temperature,
             "before": taus(args.target, args.draft, texts),
             "after": taus(args.target, out, texts),
         }
@@ -283,7 +284,7 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 lines.append(f"| {kind}: a draft, ms | {' | '.join(f'{times[size]:.3f}' for size in sizes)} |")
         elif name.startswith("domain"):
             lines += [
-                f"Trained for {found['seconds']:.0f} s, loading included.",
+                f"Trained for {found['seconds']:.0f} s, loading included{trained_for(found)}.",
                 "",
                 "| temperature | τ before | τ after | |",
                 "|---|---|---|---|",
@@ -303,6 +304,11 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 )
         lines.append("")
     return lines
+
+
+def trained_for(found: dict[str, Any]) -> str:
+    temperatures = found.get("temperatures", list(TEMPERATURES))
+    return f", for temperature {' and '.join(f'{one:g}' for one in temperatures)}"
 
 
 def shown(ratio: dict[str, Any]) -> str:
@@ -326,11 +332,15 @@ def main() -> None:
     parser.add_argument(
         "--generations", type=int, default=0, help="of domain: train on so many texts of the target's own instead"
     )
+    parser.add_argument(
+        "--temperature", type=float, action="append", help="of domain: that it is trained for; repeatable"
+    )
     parser.add_argument("--dtype", default="float32", help="of domain: bfloat16 where the processor has such products")
     parser.add_argument("--num-texts", type=int, default=64, help="of foretold: of each kind")
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    args.temperature = args.temperature or list(TEMPERATURES)
     found = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from foredraft.gpu.buckets import Bucket
 
@@ -32,66 +33,71 @@ class Inputs:
         self.bucket = bucket
         rows, spans = bucket.num_rows, bucket.num_spans
         sizes = [rows, rows, rows, bucket.num_wanted, spans, num_layers * spans * 2]
-        self._num_layers = num_layers
         self._whole = _Twin(sum(sizes), torch.int64, device)
-        self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores = torch.split(
-            self._whole.device, sizes
-        )
-        self.row_spans.fill_(NO_SPAN)
+        self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores = self._whole.device_parts(sizes)
         self.stores = stores.view(num_layers, spans, 2)
+        self._parts = self._whole.host_parts(sizes)
         self._noise = _Twin(spans * (1 + bucket.depth), torch.float64, device)
-        self.temperatures = self._noise.device[:spans]
-        self.uniforms = self._noise.device[spans:].view(bucket.depth, spans)
+        noise_sizes = [spans, spans * bucket.depth]
+        self.temperatures, uniforms = self._noise.device_parts(noise_sizes)
+        self.uniforms = uniforms.view(bucket.depth, spans)
+        self._noise_parts = self._noise.host_parts(noise_sizes)
+        self.fill([], [], [], [])
 
     def fill(
         self, ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[SpanPlace]
     ) -> None:
         """One copy to the device. What the bucket has beyond this pass belongs to no sequence."""
-        bucket = self.bucket
-        spare_rows, spare_spans = bucket.num_rows - len(ids), bucket.num_spans - len(spans)
-        row_spans = [NO_SPAN] * bucket.num_rows
+        self._whole.wait()
+        own_ids, own_positions, row_spans, own_wanted, capacities, stores = self._parts
+        for part, numbers in ((own_ids, ids), (own_positions, positions), (own_wanted, wanted)):
+            part[: len(numbers)] = numbers
+            part[len(numbers) :] = 0
+        row_spans[:] = NO_SPAN
+        capacities[:] = 0
+        by_span = stores.reshape(-1, self.bucket.num_spans, 2)
         for index, span in enumerate(spans):
-            row_spans[span.first_row : span.first_row + span.num_rows] = [index] * span.num_rows
-        stores = (
-            chain(
-                *(span.stores[2 * layer : 2 * layer + 2] for span in spans),
-                (0,) * 2 * spare_spans,
-            )
-            for layer in range(self._num_layers)
-        )
-        self._whole.fill(
-            [
-                *chain(ids, (0,) * spare_rows),
-                *chain(positions, (0,) * spare_rows),
-                *row_spans,
-                *chain(wanted, (0,) * (bucket.num_wanted - len(wanted))),
-                *chain((span.capacity for span in spans), (0,) * spare_spans),
-                *chain.from_iterable(stores),
-            ]
-        )
+            row_spans[span.first_row : span.first_row + span.num_rows] = index
+            capacities[index] = span.capacity
+            by_span[:, index] = np.asarray(span.stores).reshape(-1, 2)
+        by_span[:, len(spans) :] = 0
+        self._whole.send()
 
     def fill_noise(self, temperatures: Sequence[float], uniforms: Sequence[Sequence[float]]) -> None:
         """temperatures: of each span, 0 for the likeliest. uniforms: of each span, one a token; fewer where it needs none."""
-        spans, depth = self.bucket.num_spans, self.bucket.depth
-        spare = (0.0,) * (spans - len(temperatures))
-        by_step = (chain((own[step] if step < len(own) else 0.0 for own in uniforms), spare) for step in range(depth))
-        self._noise.fill([*temperatures, *spare, *chain.from_iterable(by_step)])
+        self._noise.wait()
+        for part in self._noise_parts:
+            part[:] = 0.0
+        own_temperatures, own_uniforms = self._noise_parts
+        own_temperatures[: len(temperatures)] = temperatures
+        by_step = own_uniforms.reshape(self.bucket.depth, self.bucket.num_spans)
+        for index, own in enumerate(uniforms):
+            by_step[: len(own), index] = own
+        self._noise.send()
 
 
 class _Twin:
     """Numbers on the device and, where the device is another, their source in page-locked memory."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device = torch.zeros(size, dtype=dtype, device=device)
+        self._device = torch.zeros(size, dtype=dtype, device=device)
         is_apart = device.type == "cuda"
         self._host = torch.zeros(size, dtype=dtype, pin_memory=is_apart)
         self._copied = torch.cuda.Event() if is_apart else None  # type: ignore[no-untyped-call]
 
-    def fill(self, numbers: list[int] | list[float]) -> None:
-        """Waits only until the copy before has been made: a prompt's pieces follow each other unread."""
+    def device_parts(self, sizes: list[int]) -> tuple[Tensor, ...]:
+        return torch.split(self._device, sizes)
+
+    def host_parts(self, sizes: list[int]) -> list[np.ndarray[Any, Any]]:
+        """What is written to them goes to the device with `send`."""
+        return np.split(self._host.numpy(), np.cumsum(sizes)[:-1])
+
+    def wait(self) -> None:
+        """Until the copy before has been made: a prompt's pieces follow each other unread."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._host.numpy()[:] = numbers
-        self.device.copy_(self._host, non_blocking=True)
+
+    def send(self) -> None:
+        self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
