@@ -125,6 +125,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
             *(part for one in args.temperature for part in ("--temperature", str(one))),
             *("--dtype", args.dtype, "--muon-learning-rate", "0.01", "--learning-rate", "0.001"),
             *(("--generations", str(args.generations), "--only-generations") if args.generations else ()),
+            *(("--own-head",) if args.own_head else ()),
         ]
         started = time.perf_counter()
         subprocess.run(command, check=True)
@@ -133,6 +134,7 @@ def domain(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "seconds": seconds,
             "temperatures": args.temperature,
+            "own_head": args.own_head,
             "before": taus(args.target, args.draft, texts),
             "after": taus(args.target, out, texts),
         }
@@ -308,7 +310,8 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
 
 def trained_for(found: dict[str, Any]) -> str:
     temperatures = found.get("temperatures", list(TEMPERATURES))
-    return f", for temperature {' and '.join(f'{one:g}' for one in temperatures)}"
+    head = ", with a head of its own" if found.get("own_head") else ""
+    return f", for temperature {' and '.join(f'{one:g}' for one in temperatures)}{head}"
 
 
 def shown(ratio: dict[str, Any]) -> str:
@@ -316,6 +319,7 @@ def shown(ratio: dict[str, Any]) -> str:
     return f"{ratio['value']:.2f}" + (f" ({inner[0]:.2f} to {inner[1]:.2f})" if inner else "")
 
 
+OF_A_DRAFT = ("drafts", "domain", "foretold")
 PARTS = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes, "vocabulary": vocabulary}
 
 
@@ -335,6 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--temperature", type=float, action="append", help="of domain: that it is trained for; repeatable"
     )
+    parser.add_argument("--own-head", action="store_true", help="of domain: see `foredraft train distill`")
     parser.add_argument("--dtype", default="float32", help="of domain: bfloat16 where the processor has such products")
     parser.add_argument("--num-texts", type=int, default=64, help="of foretold: of each kind")
     parser.add_argument("--keep", help="the folder of domain's draft")
@@ -344,7 +349,7 @@ def main() -> None:
     found = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
-    everything[f"{args.part}, {args.name}" if args.part in ("drafts", "domain") else args.part] = found
+    everything[f"{args.part}, {args.name}" if args.part in OF_A_DRAFT else args.part] = found
     file.write_text(json.dumps(everything, indent=1) + "\n")
     (args.out / "training.md").write_text("\n".join(lines_of(everything)))
     print("\n".join(lines_of(everything)))
