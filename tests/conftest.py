@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+# Without a GPU its kernels run in Triton's interpreter, which has to be said before anybody imports it.
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # the GPU's kernels run in Triton's interpreter: said before anybody imports it
-    )
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS, DrafterContext, build

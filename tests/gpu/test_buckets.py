@@ -30,13 +30,25 @@ def test_every_verification_was_met_at_start(num_spans: int, width: int, data: s
 
 
 @given(num_spans=SPANS, depth=st.integers(1, 9), data=st.data())
-def test_every_greedy_draft_was_met_at_start(num_spans: int, depth: int, data: st.DataObject) -> None:
+def test_every_draft_was_met_at_start(num_spans: int, depth: int, data: st.DataObject) -> None:
     met = set(drafting_buckets(num_spans, depth))
     unread = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=num_spans))
-    bucket = bucket_for(sum(unread), len(unread), len(unread), data.draw(st.integers(1, depth)))
+    draws = data.draw(st.booleans())
+    bucket = bucket_for(sum(unread), len(unread), len(unread), data.draw(st.integers(0, depth)), draws)
+    bucket = bucket if bucket.depth else bucket_for(len(unread), len(unread), len(unread))  # a pass for each token
     assert bucket in met or not bucket.is_graph
+
+
+@given(num_spans=SPANS, extra=st.integers(1, 500), depth=st.integers(0, 9))
+def test_prompts_are_no_graphs(num_spans: int, extra: int, depth: int) -> None:
+    assert not bucket_for(4 * num_spans + extra, num_spans, num_spans, depth).is_graph
+
+
+@given(num_spans=SPANS, width=WIDTH, prompt=st.integers(20, 500))
+def test_the_end_of_a_prompt_with_its_first_draft_is_no_graph(num_spans: int, width: int, prompt: int) -> None:
+    assert not bucket_for(num_spans * (prompt + width), num_spans, num_spans * width).is_graph
 
 
 def test_buckets_are_few() -> None:
     assert len(list(verification_buckets(64, 9))) <= 40
-    assert len(list(drafting_buckets(16, 8))) <= 80
+    assert len(list(drafting_buckets(16, 8))) <= 170

@@ -80,10 +80,11 @@ def test_generate_reads_it_and_options_win(tuned: tuple[Any, Path], tmp_path: Pa
 
 
 def test_tune_takes_the_models_of_a_file_and_not_its_drafter(tuned: tuple[Any, Path], tmp_path: Path) -> None:
-    result = tune("--config", tuned[1], "--output", tmp_path / "again.toml")
+    result = tune("--config", tuned[1], "--output", tmp_path / "again.toml", "--json")
     assert result.exit_code == 0, result.stderr
-    assert "draft_model" in result.stdout
-    assert result.stdout.rstrip().splitlines()[-1].startswith("Do not speculate")
+    found = json.loads(result.stdout)
+    assert {"draft_model", "ngram"} < {one["method"] for one in found["predicted"]}
+    assert found["advice"]["text"].startswith("Do not speculate")
     assert Settings.read(tmp_path / "again.toml").draft_model == str(EMBEDDED / "draft")
 
 

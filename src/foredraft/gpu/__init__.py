@@ -1,13 +1,12 @@
 """A decoder on one GPU: its passes over static memory, in Triton and the library's products, captured into CUDA graphs.
 
-Whoever has no Triton has no `kernels` and no `passes`; ask `has_triton` before importing them.
+Whoever has no Triton has no `kernels` and no `passes`; ask `why_not` before importing them.
 """
-
-from importlib.util import find_spec
 
 from foredraft.gpu.buckets import Bucket, bucket_for, drafting_buckets, verification_buckets
 from foredraft.gpu.graphs import Graphs, Runner, at_once
 from foredraft.gpu.inputs import Inputs, SpanPlace
+from foredraft.gpu.start import on, why_not
 from foredraft.gpu.weights import DeviceLayer, DeviceStack, Linear, Shape
 
 __all__ = [
@@ -23,11 +22,7 @@ __all__ = [
     "at_once",
     "bucket_for",
     "drafting_buckets",
-    "has_triton",
+    "on",
     "verification_buckets",
+    "why_not",
 ]
-
-
-def has_triton() -> bool:
-    """PyTorch for CUDA brings it."""
-    return find_spec("triton") is not None

@@ -18,20 +18,23 @@ class Bucket(NamedTuple):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is worth a graph: what takes the device longer than its launches take the processor is not."""
-        return self.num_rows <= _MOST_GRAPH_ROWS
+        """Whether it is worth a graph: decoding, verification and a draft in the middle of a text. Prompts come in too many
+        sizes, and take the device longer than their launches take the processor."""
+        if self.depth:
+            return self.num_rows <= 2 * self.num_spans
+        return self.num_wanted == self.num_rows <= min(_MOST_GRAPH_ROWS, _MOST_WIDTH * self.num_spans)
 
 
-_MOST_GRAPH_ROWS = 512
+_MOST_GRAPH_ROWS, _MOST_WIDTH = 512, 32
 
 
 def bucket_for(num_rows: int, num_spans: int, num_wanted: int, depth: int = 0, draws: bool = False) -> Bucket:
     """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
     most; a model's pass is paid by its weights up to far more rows than that."""
     rows = _power(num_rows)
-    # few rows want all their logits, or one for each sequence: two kinds of graphs, not one for each number
-    wanted = rows if num_wanted > num_spans else _power(num_spans)
-    return Bucket(rows, _power(num_spans), max(wanted, _power(num_wanted)), depth, draws)
+    # decoding and verification want all of their rows: of those there are few sizes
+    wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
+    return Bucket(rows, _power(num_spans), wanted, depth, draws)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
@@ -46,13 +49,16 @@ def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
 
 
 def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
-    """The same of a draft model that writes up to max_depth tokens greedily: behind a full acceptance it has two to read."""
+    """The same of a draft model that writes up to max_depth tokens: behind a full acceptance it has two to read. What it
+    cannot write by itself it writes a pass a token."""
     found = {
-        bucket_for(spans * unread, spans, spans, depth)
+        bucket_for(spans * unread, spans, spans, depth, draws)
         for spans in _sizes(max_spans)
         for unread in (1, 2)
         for depth in range(1, max_depth + 1)
+        for draws in (False, True)
     }
+    yield from verification_buckets(max_spans, 1)
     yield from sorted(bucket for bucket in found if bucket.is_graph)
 
 

@@ -33,12 +33,12 @@ class Inputs:
         self.bucket = bucket
         rows, spans = bucket.num_rows, bucket.num_spans
         sizes = [rows, rows, rows, bucket.num_wanted, spans, num_layers * spans * 2]
-        self._whole = _Twin(sum(sizes), torch.int64, device)
+        self._whole = _Twin(sizes, torch.int64, device)
         self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores = self._whole.device_parts(sizes)
         self.stores = stores.view(num_layers, spans, 2)
         self._parts = self._whole.host_parts(sizes)
-        self._noise = _Twin(spans * (1 + bucket.depth), torch.float64, device)
         noise_sizes = [spans, spans * bucket.depth]
+        self._noise = _Twin(noise_sizes, torch.float64, device)
         self.temperatures, uniforms = self._noise.device_parts(noise_sizes)
         self.uniforms = uniforms.view(bucket.depth, spans)
         self._noise_parts = self._noise.host_parts(noise_sizes)
@@ -79,18 +79,21 @@ class Inputs:
 class _Twin:
     """Numbers on the device and, where the device is another, their source in page-locked memory."""
 
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device) -> None:
+        size = sum(_even(sizes))
         self._device = torch.zeros(size, dtype=dtype, device=device)
         is_apart = device.type == "cuda"
         self._host = torch.zeros(size, dtype=dtype, pin_memory=is_apart)
         self._copied = torch.cuda.Event() if is_apart else None  # type: ignore[no-untyped-call]
 
     def device_parts(self, sizes: list[int]) -> tuple[Tensor, ...]:
-        return torch.split(self._device, sizes)
+        parts = torch.split(self._device, _even(sizes))
+        return tuple(part[:size] for part, size in zip(parts, sizes, strict=True))
 
     def host_parts(self, sizes: list[int]) -> list[np.ndarray[Any, Any]]:
         """What is written to them goes to the device with `send`."""
-        return np.split(self._host.numpy(), np.cumsum(sizes)[:-1])
+        parts = np.split(self._host.numpy(), np.cumsum(_even(sizes))[:-1])
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def wait(self) -> None:
         """Until the copy before has been made: a prompt's pieces follow each other unread."""
@@ -101,3 +104,8 @@ class _Twin:
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+
+def _even(sizes: list[int]) -> list[int]:
+    """Each part begins on 16 bytes: kernels are compiled anew for what does not."""
+    return [size + size % 2 for size in sizes]

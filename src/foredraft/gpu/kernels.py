@@ -17,7 +17,8 @@ from foredraft.gpu import programs
 from foredraft.gpu.inputs import Inputs
 from foredraft.gpu.weights import DeviceLayer, Linear, Shape
 
-_KEY_BLOCK = 64
+_WIDEST_KEYS = 16_384
+"""Bytes of a block of keys: several of them, and of values, are on their way into shared memory at a time."""
 _GATE_BLOCK = 1024
 _ROWS, _COLUMNS, _INNER = 16, 32, 128
 """Of a block of `linear`: rows of the pass, of the matrix, and how much of the inner size at a time."""
@@ -69,6 +70,7 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
     """
     num_rows = queries.shape[0]
     groups = shape.num_heads // shape.num_kv_heads
+    width = max(16, triton.next_power_of_2(shape.head_dim))
     out = torch.zeros_like(queries)  # rows of no sequence stay zero
     programs.attend[(num_rows, shape.num_kv_heads)](
         queries,
@@ -83,8 +85,8 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
         KV_HEADS=shape.num_kv_heads,
         WIDTH=shape.head_dim,
         BLOCK_G=max(16, triton.next_power_of_2(groups)),
-        BLOCK_D=max(16, triton.next_power_of_2(shape.head_dim)),
-        BLOCK_N=_KEY_BLOCK,
+        BLOCK_D=width,
+        BLOCK_N=max(16, min(64, _WIDEST_KEYS // (width * queries.element_size()))),
     )
     return out.view(num_rows, -1)
 

@@ -39,11 +39,11 @@ def read(stack: DeviceStack, inputs: Inputs, product: Product) -> Tensor:
 
 
 def write(
-    stack: DeviceStack, inputs: Inputs, step: Inputs, vocab_size: int, product: Product
-) -> tuple[Tensor, Tensor | None]:
+    stack: DeviceStack, inputs: Inputs, step: Inputs, vocab_size: int, product: Product, laws: Tensor | None = None
+) -> Tensor:
     """Read, and go on: bucket.depth tokens of the first vocab_size ids behind each span. step: inputs of a row for each
-    span, which are filled here. -> ids [depth, spans], -1 where a row is no law (NaN); if any is drawn, the laws,
-    [depth, spans, vocab_size] float32 (of rows at temperature 0: of no use)"""
+    span, which are filled here. laws: where any is drawn, [depth, spans, V] float32, written to (rows at temperature 0 are
+    of no use). -> ids [depth, spans], -1 where a row is no law (NaN)"""
     bucket = inputs.bucket
     last = inputs.wanted[: bucket.num_spans]
     spans = torch.arange(bucket.num_spans, device=last.device)
@@ -54,19 +54,18 @@ def write(
     step.wanted.copy_(spans)
     logits = read(stack, inputs, product)[: bucket.num_spans, :vocab_size]
     ids: list[Tensor] = []
-    laws: list[Tensor] = []
     for place in range(bucket.depth):
         if ids:
             step.ids.copy_(ids[-1].clamp(min=0))
             step.positions.add_(1)
             logits = read(stack, step, product)[:, :vocab_size]
-        if bucket.draws:
-            chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place])
-            laws.append(law)
+        if laws is None:
+            ids.append(likeliest(logits))
         else:
-            chosen = likeliest(logits)
-        ids.append(chosen)
-    return torch.stack(ids), torch.stack(laws) if laws else None
+            chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place])
+            laws[place].copy_(law)
+            ids.append(chosen)
+    return torch.stack(ids)
 
 
 def likeliest(logits: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from foredraft.gpu import (
     at_once,
     bucket_for,
     drafting_buckets,
+    on,
     verification_buckets,
 )
 from foredraft.kernels import Way
@@ -58,15 +60,18 @@ class DeviceStackBody:
         self._stack = _take(hf, min(context_len, _MOST_POSITIONS))
         shape = self._stack.shape
         self._keys_like = self._stack.embedding.new_empty(shape.num_kv_heads, 0, shape.head_dim)
+        self._device = self._stack.embedding.device
+        self._laws = torch.empty(0, device=self._device)
         self._inputs: dict[Bucket, Inputs] = {}
         self._steps: dict[Bucket, Inputs] = {}
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
-        inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted)))
-        inputs.fill(ids, positions, wanted, self._located(spans))
-        (logits,) = self._compute(inputs, 0)
-        return logits[: len(wanted)].clone()
+        with on(self._device):
+            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted)))
+            inputs.fill(ids, positions, wanted, self._located(spans))
+            (logits,) = self._compute(inputs, 0)
+            return logits[: len(wanted)].clone()
 
     def can_write(self, ways: Sequence[Way]) -> bool:
         """Greedily, and drawn from a whole law; what is truncated or hears shared noise takes a pass a token."""
@@ -84,22 +89,24 @@ class DeviceStackBody:
         """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one replay."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
         draws = any(way.is_drawn for way in ways)
-        inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), draws))
-        inputs.fill(ids, positions, wanted, self._located(spans))
-        if draws:
-            inputs.fill_noise([way.temperature for way in ways], [way.uniforms for way in ways])
-        found = self._compute(inputs, vocab_size)
-        laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if draws else None
-        chosen = found[0].tolist()
+        with on(self._device):
+            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), draws))
+            inputs.fill(ids, positions, wanted, self._located(spans))
+            if draws:
+                inputs.fill_noise([way.temperature for way in ways], [way.uniforms for way in ways])
+            found = self._compute(inputs, vocab_size)
+            laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if draws else None
+            chosen = found[0].tolist()
         return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], laws)
 
     def take_over(self) -> None:
         """The model is ours already."""
 
     def warm_up(self, demand: Demand) -> None:
-        """Capture every bucket that greedy decoding comes to, with a bar; what draws is captured when it first does."""
+        """Capture every bucket that decoding and drafting come to, with a bar. Prompts need none."""
         find = drafting_buckets if demand.drafts else verification_buckets
-        with torch.inference_mode():
+        with torch.inference_mode(), on(self._device):
+            self._laws_in(demand.width, demand.num_spans, demand.vocab_size)  # all there will be, once
             for bucket in tqdm(list(find(demand.num_spans, demand.width)), desc="Capturing graphs", leave=False):
                 self._compute(self._inputs_of(bucket), demand.vocab_size)
 
@@ -113,9 +120,18 @@ class DeviceStackBody:
         return (self._passes.read(self._stack, inputs, self._product),)
 
     def _write(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
-        step = self._step_of(inputs.bucket)
-        ids, laws = self._passes.write(self._stack, inputs, step, vocab_size, self._product)
-        return (ids,) if laws is None else (ids, laws)
+        bucket, step = inputs.bucket, self._step_of(inputs.bucket)
+        if not bucket.draws:
+            return (self._passes.write(self._stack, inputs, step, vocab_size, self._product),)
+        laws = self._laws_in(bucket.depth, bucket.num_spans, vocab_size)
+        return self._passes.write(self._stack, inputs, step, vocab_size, self._product, laws), laws
+
+    def _laws_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
+        """[depth, num_spans, V], in memory that all buckets share: V-wide rows for each would be gigabytes."""
+        shape = (depth, num_spans, min(vocab_size, self._stack.head.weight.shape[0]))
+        if prod(shape) > self._laws.numel():
+            self._laws = torch.empty(prod(shape), device=self._device)
+        return self._laws[: prod(shape)].view(shape)
 
     def _inputs_of(self, bucket: Bucket) -> Inputs:
         if bucket not in self._inputs:
@@ -130,7 +146,7 @@ class DeviceStackBody:
         return self._steps[bucket]
 
     def _new_inputs(self, bucket: Bucket) -> Inputs:
-        return Inputs(bucket, len(self._stack.layers), self._stack.embedding.device)
+        return Inputs(bucket, len(self._stack.layers), self._device)
 
     def _located(self, spans: Sequence[Span]) -> list[SpanPlace]:
         return [

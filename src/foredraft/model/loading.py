@@ -24,7 +24,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import ModelError, one_line
-from foredraft.gpu import Graphs, has_triton
+from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, load_kernels
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.language_model import Body, LanguageModel
@@ -271,10 +271,15 @@ def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
 
 
 def _fits_a_device(hf: PreTrainedModel) -> bool:
-    """Whether our passes on a GPU compute what this model does: all of it on one, and with Triton at hand."""
+    """Whether our passes on a GPU compute what this model does, all of it on one, and run there."""
     spread = getattr(hf, "hf_device_map", None)
     is_whole = spread is None or len(set(spread.values())) == 1
-    return has_triton() and is_whole and not _is_quantised(hf) and has_stack_form(hf)
+    if not is_whole or _is_quantised(hf) or not has_stack_form(hf):
+        return False
+    reason = why_not(hf.device, hf.dtype)
+    if reason is not None:
+        logger.warning("kernels are not used on %s (%s): PyTorch's own run, more slowly", hf.device, reason)
+    return reason is None
 
 
 def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:

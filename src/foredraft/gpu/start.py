@@ -1,0 +1,34 @@
+"""Whether the kernels run on a device: tried before anything is trusted to them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+_FIRST_WITH_BFLOAT16 = (8, 0)
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps the kernels from this device, in one line; None if they run."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if (
+        device.type == "cuda"
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device) < _FIRST_WITH_BFLOAT16
+    ):
+        return "it has no products of bfloat16"
+    try:
+        from foredraft.gpu import kernels
+
+        with on(device):
+            kernels.gated(torch.ones(1, 32, dtype=dtype, device=device)).cpu()
+    except Exception as error:  # a missing compiler, a driver that is too old: whatever Triton says
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    return None
+
+
+def on(device: torch.device) -> torch.cuda.device:
+    """Kernels and events go to the current device. A CPU leaves it as it is."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)
