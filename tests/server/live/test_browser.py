@@ -126,7 +126,7 @@ def test_a_prompt_typed_there_appears_coloured_and_the_charts_move(
     for name in CHARTS:
         assert len(after[name]) > len(before[name]), name
         assert "now" in (page.get_attribute(f"#chart-{name} svg", "aria-label") or "")
-    assert "0 a second" not in page.inner_text("#texts")
+    assert "· 0 a second" not in page.inner_text("#texts")
 
     shown = written_tokens(page)
     page.click("#all-counts summary")

@@ -26,8 +26,9 @@ _MOST_ENDED = 4
 _MOST_WAITING = 64
 _MOST_TOKENS = 2000
 """Tokens of a text that are kept: its last ones."""
-_MOST_AT_ONCE = 256
-"""Tokens of a text that are decoded for one frame; where there are more, the older ones are passed over."""
+_MOST_AT_ONCE = 1024
+"""Tokens of a text that are decoded for one frame, a seventh of a second of a fast pair's; where there are more, the older ones are
+passed over."""
 _PROMPT_TAIL = 200
 _ROUNDS_KEPT = 64
 _TAIL = 64
