@@ -241,9 +241,9 @@ def test_a_replica_is_killed_under_load(cluster: Cluster, expected: dict[str, st
     assert all(text == expected[prompt] for prompt, text in finished)
     assert all(expected[prompt].startswith(text) and text for prompt, text in broken)
     assert broken
-    lost = dict(
-        re.findall(r'replica_lost_requests_total{outcome="(\w+)",replica="front"} (\S+)', cluster.get("/metrics").text)
-    )
+    metrics = cluster.get("/metrics")
+    assert metrics.status_code == 200, metrics.text
+    lost = dict(re.findall(r'replica_lost_requests_total{outcome="(\w+)",replica="front"} (\S+)', metrics.text))
     assert float(lost["broken"]) == len(broken)
     assert float(lost["retried"]) > 0
     assert "failed" not in lost

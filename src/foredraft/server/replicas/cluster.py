@@ -93,14 +93,15 @@ class Replicas:
             found.cancel()
 
     async def reports(self) -> list[Report]:
-        """Of those that answer in time."""
+        """Of those that answer in time. Also while one of them ends, which the question itself may be the first to meet."""
+        from ray.exceptions import RayError
         from ray.serve.exceptions import DeploymentUnavailableError
 
         try:
             found = await self._handle.broadcast("report").results_async(
                 timeout_s=_REPORT_SECONDS, return_exceptions=True
             )
-        except (DeploymentUnavailableError, TimeoutError):
+        except (DeploymentUnavailableError, RayError, TimeoutError):
             return []
         return sorted((one for one in found if isinstance(one, Report)), key=lambda one: one.replica)
 
