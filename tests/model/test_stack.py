@@ -20,7 +20,7 @@ from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loadin
 from foredraft.model.language_model import write_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
-from foredraft.model.stack import StackBody, has_stack_form
+from foredraft.model.stack import StackBody, has_stack_form, rotation_table
 from foredraft.sampling import Row, Sampler, SamplingParams, choose, inverse_cdf, search, ways_of
 from tests.model.zoo import SPECIES, STACK_FORMS, VOCAB_SIZE, WINDOW, Maker, Species, random_model, rope, saved
 
@@ -196,13 +196,13 @@ def long_model(directory: Path, context_len: int, **settings: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["llama3 rope", "yarn rope", "llama"])
 def test_angles_do_not_change_as_the_table_grows(name: str, species: Maker) -> None:
-    body = loaded(species(name)).body
-    assert isinstance(body, StackBody)
-    first = body._tabulated(512)
+    model = loaded(species(name))
+    assert isinstance(model.body, StackBody)
+    first = rotation_table(model.hf, 512)
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
         for size in (513, 1021, 5000):
-            for known, grown in zip(first, body._tabulated(size), strict=True):
+            for known, grown in zip(first, rotation_table(model.hf, size), strict=True):
                 assert torch.equal(known, grown[:512])
 
 

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import torch
 
+from foredraft.errors import one_line
+
 _FIRST_WITH_BFLOAT16 = (8, 0)
 
 
@@ -25,7 +27,7 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         with on(device):
             kernels.gated(torch.ones(1, 32, dtype=dtype, device=device)).cpu()
     except Exception as error:  # a missing compiler, a driver that is too old: whatever Triton says
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        return one_line(error)
     return None
 
 

@@ -36,7 +36,7 @@ from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Written
 from foredraft.model.rows import RowRule
-from foredraft.model.stack import joined_linears, window_of
+from foredraft.model.stack import joined_linears, rotation_table, window_of
 from foredraft.sampling import Laws
 
 _MOST_POSITIONS = 1 << 17
@@ -106,8 +106,9 @@ class DeviceStackBody:
         """Capture every bucket that decoding and drafting come to, with a bar. Prompts need none."""
         find = drafting_buckets if demand.drafts else verification_buckets
         with torch.inference_mode(), on(self._device):
-            self._laws_in(demand.width, demand.num_spans, demand.vocab_size)  # all there will be, once
-            for bucket in tqdm(list(find(demand.num_spans, demand.width)), desc="Capturing graphs", leave=False):
+            # the largest first: what it takes of shared memory serves the others
+            largest_first = list(find(demand.num_spans, demand.width))[::-1]
+            for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
                 self._compute(self._inputs_of(bucket), demand.vocab_size)
 
     def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
@@ -176,14 +177,14 @@ def _up_to_nan(ids: list[int]) -> list[int]:
 def _take(hf: Any, num_positions: int) -> DeviceStack:
     layers = hf.model.layers
     first = layers[0].self_attn
-    head_dim, device = int(first.head_dim), hf.device
+    head_dim = int(first.head_dim)
     shape = Shape(
         first.q_proj.out_features // head_dim,
         first.k_proj.out_features // head_dim,
         head_dim,
         float(hf.model.norm.variance_epsilon),
         float(first.scaling),
-        *_tabulated(hf, num_positions, device),
+        *rotation_table(hf, num_positions),
     )
     taken = [_take_layer(hf, index) for index in range(len(layers))]
     head = Linear(hf.lm_head.weight.detach(), hf.lm_head.bias)
@@ -207,13 +208,6 @@ def _take_layer(hf: Any, index: int) -> DeviceLayer:
     )
     hf.model.layers[index] = nn.Module()
     return taken
-
-
-def _tabulated(hf: Any, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, [num_positions, D / 2] each: the two halves of the library's are the same."""
-    cos, sin = hf.model.rotary_emb(torch.zeros(1, device=device), torch.arange(num_positions, device=device)[None])
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
 def _weight_of(norm: Any) -> Tensor | None:

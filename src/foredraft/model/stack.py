@@ -42,7 +42,7 @@ class StackBody:
         self._context_len = context_len
         self._stack = _take(hf, kernels, int8=int8)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=torch.bfloat16)
-        self._rotation = self._tabulated(min(_FIRST_POSITIONS, context_len))
+        self._rotation = rotation_table(hf, min(_FIRST_POSITIONS, context_len))
 
     def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
         """-> logits [len(wanted), V]"""
@@ -88,7 +88,7 @@ class StackBody:
     def _rotation_to(self, end: int) -> tuple[Tensor, Tensor]:
         if end > self._rotation[0].shape[0]:
             # no further than the context: some embeddings change every angle with the longest position they see
-            self._rotation = self._tabulated(max(end, min(2 * end, self._context_len)))
+            self._rotation = rotation_table(self._hf, max(end, min(2 * end, self._context_len)))
         return self._rotation
 
     def take_over(self) -> None:
@@ -97,13 +97,14 @@ class StackBody:
     def warm_up(self, demand: Demand) -> None:
         """It needs nothing."""
 
-    @torch.inference_mode()
-    def _tabulated(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position, [num_positions, D / 2] each: the two halves of the library's are the same."""
-        like = torch.zeros(1)
-        cos, sin = self._hf.model.rotary_emb(like, torch.arange(num_positions)[None])
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+@torch.inference_mode()
+def rotation_table(hf: Any, num_positions: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position, [num_positions, D / 2] float32 each: the two halves of the library's are the same."""
+    positions = torch.arange(num_positions, device=hf.device)
+    cos, sin = hf.model.rotary_emb(torch.zeros(1, device=hf.device), positions[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
 def has_stack_form(hf: Any) -> bool:
