@@ -17,6 +17,7 @@ from foredraft.cache import KVCache, MemoryPool, Region
 from foredraft.kernels import Way, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading
+from foredraft.model.attention import Span
 from foredraft.model.language_model import write_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
@@ -403,3 +404,16 @@ def test_torch_kernels_give_the_logits_of_ours(checkpoint: Maker) -> None:
         ours, _ = read_in_pieces(loaded(checkpoint("llama"), options), tokens, [9])
         theirs, _ = read_in_pieces(load_model(checkpoint("llama"), plain), tokens, [9])
         assert_near(ours, theirs, 0.06)
+
+
+def test_rows_that_are_not_there_are_refused(species: Maker) -> None:
+    """Behind the kernels are only addresses: a row before the first would be somebody else's memory."""
+    model = loaded(species("llama"))
+    cache = model.new_cache(MemoryPool(1 << 30))
+    assert cache.reserve(0, 8)
+    spans = [Span(cache.region(0), 0, 2, 0)]
+    for wanted in ([2], [-1]):
+        with pytest.raises(ValueError, match="rows go from 0 to 1"):
+            model.body([1, 2], [0, 1], wanted, spans)
+    with pytest.raises(RuntimeError, match="sequence 0: 3 rows of logits are wanted of 2 tokens"):
+        model.read([Read(0, [1, 2], 3)], cache)

@@ -314,6 +314,8 @@ def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruc
     lowest, highest = min(reading.ids), max(reading.ids)
     if not 0 <= lowest <= highest < stack.num_embeddings:
         raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {lowest} to {highest} are there")
+    if reading.wanted and not 0 <= min(reading.wanted) <= max(reading.wanted) < len(reading.ids):
+        raise ValueError(f"rows go from 0 to {len(reading.ids) - 1}: {reading.wanted} are wanted")
     # arrays of the interpreter's own: for a few numbers they cost a fifth of NumPy's
     ids, positions, wanted = (array("i", values) for values in (reading.ids, reading.positions, reading.wanted))
     bounds = array("q", [x for s in spans for x in (s.first_row, s.num_rows, s.start, s.capacity)])

@@ -212,6 +212,10 @@ def _flattened(
         needed = length if more is None else length + more[i] - 1
         if start + needed > region.capacity:
             raise RuntimeError(f"sequence {read.seq_id}: no room reserved for {needed} more tokens")
+        if read.num_logits > length:
+            raise RuntimeError(
+                f"sequence {read.seq_id}: {read.num_logits} rows of logits are wanted of {length} tokens"
+            )
         spans.append(Span(region, len(ids), length, start))
         ids.extend(read.tokens)
         positions.extend(range(start, start + length))
