@@ -8,7 +8,7 @@ bandwidth: what a copy moves. decoding: a random target of Llama-3.1-8B's shape,
 floor (bytes of weights over bandwidth), with the library's products and with batch-invariant ones, and `transformers`
 generate beside it. speculation: the embedded pair, its target widened to about 7 B, greedy on code prompts, against its own
 plain decoding and assisted generation. invariance: how many greedy texts are the same with drafts and without. profile: the
-kernels of one step.
+kernels of one step. products, attention: pieces of a step in every form that the kernels have (see pieces.py).
 
 A part that fails or finds no time left is named in the table; the others stand. --toys runs all of it on toys, to see
 that the script runs, without a GPU too (TRITON_INTERPRET=1). Writes gpu.json after every part, and a short table last.
@@ -39,9 +39,11 @@ from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.probe import probe
+from foredraft.step import Step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import pieces
 from prompts import code_prompts
 
 HAS_GPU = torch.cuda.is_available()
@@ -67,9 +69,41 @@ class Size:
     widths: tuple[int, ...] = (1, 2, 3, 5, 8, 16, 32, 64)
     wide: tuple[int, ...] = (4096, 32, 11008, 64)
     draft: tuple[int, ...] = (1024, 4, 2816, 16)
+    product_rows: tuple[int, ...] = (1, 5, 16)
+    contexts: tuple[int, ...] = (256, 1024, 8192)
+    parts: tuple[int, ...] = (1, 4, 16)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """[n, k] of those that a layer reads, and of the head."""
+        kv_width = 2 * max(1, self.hidden // 512) * 128
+        return {
+            "qkv": (self.hidden + kv_width, self.hidden),
+            "out": (self.hidden, self.hidden),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
 
 
-TOYS = Size(128, 1, 256, 96, 1 << 20, 4, 16, 16, 64, (1, 2), (1, 2, 5), wide=(256, 8, 704, 4), draft=(256, 1, 704, 4))
+TOYS = Size(
+    128,
+    1,
+    256,
+    96,
+    1 << 20,
+    4,
+    16,
+    16,
+    64,
+    (1, 2),
+    (1, 2, 5),
+    wide=(256, 8, 704, 4),
+    draft=(256, 1, 704, 4),
+    product_rows=(2,),
+    contexts=(70,),
+    parts=(1, 2),
+)
 
 
 class Report:
@@ -259,8 +293,10 @@ def speculation(target: Path, draft: Path, prompts: Sequence[str], size: Size) -
 def in_turn(llms: dict[str, LLM], prompts: list[str], params: SamplingParams, group: int) -> dict[str, Any]:
     """Tokens per second and target passes of each, group after group of prompts, each group under each."""
     sums = {name: [0, 0.0, 0] for name in llms}
-    for llm in llms.values():
+    clocks = {name: Clock() for name in llms}
+    for name, llm in llms.items():
         llm.generate(prompts[:group], params)
+        llm.engine.observers.append(clocks[name])
     for first in range(0, len(prompts), group):
         for name, llm in llms.items():
             wait()
@@ -273,7 +309,25 @@ def in_turn(llms: dict[str, LLM], prompts: list[str], params: SamplingParams, gr
             sums[name][2] += sum(one.num_steps for one in stats)
     speeds = {name: tokens / seconds for name, (tokens, seconds, _) in sums.items()}
     tau = sums["own"][0] / sums["own"][2]
-    return {"tokens_per_second": speeds, "tau": tau, "speedup": speeds["own"] / speeds["plain"]}
+    steps = {name: clock.ms_per_step() for name, clock in clocks.items()}
+    return {"tokens_per_second": speeds, "tau": tau, "speedup": speeds["own"] / speeds["plain"], "step_ms": steps}
+
+
+class Clock:
+    """Looks on: where the time of a step goes. The target's pass is launched in `read` and waited for in `verify`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {"draft": 0.0, "read": 0.0, "verify": 0.0, "whole": 0.0}
+        self._num_steps = 0
+
+    def observe(self, step: Step) -> None:
+        times = {"draft": step.draft_time, "read": step.read_time, "verify": step.verify_time, "whole": step.total_time}
+        for name, seconds in times.items():
+            self._sums[name] += seconds
+        self._num_steps += 1
+
+    def ms_per_step(self) -> dict[str, float]:
+        return {name: 1000 * seconds / max(1, self._num_steps) for name, seconds in self._sums.items()}
 
 
 def assisted(target: Path, draft: Path, prompts: Sequence[str], max_tokens: int) -> dict[str, float]:
@@ -351,9 +405,12 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     for name in ("batch_1", "batch_32"):
         if one := found.get("speculation", {}).get(name):
             yield f"speculation {name}: {one['speedup']:.2f} times plain, tau {one['tau']:.2f}"
+            for who, parts in one["step_ms"].items():
+                yield f"  a step of {who}, ms: { {part: round(ms, 2) for part, ms in parts.items()} }"
     if one := found.get("speculation", {}).get("assisted"):
         own = found["speculation"]["batch_1"]["tokens_per_second"]["own"]
         yield f"over transformers' assisted generation: {own / one['tokens_per_second']:.2f}"
+    yield from pieces.table(found, speed)
     yield f"invariance: {found.get('invariance')}"
 
 
@@ -374,6 +431,11 @@ def main() -> None:
         speed = report.found["bandwidth"].get("bytes_per_second")
         report.part("decoding", lambda: decoding(size, speed), 100)
         report.part("profile", lambda: profile(size), 40)
+        report.part("products", lambda: pieces.products(size.matrices, size.product_rows), 45)
+        heads = max(1, size.hidden // 128)
+        report.part(
+            "attention", lambda: pieces.attention(heads, max(1, heads // 4), size.contexts, (1, 5), size.parts), 20
+        )
         if pair is not None:
 
             def prompts() -> list[str]:

@@ -127,13 +127,14 @@ ROWS = [(0, 0), (0, 1), (1, 69), (1, 70), (1, 71), (2, 4)]
 @by_product_dtype
 @HEADS
 @pytest.mark.parametrize("window", [0, 12])
+@pytest.mark.parametrize("parts", [1, 4])
 def test_attend(
-    dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, window: int, device: torch.device
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, window: int, parts: int, device: torch.device
 ) -> None:
     shape = shape_of(num_heads, num_kv_heads, head_dim, device)
     store = Store([16, 80, 16], shape, dtype, device)
     queries = random(len(ROWS) + 2, num_heads, head_dim, dtype=dtype, device=device, seed=7)
-    ours = kernels.attend(queries, store.inputs(ROWS, spare=2), 0, layer_of(window), shape)
+    ours = kernels.attend(queries, store.inputs(ROWS, spare=2), 0, layer_of(window), shape, parts)
     for row, (owner, position) in enumerate(ROWS):
         first = max(0, position + 1 - window) if window else 0
         keys, values = (
@@ -143,9 +144,8 @@ def test_attend(
         scores = torch.einsum("hd,hnd->hn", queries[row].double(), keys) * shape.scale
         expected = torch.einsum("hn,hnd->hd", scores.softmax(-1), values)
         assert close(ours[row].view(num_heads, head_dim), expected), (row, owner, position)
-        alone = kernels.attend(
-            queries[row : row + 1].contiguous(), store.inputs([(owner, position)]), 0, layer_of(window), shape
-        )
+        query, inputs = queries[row : row + 1].contiguous(), store.inputs([(owner, position)])
+        alone = kernels.attend(query, inputs, 0, layer_of(window), shape, parts)
         assert torch.equal(alone[0], ours[row])
     assert not ours[len(ROWS) :].any()
 

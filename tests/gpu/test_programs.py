@@ -21,16 +21,20 @@ from foredraft.gpu import programs
 element, capability = sys.argv[1], int(sys.argv[2])
 NUMBERS = {"width": "i32", "epsilon": "fp32", "scale": "fp32", "window": "i32", "num_positions": "i32", "num_rows": "i32",
            "num_columns": "i32", "inner": "i32"}
-TABLES = {"positions": "*i64", "row_spans": "*i64", "stores": "*i64", "capacities": "*i64", "cos": "*fp32", "sin": "*fp32"}
-CONSTANTS = {
-    "add_norm": {"HAS_DELTA": True, "BLOCK": 4096},
-    "rotate_and_store": {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HAS_NORM": True, "BLOCK": 64},
-    "attend": {"GROUPS": 4, "KV_HEADS": 8, "WIDTH": 128, "BLOCK_G": 16, "BLOCK_D": 128, "BLOCK_N": 64},
-    "gated": {"BLOCK": 1024},
-    "linear": {"HAS_BIAS": False, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128},
-}
+TABLES = {"positions": "*i64", "row_spans": "*i64", "stores": "*i64", "capacities": "*i64", "cos": "*fp32", "sin": "*fp32",
+          "reads": "*fp32", "sums": "*fp32"}
+HEADS = {"GROUPS": 4, "KV_HEADS": 8, "WIDTH": 128, "BLOCK_D": 128}
+CONSTANTS = [
+    ("add_norm", {"HAS_DELTA": True, "BLOCK": 4096}),
+    ("rotate_and_store", {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HAS_NORM": True, "BLOCK": 64}),
+    ("attend", {**HEADS, "PARTS": 1, "BLOCK_G": 16, "BLOCK_N": 64}),
+    ("attend", {**HEADS, "PARTS": 8, "BLOCK_G": 16, "BLOCK_N": 64}),
+    ("merge", {**HEADS, "PARTS": 8}),
+    ("gated", {"BLOCK": 1024}),
+    ("linear", {"HAS_BIAS": False, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}),
+]
 found = {}
-for name, constants in CONSTANTS.items():
+for name, constants in CONSTANTS:
     program = getattr(programs, name)
     names = list(program.arg_names)
     signature = {n: "constexpr" if n in constants else {**NUMBERS, **TABLES}.get(n, "*" + element) for n in names}
@@ -38,7 +42,7 @@ for name, constants in CONSTANTS.items():
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*" or n in ("width", "inner")}
     source = ASTSource(fn=program, signature=signature, constexprs=places, attrs=even)
     assembly = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
-    found[name] = len(re.findall(r"ld[.]global[a-zA-Z0-9_.:]*[.]b(?:8|16) ", assembly))
+    found[name] = found.get(name, 0) + len(re.findall(r"ld[.]global[a-zA-Z0-9_.:]*[.]b(?:8|16) ", assembly))
 print(json.dumps(found))
 """
 

@@ -9,6 +9,8 @@ Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1), which is ho
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -20,8 +22,20 @@ from foredraft.gpu.weights import DeviceLayer, Linear, Shape
 _WIDEST_KEYS = 16_384
 """Bytes of a block of keys: several of them, and of values, are on their way into shared memory at a time."""
 _GATE_BLOCK = 1024
-_ROWS, _COLUMNS, _INNER = 16, 32, 128
-"""Of a block of `linear`: rows of the pass, of the matrix, and how much of the inner size at a time."""
+
+
+class Tiles(NamedTuple):
+    """Of a product: rows of the pass and of the matrix in a program, how much of the inner size at a time, warps, and how many
+    loads are on their way."""
+
+    rows: int = 16
+    columns: int = 32
+    inner: int = 128
+    warps: int = 4
+    stages: int = 3
+
+
+TILES = Tiles()
 
 
 def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
@@ -62,19 +76,28 @@ def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer
     return queries
 
 
-def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape) -> Tensor:
-    """Causal attention of each row over the keys of its own sequence. queries: [T, Hq, D] -> [T, Hq * D]
+def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape, parts: int = 1) -> Tensor:
+    """Causal attention of each row over the keys of its own sequence. queries: [T, Hq, D] -> [T, Hq * D]; rows of no sequence
+    become zero.
 
-    The softmax is summed up as it goes (arXiv:2205.14135), block after block of keys at fixed places: keys are not dealt
-    out to several programs, whose number would then decide the order of the sum.
+    The softmax is summed up as it goes (arXiv:2205.14135), block after block of keys at fixed places. parts, a power of two:
+    the blocks are dealt out to so many programs, whose sums are then joined (Flash-Decoding, Dao et al. 2023): a few rows
+    would otherwise leave most of the device idle. Their number decides the order of a row's sum.
     """
     num_rows = queries.shape[0]
     groups = shape.num_heads // shape.num_kv_heads
     width = max(16, triton.next_power_of_2(shape.head_dim))
-    out = torch.zeros_like(queries)  # rows of no sequence stay zero
-    programs.attend[(num_rows, shape.num_kv_heads)](
+    out = torch.empty_like(queries)
+    reads, sums = queries, queries  # not looked at where there is one part
+    if parts > 1:
+        each = (num_rows, shape.num_kv_heads, parts, groups)
+        reads = queries.new_empty(*each, shape.head_dim, dtype=torch.float32)
+        sums = queries.new_empty(*each, 2, dtype=torch.float32)
+    programs.attend[(num_rows, shape.num_kv_heads, parts)](
         queries,
         out,
+        reads,
+        sums,
         inputs.positions,
         inputs.row_spans,
         inputs.stores[index],
@@ -84,10 +107,23 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
         GROUPS=groups,
         KV_HEADS=shape.num_kv_heads,
         WIDTH=shape.head_dim,
+        PARTS=parts,
         BLOCK_G=max(16, triton.next_power_of_2(groups)),
         BLOCK_D=width,
         BLOCK_N=max(16, min(64, _WIDEST_KEYS // (width * queries.element_size()))),
     )
+    if parts > 1:
+        programs.merge[(num_rows, shape.num_heads)](
+            reads,
+            sums,
+            out,
+            inputs.row_spans,
+            GROUPS=groups,
+            KV_HEADS=shape.num_kv_heads,
+            WIDTH=shape.head_dim,
+            PARTS=parts,
+            BLOCK_D=width,
+        )
     return out.view(num_rows, -1)
 
 
@@ -99,13 +135,13 @@ def gated(gate_up: Tensor) -> Tensor:
     return out
 
 
-def linear(x: Tensor, matrix: Linear) -> Tensor:
+def linear(x: Tensor, matrix: Linear, tiles: Tiles = TILES) -> Tensor:
     """A product whose rows do not see each other: the inner size is never split, and walked in one order whatever the
     number of rows. x: [T, k] -> [T, n]"""
     num_rows, inner = x.shape
     n = matrix.weight.shape[0]
     out = x.new_empty(num_rows, n)
-    programs.linear[(triton.cdiv(num_rows, _ROWS), triton.cdiv(n, _COLUMNS))](
+    programs.linear[(triton.cdiv(num_rows, tiles.rows), triton.cdiv(n, tiles.columns))](
         x,
         matrix.weight,
         x if matrix.bias is None else matrix.bias,
@@ -114,8 +150,10 @@ def linear(x: Tensor, matrix: Linear) -> Tensor:
         n,
         inner,
         HAS_BIAS=matrix.bias is not None,
-        BLOCK_M=_ROWS,
-        BLOCK_N=_COLUMNS,
-        BLOCK_K=_INNER,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.columns,
+        BLOCK_K=tiles.inner,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return out

@@ -4,6 +4,7 @@ the device or reads a number back, so that all of it can be captured."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,27 +12,51 @@ from torch.nn import functional
 
 from foredraft.gpu import kernels
 from foredraft.gpu.inputs import NO_SPAN, Inputs
-from foredraft.gpu.weights import DeviceStack, Linear
+from foredraft.gpu.weights import DeviceStack, Linear, Shape
 from foredraft.sampling import inverse_cdf, tempered
 
-Product = Callable[[Tensor, Linear], Tensor]
+_PROGRAMS, _MOST_PARTS, _LEAST_KEYS = 256, 16, 64
+"""Attention is dealt out to about two programs for each of a GPU's multiprocessors, each with a block of keys at least; joining
+more parts of a row costs more than reading them."""
 
 
-def library_product(x: Tensor, matrix: Linear) -> Tensor:
-    """The fastest there is; which sums it takes may depend on the number of rows. x: [T, k] -> [T, n]"""
+class Arithmetic(NamedTuple):
+    """The order in which sums are made. product: of x [T, k] and a matrix -> [T, n]. parts: into how many attention deals the
+    keys of each of so many rows."""
+
+    product: Callable[[Tensor, Linear], Tensor]
+    parts: Callable[[int, Shape], int]
+
+
+def _library_product(x: Tensor, matrix: Linear) -> Tensor:
     return functional.linear(x, matrix.weight, matrix.bias)
 
 
-def read(stack: DeviceStack, inputs: Inputs, product: Product) -> Tensor:
+def _parts_for(num_rows: int, shape: Shape) -> int:
+    """Fewer the more rows there are; a power of two."""
+    most = min(_MOST_PARTS, _PROGRAMS // (num_rows * shape.num_kv_heads), shape.cos.shape[0] // _LEAST_KEYS)
+    return 1 << max(0, most.bit_length() - 1)
+
+
+FASTEST = Arithmetic(_library_product, _parts_for)
+"""Which sums are taken may depend on the number of rows."""
+
+ROW_EXACT = Arithmetic(kernels.linear, lambda num_rows, shape: 1)
+"""A row's sums are made in one order in any pass."""
+
+
+def read(stack: DeviceStack, inputs: Inputs, arithmetic: Arithmetic) -> Tensor:
     """-> logits of the wanted rows [wanted, V]"""
+    product, shape = arithmetic.product, stack.shape
+    parts = arithmetic.parts(inputs.bucket.num_rows, shape)
     residual = functional.embedding(inputs.ids, stack.embedding)
     delta: Tensor | None = None
-    epsilon = stack.shape.epsilon
+    epsilon = shape.epsilon
     for index, layer in enumerate(stack.layers):
         normed = kernels.add_norm(residual, delta, layer.input_norm, epsilon)
         qkv = product(normed, layer.qkv)
-        queries = kernels.rotate_and_store(qkv, inputs, index, layer, stack.shape)
-        delta = product(kernels.attend(queries, inputs, index, layer, stack.shape), layer.out)
+        queries = kernels.rotate_and_store(qkv, inputs, index, layer, shape)
+        delta = product(kernels.attend(queries, inputs, index, layer, shape, parts), layer.out)
         normed = kernels.add_norm(residual, delta, layer.post_norm, epsilon)
         delta = product(kernels.gated(product(normed, layer.gate_up)), layer.down)
     normed = kernels.add_norm(residual, delta, stack.final_norm, epsilon)
@@ -39,7 +64,12 @@ def read(stack: DeviceStack, inputs: Inputs, product: Product) -> Tensor:
 
 
 def write(
-    stack: DeviceStack, inputs: Inputs, step: Inputs, vocab_size: int, product: Product, laws: Tensor | None = None
+    stack: DeviceStack,
+    inputs: Inputs,
+    step: Inputs,
+    vocab_size: int,
+    arithmetic: Arithmetic,
+    laws: Tensor | None = None,
 ) -> Tensor:
     """Read, and go on: bucket.depth tokens of the first vocab_size ids behind each span. step: inputs of a row for each
     span, which are filled here. laws: where any is drawn, [depth, spans, V] float32, written to (rows at temperature 0 are
@@ -52,13 +82,13 @@ def write(
     step.positions.copy_(inputs.positions[last])
     step.row_spans.copy_(torch.where(step.capacities > 0, spans, NO_SPAN))
     step.wanted.copy_(spans)
-    logits = read(stack, inputs, product)[: bucket.num_spans, :vocab_size]
+    logits = read(stack, inputs, arithmetic)[: bucket.num_spans, :vocab_size]
     ids: list[Tensor] = []
     for place in range(bucket.depth):
         if ids:
             step.ids.copy_(ids[-1].clamp(min=0))
             step.positions.add_(1)
-            logits = read(stack, step, product)[:, :vocab_size]
+            logits = read(stack, step, arithmetic)[:, :vocab_size]
         if laws is None:
             ids.append(likeliest(logits))
         else:

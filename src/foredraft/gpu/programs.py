@@ -101,6 +101,8 @@ def rotate_and_store(
 def attend(
     queries,
     out,
+    reads,
+    sums,
     positions,
     row_spans,
     stores,
@@ -110,14 +112,23 @@ def attend(
     GROUPS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    element = queries.dtype.element_ty
+    group, wide = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    of_head = row.to(tl.int64) * KV_HEADS + head
+    own = of_head * GROUPS + group
+    own_mask = (group[:, None] < GROUPS) & (wide[None, :] < WIDTH)
     span = tl.load(row_spans + row)
-    if span >= 0:
-        element = queries.dtype.element_ty
+    if span < 0:
+        if part == 0:
+            nothing = tl.zeros((BLOCK_G, BLOCK_D), element)
+            tl.store(out + own[:, None] * WIDTH + wide[None, :], nothing, mask=own_mask)
+    else:
         capacity = tl.load(capacities + span)
         # whoever allocates aligns; without a word of it each number would be loaded by itself
         keys = tl.multiple_of(tl.load(stores + span * 2).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
@@ -129,14 +140,15 @@ def attend(
         start = end * 0
         if window > 0:
             start = tl.maximum(end - window, 0)
-        group, wide = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-        own = (row.to(tl.int64) * KV_HEADS + head) * GROUPS + group
-        own_mask = (group[:, None] < GROUPS) & (wide[None, :] < WIDTH)
+        # whole blocks at fixed places: where a part begins depends on the row's own position alone
+        first_block = start // BLOCK_N
+        num_blocks = tl.cdiv(tl.cdiv(end, BLOCK_N) - first_block, PARTS)
+        first_key = (first_block + part * num_blocks) * BLOCK_N
         query = tl.load(queries + own[:, None] * WIDTH + wide[None, :], mask=own_mask, other=0.0)
         best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
         read = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        for first in range(start // BLOCK_N * BLOCK_N, end, BLOCK_N):
+        for first in range(first_key, tl.minimum(first_key + num_blocks * BLOCK_N, end), BLOCK_N):
             place = first + tl.arange(0, BLOCK_N)
             seen = (place >= start) & (place < end)
             mask = seen[:, None] & (wide[None, :] < WIDTH)
@@ -150,7 +162,41 @@ def attend(
             value = tl.load(values + place[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
             read = read * shrunk[:, None] + tl.dot(weights.to(element), value, input_precision="ieee")
             best = higher
-        tl.store(out + own[:, None] * WIDTH + wide[None, :], (read / total[:, None]).to(element), mask=own_mask)
+        if PARTS == 1:
+            tl.store(out + own[:, None] * WIDTH + wide[None, :], (read / total[:, None]).to(element), mask=own_mask)
+        else:
+            place = (of_head * PARTS + part) * GROUPS + group
+            tl.store(reads + place[:, None] * WIDTH + wide[None, :], read, mask=own_mask)
+            tl.store(sums + 2 * place, best, mask=group < GROUPS)
+            tl.store(sums + 2 * place + 1, total, mask=group < GROUPS)
+
+
+@triton.jit
+def merge(
+    reads,
+    sums,
+    out,
+    row_spans,
+    GROUPS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    if tl.load(row_spans + row) >= 0:
+        wide = tl.arange(0, BLOCK_D)
+        inside = wide < WIDTH
+        of_head = row.to(tl.int64) * KV_HEADS + head // GROUPS
+        place = (of_head * PARTS + tl.arange(0, PARTS)) * GROUPS + head % GROUPS
+        best = tl.load(sums + 2 * place)
+        # the first part always has a key, so one of them is finite; a part without any weighs nothing
+        weights = tl.exp(best - tl.max(best, axis=0))
+        total = tl.sum(weights * tl.load(sums + 2 * place + 1), axis=0)
+        read = tl.load(reads + place[:, None] * WIDTH + wide[None, :], mask=inside[None, :], other=0.0)
+        goal = out + (row.to(tl.int64) * KV_HEADS * GROUPS + head) * WIDTH
+        whole = tl.sum(weights[:, None] * read, axis=0) / total
+        tl.store(goal + wide, whole.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -51,11 +51,11 @@ class DeviceStackBody:
     kernels = None
 
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
-        from foredraft.gpu import kernels, passes  # Triton is there where this is used
+        from foredraft.gpu import passes  # Triton is there where this is used
 
         self.is_batch_invariant = is_batch_invariant
         self._passes = passes
-        self._product = kernels.linear if is_batch_invariant else passes.library_product
+        self._arithmetic = passes.ROW_EXACT if is_batch_invariant else passes.FASTEST
         self._runner = runner
         self._stack = _take(hf, min(context_len, _MOST_POSITIONS))
         shape = self._stack.shape
@@ -118,14 +118,14 @@ class DeviceStackBody:
         return (self._runner if bucket.is_graph else at_once)((bucket, vocab_size if bucket.depth else 0), what)
 
     def _read(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return (self._passes.read(self._stack, inputs, self._product),)
+        return (self._passes.read(self._stack, inputs, self._arithmetic),)
 
     def _write(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
         bucket, step = inputs.bucket, self._step_of(inputs.bucket)
         if not bucket.draws:
-            return (self._passes.write(self._stack, inputs, step, vocab_size, self._product),)
+            return (self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic),)
         laws = self._laws_in(bucket.depth, bucket.num_spans, vocab_size)
-        return self._passes.write(self._stack, inputs, step, vocab_size, self._product, laws), laws
+        return self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic, laws), laws
 
     def _laws_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
         """[depth, num_spans, V], in memory that all buckets share: V-wide rows for each would be gigabytes."""

@@ -1,0 +1,126 @@
+"""Pieces of a step by themselves: products of few rows and attention, each in every form that the kernels have, against what a
+copy moves. `one_gpu.py` runs them; what wins here is what `kernels.TILES` and `passes` are to be set to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, SpanPlace, kernels
+from foredraft.gpu.buckets import Bucket
+from foredraft.gpu.kernels import Tiles
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
+CACHED = 1 << 28
+"""Bytes, more than a device keeps in its cache: what is read again lies further back than that."""
+
+TRIED = (
+    Tiles(),
+    Tiles(columns=16, inner=256),
+    Tiles(columns=16, inner=256, stages=5),
+    Tiles(inner=256, stages=4),
+    Tiles(inner=256, warps=8, stages=4),
+    Tiles(columns=64, stages=5),
+    Tiles(columns=64, inner=256, warps=8),
+)
+
+
+def products(shapes: dict[str, tuple[int, int]], rows: Sequence[int]) -> dict[str, Any]:
+    """shapes: [n, k] of matrices by name. -> bytes of the matrix over seconds, by name, rows and form"""
+    return {name: _product(n, k, rows) for name, (n, k) in shapes.items()}
+
+
+def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]:
+    num_bytes = n * k * DTYPE.itemsize
+    copies = [Linear(torch.randn(n, k, device=DEVICE, dtype=DTYPE)) for _ in range(-(-CACHED // num_bytes))]
+    copies = copies if HAS_GPU else copies[:1]
+    forms: dict[str, Callable[[Tensor, Linear], Tensor]] = {"library": lambda x, m: functional.linear(x, m.weight)}
+    forms |= {_name(tiles): partial(kernels.linear, tiles=tiles) for tiles in TRIED}
+    found = {}
+    for count in rows:
+        x = torch.randn(count, k, device=DEVICE, dtype=DTYPE)
+        seconds = {form: _seconds([partial(product, x, m) for m in copies]) for form, product in forms.items()}
+        found[count] = {form: num_bytes / took for form, took in seconds.items()}
+    return found
+
+
+def _name(tiles: Tiles) -> str:
+    return "x".join(map(str, tiles))
+
+
+def attention(
+    num_heads: int, num_kv_heads: int, contexts: Sequence[int], rows: Sequence[int], parts: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    """Of one sequence, heads 128 wide. -> seconds of a layer by "rows at context", and by parts"""
+    found = {}
+    for context in contexts:
+        shape = Shape(num_heads, num_kv_heads, 128, 1e-5, 128**-0.5, *(torch.ones(1, 64, device=DEVICE),) * 2)
+        store = torch.randn(2, num_kv_heads, context, 128, device=DEVICE, dtype=DTYPE)
+        for count in rows:
+            inputs = Inputs(Bucket(count, 1, count), 1, DEVICE)
+            places = list(range(context - count, context))
+            span = SpanPlace(0, count, context, [store[0].data_ptr(), store[1].data_ptr()])
+            inputs.fill([0] * count, places, list(range(count)), [span])
+            queries = torch.randn(count, num_heads, 128, device=DEVICE, dtype=DTYPE)
+            found[f"{count} at {context}"] = {
+                number: _seconds([partial(kernels.attend, queries, inputs, 0, _layer(), shape, number)] * 8)
+                for number in parts
+            }
+    return found
+
+
+def _layer() -> DeviceLayer:
+    nothing = Linear(torch.empty(0))
+    return DeviceLayer(torch.empty(0), torch.empty(0), None, None, nothing, nothing, nothing, nothing, 0)
+
+
+def _seconds(runs: Sequence[Callable[[], Any]], repeats: int = 10) -> float:
+    """Of one of them, the median over replays of all in a row."""
+    replay = _captured(runs) if HAS_GPU else (lambda: [run() for run in runs])
+    times = []
+    for _ in range(repeats if HAS_GPU else 1):
+        _wait()
+        started = time.perf_counter()
+        replay()
+        _wait()
+        times.append(time.perf_counter() - started)
+    return float(torch.tensor(times).median()) / len(runs)
+
+
+def _captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    for run in runs:
+        run()
+    _wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    graph.replay()
+    return graph.replay
+
+
+def _wait() -> None:
+    if HAS_GPU:
+        torch.cuda.synchronize()
+
+
+def table(found: dict[str, Any], bytes_per_second: float | None) -> Iterator[str]:
+    """The short of both parts."""
+    for name, by_rows in found.get("products", {}).items():
+        if isinstance(by_rows, dict) and bytes_per_second:
+            for count, speeds in by_rows.items():
+                best = max(speeds, key=lambda form: speeds[form])
+                shares = f"{speeds['library'] / bytes_per_second:.2f}, {best} {speeds[best] / bytes_per_second:.2f}"
+                yield f"product {name}, {count} rows: of a copy's bandwidth, library {shares}"
+    for name, by_parts in found.get("attention", {}).items():
+        if isinstance(by_parts, dict):
+            yield f"attention {name}: us by parts { {parts: round(1e6 * took, 1) for parts, took in by_parts.items()} }"
