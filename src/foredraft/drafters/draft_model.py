@@ -14,7 +14,7 @@ from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
-from foredraft.sampling import Laws, Row, adjusted, choose, joined, laws_of, pick, sampled_groups, ways_of
+from foredraft.sampling import Laws, Row, adjusted, choose, joined, laws_of, pick, sampled_groups, settled, ways_of
 from foredraft.stats import PrefixStats
 
 _WORTH_READING = 64
@@ -203,7 +203,7 @@ class DraftModelDrafter:
     ) -> None:
         group_rows = [rows[i] for i in group]
         law = laws_of(adjusted(logits[group], group_rows), group_rows)
-        ids, _ = pick(law, group_rows)
+        ids = settled(pick(law, group_rows)[0], group_rows)
         first = _num_rows(laws)
         laws.append(law)
         for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):

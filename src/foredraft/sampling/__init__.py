@@ -8,19 +8,23 @@ from foredraft.sampling.laws import Laws, inverse_cdf, joined, tempered
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
     Choice,
+    Chosen,
     Row,
     Sampler,
     adjusted,
     choose,
     choose_by,
+    chosen_of,
     laws_of,
     pick,
     report_failed,
-    report_nan,
     sampled_groups,
+    select,
+    settled,
     uniforms_for,
     ways_of,
 )
+from foredraft.sampling.sending import sent
 from foredraft.sampling.structured import StructuredOutputs
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "VERIFICATIONS",
     "Bits",
     "Choice",
+    "Chosen",
     "Constraint",
     "Laws",
     "LogitsProcessor",
@@ -38,6 +43,7 @@ __all__ = [
     "adjusted",
     "choose",
     "choose_by",
+    "chosen_of",
     "has_id",
     "inverse_cdf",
     "joined",
@@ -46,8 +52,10 @@ __all__ = [
     "pick",
     "refused_ids",
     "report_failed",
-    "report_nan",
     "sampled_groups",
+    "select",
+    "sent",
+    "settled",
     "tempered",
     "uniforms_for",
     "ways_of",

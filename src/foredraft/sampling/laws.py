@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from foredraft.sampling.search import kernels_for, top_rows
+from foredraft.sampling.sending import sent
 
-_FIRST_WIDTH = 64
+_FIRST_WIDTH, _FIRST_DEVICE_WIDTH = 64, 1024
+"""A processor looks for few first; a device is done with many sooner than it could be asked twice."""
 _WIDEN = 8
 _CHUNK = 1 << 20
 
@@ -60,6 +62,10 @@ class Laws:
         """Column per row -> id per row. [R] -> [R]"""
         return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
 
+    def checked_id_at(self, columns: Tensor) -> Tensor:
+        """The same, -1 where a row is no law (NaN)."""
+        return torch.where(self.probs[:, 0].isnan(), -1, self.id_at(columns))
+
 
 def joined(parts: Sequence[Laws]) -> Laws:
     """All rows, part after part; on few ids where any part is."""
@@ -86,7 +92,7 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 def laws_under(logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float] | None) -> Laws:
     """softmax(logits / T), truncated to (top_k, top_p, min_p) where they are given. logits: [R, V], temperatures: R"""
-    each = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    each = sent(temperatures, logits.device, torch.float64)
     if truncation is None:
         return Laws(tempered(logits, each))
     top_k, top_p, min_p = truncation
@@ -103,18 +109,32 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     if kernels is not None:
         return Laws(*kernels.laws(logits, temperatures.tolist(), (top_k, top_p, min_p)))
     num_rows, vocab_size = logits.shape
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    pending = torch.arange(num_rows, device=logits.device)
-    width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH))
+    width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH if logits.device.type == "cpu" else _FIRST_DEVICE_WIDTH))
+    probs, ids, is_done, needed = _tried(logits, temperatures, width, (top_k, top_p, min_p))
+    # in one copy: each waits for the device
+    *done, most = torch.cat([is_done.to(torch.int64), needed]).tolist()
+    if all(done):
+        return Laws(probs[:, :most], ids[:, :most])
+    found = [(torch.arange(num_rows, device=logits.device)[is_done], probs[is_done], ids[is_done])]
+    pending = (~is_done).nonzero()[:, 0]
     while pending.numel():
-        is_whole = len(pending) == num_rows
-        top, ids = _top(*((logits, temperatures) if is_whole else (logits[pending], temperatures[pending])), width)
-        keep, complete = _kept(top, top_k, top_p, min_p)
-        done = complete if width < vocab_size else torch.ones_like(complete)
-        found.append((pending[done], torch.where(keep, top, 0)[done], ids[done]))
-        pending = pending[~done]
         width = min(vocab_size, width * _WIDEN)
+        probs, ids, is_done, _ = _tried(logits[pending], temperatures[pending], width, (top_k, top_p, min_p))
+        found.append((pending[is_done], probs[is_done], ids[is_done]))
+        pending = pending[~is_done]
     return _gather_rows(found, num_rows)
+
+
+def _tried(
+    logits: Tensor, temperatures: Tensor, width: int, truncation: tuple[int, float, float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The law of what is kept of the `width` likeliest: probabilities and ids [R, width], whether nothing beyond could be kept
+    [R], and how many columns any row needs [1]. A sum is over the whole width: over fewer a device might take another."""
+    top, ids = _top(logits, temperatures, width)
+    keep, complete = _kept(top, *truncation)
+    is_done = complete if width < logits.shape[1] else torch.ones_like(complete)
+    kept = torch.where(keep, top, 0)
+    return kept / kept.cumsum(-1)[:, -1:], ids, is_done, keep.sum(-1).amax().clamp(min=1)[None]
 
 
 def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -166,7 +186,7 @@ def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> L
     ids = first_ids.new_zeros(num_rows, width)
     for rows, kept, kept_ids in found:
         w = min(width, kept.shape[1])
-        probs[rows, :w] = kept[:, :w] / kept.cumsum(-1)[:, -1:]
+        probs[rows, :w] = kept[:, :w]
         ids[rows, :w] = kept_ids[:, :w]
     return Laws(probs, ids)
 

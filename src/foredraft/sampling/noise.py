@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from foredraft.sampling.sending import sent
+
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -49,7 +51,7 @@ def exponentials(keys: Sequence[int], ids: Tensor) -> Tensor:
 
     `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm in place of three.
     """
-    z = torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None] + ids * _signed(_GAMMA)
+    z = sent(keys, ids.device, torch.int64)[:, None] + ids * _signed(_GAMMA)
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
     z = z ^ _shifted(z, 31)

@@ -18,6 +18,7 @@ from foredraft.sampling.laws import Laws, inverse_cdf, laws_under
 from foredraft.sampling.noise import exponentials, stream_keys
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
+from foredraft.sampling.sending import sent
 
 GREEDY = Way()
 
@@ -256,27 +257,50 @@ def _adjusted(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Te
 
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
     """Each row's token, as the target (or a drafter) alone would write it. logits: [R, V]"""
+    chosen = chosen_of(logits, rows, margins=margins)
+    return chosen.told(chosen.found.cpu())
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens that nobody has been told of yet. found: where the logits are, [1 or 2, R]: ids, -1 where a row is no law, and the
+    margins where they were asked for; column i of row order[i], or of row i."""
+
+    found: Tensor
+    rows: Sequence[Row]
+    order: Sequence[int] | None = None
+
+    def told(self, found: Tensor) -> Choice:
+        """found: as it is here, on the CPU."""
+        if self.order is not None:
+            found = torch.empty_like(found).index_copy_(1, torch.tensor(self.order), found)
+        return Choice(settled(found[0].to(torch.int64), self.rows), found[1] if len(found) > 1 else None)
+
+
+def chosen_of(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Chosen:
+    """`choose`, without waiting for the device that the logits are on."""
     logits = adjusted(logits, rows)
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
-        return Choice(_checked(kernels.choose(logits, ways_of(rows)), rows))
-    ids = torch.zeros(len(rows), dtype=torch.int64)
-    gaps = torch.full((len(rows),), torch.inf, dtype=torch.float64) if margins else None
+        return Chosen(kernels.choose(logits, ways_of(rows))[None], rows)
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
-    if len(greedy) == len(rows):
-        return Choice(*_argmax(logits, rows, margins))
-    if greedy:
-        ids[greedy], gap = _argmax(_select(logits, greedy), [rows[r] for r in greedy], margins)
-        if gaps is not None and gap is not None:
-            gaps[greedy] = gap
-    for group in sampled_groups(rows):
-        group_rows = [rows[r] for r in group]
-        laws = laws_of(_select(logits, group), group_rows)
-        drawn, gap = pick(laws, group_rows, margins=margins)
-        ids[group] = drawn.cpu()
-        if gaps is not None and gap is not None:
-            gaps[group] = gap.cpu()
-    return Choice(ids, gaps)
+    groups = [group for group in (greedy, *sampled_groups(rows)) if group]
+    found = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
+    if len(groups) == 1:
+        return Chosen(found[0], rows)
+    return Chosen(torch.cat(found, dim=1), rows, [r for group in groups for r in group])
+
+
+def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
+    """Of rows of one kind: their ids, -1 where a row is no law, and, where they are asked for, the margins; [1 or 2, R] float64,
+    where the logits are."""
+    if rows[0].sampler.is_greedy:
+        ids, gap = _argmax(logits, margins)
+    else:
+        ids, gap = pick(laws_of(logits, rows), rows, margins=margins)
+    if gap is None and margins:
+        gap = torch.full(ids.shape, torch.inf, dtype=torch.float64, device=ids.device)
+    return torch.stack([ids.to(torch.float64)] if gap is None else [ids.to(torch.float64), gap.to(torch.float64)])
 
 
 def ways_of(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[Way]:
@@ -302,23 +326,28 @@ def ways_of(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[Wa
 def choose_by(ways: Sequence[Way], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
     """What the compiled kernels choose in one call, for other machines: the step-th token of each way, -1 where the row is no
     law, and the laws of those that were drawn, by row. logits: [R, V] -> R ids, laws [V] each"""
-    ids = argmax_rows(logits)
-    is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
-    laws: dict[int, Tensor] = {}
-    groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
+    groups: dict[tuple[bool, tuple[int, float, float] | None] | None, list[int]] = {}
     for r, way in enumerate(ways):
-        if way.temperature > 0:
-            groups.setdefault((way.is_drawn, way.truncation), []).append(r)
-    for (is_drawn, truncation), group in groups.items():
-        law = laws_under(_select(logits, group), [ways[r].temperature for r in group], truncation)
-        is_nan[group] |= law.probs[:, 0].isnan()
-        if not is_drawn:
-            ids[group] = law.id_at(_scores(law, [ways[r].keys[step] for r in group]).argmax(-1))
+        groups.setdefault((way.is_drawn, way.truncation) if way.temperature > 0 else None, []).append(r)
+    found: list[Tensor] = []
+    laws: dict[int, Tensor] = {}
+    for kind, group in groups.items():
+        some, group_ways = select(logits, group), [ways[r] for r in group]
+        if kind is None:
+            found.append(_argmax(some, margins=False)[0])
             continue
-        uniforms = torch.tensor([ways[r].uniforms[step] for r in group], dtype=torch.float64, device=logits.device)
-        ids[group] = law.id_at(inverse_cdf(law.probs, uniforms))
-        laws |= zip(group, law.dense(logits.shape[1]), strict=True)
-    return ids.masked_fill(is_nan, -1).tolist(), laws
+        is_drawn, truncation = kind
+        law = laws_under(some, [way.temperature for way in group_ways], truncation)
+        if is_drawn:
+            uniforms = sent([way.uniforms[step] for way in group_ways], logits.device, torch.float64)
+            columns = inverse_cdf(law.probs, uniforms)
+            laws |= zip(group, law.dense(logits.shape[1]), strict=True)
+        else:
+            columns = _scores(law, [way.keys[step] for way in group_ways]).argmax(-1)
+        found.append(law.checked_id_at(columns))
+    # in one copy: each waits for the device
+    ids = dict(zip((r for group in groups.values() for r in group), torch.cat(found).tolist(), strict=True))
+    return [ids[r] for r in range(len(ways))], laws
 
 
 def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
@@ -336,18 +365,19 @@ def laws_of(logits: Tensor, rows: Sequence[Row]) -> Laws:
 
 
 def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], margins [R] or None"""
-    report_nan(laws.probs[:, 0], rows)
-    if not rows[0].sampler.shares_noise:
-        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
-        return laws.id_at(inverse_cdf(laws.probs, uniforms)), None
-    scores = _scores(laws, [row.noise_key for row in rows])
-    columns = scores.argmax(-1)
+    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no law (`settled`
+    notes it); margins [R] or None"""
     gap = None
-    if margins and scores.shape[1] > 1:
-        best = scores.topk(2, dim=-1).values.log()
-        gap = best[:, 0] - best[:, 1]
-    return laws.id_at(columns), gap
+    if rows[0].sampler.shares_noise:
+        scores = _scores(laws, [row.noise_key for row in rows])
+        columns = scores.argmax(-1)
+        if margins and scores.shape[1] > 1:
+            best = scores.topk(2, dim=-1).values.log()
+            gap = best[:, 0] - best[:, 1]
+    else:
+        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
+        columns = inverse_cdf(laws.probs, uniforms)
+    return laws.checked_id_at(columns), gap
 
 
 def _scores(laws: Laws, keys: Sequence[int]) -> Tensor:
@@ -358,39 +388,31 @@ def _scores(laws: Laws, keys: Sequence[int]) -> Tensor:
 
 def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
     """[count] float64 in [0, 1)"""
-    return torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+    return sent(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
-def _checked(ids: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Note the rows that are no law, where the kernels give -1. [R] -> [R]"""
+def settled(ids: Tensor, rows: Sequence[Row]) -> Tensor:
+    """What was chosen, on the CPU; the rows that are no law, where it is -1, are noted. [R] -> [R]"""
+    ids = ids.cpu()
     if min(ids.tolist()) < 0:
         report_failed(rows, (ids < 0).nonzero()[:, 0].tolist())
         ids = ids.clamp(min=0)
     return ids
 
 
-def _argmax(logits: Tensor, rows: Sequence[Row], margins: bool) -> tuple[Tensor, Tensor | None]:
-    """On the CPU, in one copy from wherever the logits are: every copy waits for the device."""
+def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
     ids = argmax_rows(logits)
-    found = [ids.to(torch.float64), logits.gather(1, ids[:, None])[:, 0].to(torch.float64)]
+    is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
+    gap = None
     if margins and logits.shape[1] > 1:
         best = top_rows(logits, 2)[0].to(torch.float64)
-        found.append(best[:, 0] - best[:, 1])
-    told = torch.stack(found).cpu()
-    report_nan(told[1], rows)
-    return told[0].to(torch.int64), told[2] if len(found) > 2 else None
+        gap = best[:, 0] - best[:, 1]
+    return torch.where(is_nan, -1, ids), gap
 
 
-def _select(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == logits.shape[0] else logits[rows]
-
-
-def report_nan(values: Tensor, rows: Sequence[Row]) -> bool:
-    """Note the rows in which the model gave NaN; say whether there are any. values: [R], one number of each row that NaN
-    would have reached."""
-    bad = values.isnan().nonzero()[:, 0].tolist()
-    report_failed(rows, bad)
-    return bool(bad)
+def select(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, in ascending order; all of them without a copy."""
+    return logits if len(rows) == logits.shape[0] else logits.index_select(0, sent(rows, logits.device, torch.int64))
 
 
 def report_failed(rows: Sequence[Row], bad: Sequence[int]) -> None:

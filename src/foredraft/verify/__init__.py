@@ -14,9 +14,22 @@ from torch import Tensor
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import Docket, Kernels, Way
 from foredraft.proposal import CERTAIN, Proposal, Verdict, tensor_of
-from foredraft.sampling import Laws, Row, Sampler, adjusted, choose, laws_of, report_failed, report_nan, uniforms_for
+from foredraft.sampling import (
+    Choice,
+    Chosen,
+    Row,
+    Sampler,
+    adjusted,
+    choose,
+    chosen_of,
+    laws_of,
+    report_failed,
+    select,
+    uniforms_for,
+)
 from foredraft.sampling.search import kernels_for
 from foredraft.verify.block import block_law
+from foredraft.verify.case import case_of, of_row
 from foredraft.verify.coupled import walk
 from foredraft.verify.law import Case, OutcomeLaw, Rule, draw, next_weights
 from foredraft.verify.rejection import rejection_law
@@ -72,21 +85,34 @@ def verify(
     """
     rows, starts = _rows(proposal, samplers, histories)
     by_ratio = [b for b in range(len(samplers)) if _needs_ratio(proposal, samplers[b], b)]
+    margins = near_tie > 0
     if not by_ratio:
-        num_accepted, next_ids, ties = _walk(logits, rows, None, proposal, near_tie)
+        choice = choose(logits, rows, margins=margins)
+        num_accepted, next_ids, ties = _walked(choice, proposal.lens, proposal.ids, near_tie)
         return Verdict(num_accepted, next_ids), ties
+    weighed = [_weighed(logits, rows, starts, proposal, group, rules) for group in _ratio_groups(samplers, by_ratio)]
     by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
-    outcomes: dict[int, tuple[int, int]] = {}
+    part = _rows_of(by_walk, starts)
+    chosen = chosen_of(select(logits, part), [rows[r] for r in part], margins=margins) if part else None
+    told, walk_choice = _told(weighed, chosen)
     ties = torch.zeros(len(samplers), proposal.ids.shape[1] + 1, dtype=torch.bool)
-    if by_walk:
-        part = [r for b in by_walk for r in range(starts[b], starts[b + 1])]
-        accepted, ids, part_ties = _walk(logits, rows, (part, by_walk), proposal, near_tie)
+    outcomes = {b: outcome for own in told for b, outcome in own}
+    if walk_choice is not None:
+        accepted, ids, part_ties = _walked(walk_choice, proposal.lens[by_walk], proposal.ids[by_walk], near_tie)
         outcomes |= zip(by_walk, zip(accepted.tolist(), ids.tolist(), strict=True), strict=True)
         ties[by_walk, : part_ties.shape[1]] = part_ties
-    for group in _ratio_groups(samplers, by_ratio):
-        outcomes |= zip(group, _draw_by_ratio(logits, rows, starts, proposal, group, rules), strict=True)
     num_accepted, next_ids = (tensor_of([outcomes[b][i] for b in range(len(samplers))]) for i in range(2))
     return Verdict(num_accepted, next_ids), ties
+
+
+def _told(weighed: list[_Weighed], chosen: Chosen | None) -> tuple[list[list[tuple[int, _Outcome]]], Choice | None]:
+    """What was found, in one copy: each waits for the device."""
+    found = [own.found for own in weighed]
+    if chosen is not None:
+        found.append(chosen.found.flatten())
+    told = torch.split(torch.cat(found).cpu(), [len(own) for own in found])
+    outcomes = [own.told(part.tolist()) for own, part in zip(weighed, told[: len(weighed)], strict=True)]
+    return outcomes, None if chosen is None else chosen.told(told[-1].view(chosen.found.shape))
 
 
 def _rows(
@@ -109,20 +135,16 @@ def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     return any(row != CERTAIN for row in proposal.prob_rows[b].tolist()[: int(proposal.lens[b])])
 
 
-def _walk(
-    logits: Tensor, rows: list[Row], part: tuple[list[int], list[int]] | None, proposal: Proposal, near_tie: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """part: the rows of logits and the sequences that walk; None where all do."""
-    lens, draft_ids = proposal.lens, proposal.ids
-    if part is not None:
-        selected, batch = part
-        logits, rows = logits[selected], [rows[r] for r in selected]
-        lens, draft_ids = lens[batch], draft_ids[batch]
-    choice = choose(logits, rows, margins=near_tie > 0)
+def _rows_of(batch: list[int], starts: list[int]) -> list[int]:
+    return [r for b in batch for r in range(starts[b], starts[b + 1])]
+
+
+def _walked(choice: Choice, lens: Tensor, draft_ids: Tensor, near_tie: float) -> tuple[Tensor, Tensor, Tensor]:
+    """choice: of the rows of these sequences. -> (how many draft tokens stand [B], the next token [B], near ties [B, K + 1])"""
     own_ids, margins = choice.ids, choice.margins
     width = max(lens.tolist()) + 1
     ties = torch.zeros(len(lens), width, dtype=torch.bool)
-    if len(rows) == ties.numel():  # every draft is as long as the longest
+    if len(own_ids) == ties.numel():  # every draft is as long as the longest
         own_ids = own_ids.view(ties.shape)
         if margins is not None:
             ties = margins.view(ties.shape) < near_tie
@@ -143,38 +165,57 @@ def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[in
     return list(groups.values())
 
 
-def _draw_by_ratio(
+_Outcome = tuple[int, int]
+"""How many draft tokens stand, and the next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """Outcomes that nobody has been told of yet. batch: the sequences. found: where the logits are, int64: how many draft tokens
+    stand, the next tokens, and, where it is not noted yet, which of the rows are no law."""
+
+    batch: list[int]
+    found: Tensor
+    rows: list[Row]
+
+    def told(self, found: list[int]) -> list[tuple[int, _Outcome]]:
+        """found: as it is here. -> the outcome of each sequence"""
+        count = len(self.batch)
+        report_failed(self.rows, [r for r, is_bad in enumerate(found[2 * count :]) if is_bad])
+        pairs = zip(found[:count], found[count : 2 * count], strict=True)
+        return [(b, (int(stand), int(token))) for b, (stand, token) in zip(self.batch, pairs, strict=True)]
+
+
+def _weighed(
     logits: Tensor,
     rows: list[Row],
     starts: list[int],
     proposal: Proposal,
     batch: list[int],
     rules: Mapping[str, Rule] | None,
-) -> list[tuple[int, int]]:
-    """-> (how many draft tokens stand, the next token) of each sequence in `batch`"""
-    part = [r for b in batch for r in range(starts[b], starts[b + 1])]
+) -> _Weighed:
+    """Sequences of one rule and one truncation. But for what a truncated law keeps, nothing waits for the device."""
+    part = _rows_of(batch, starts)
     part_rows = [rows[r] for r in part]
-    selected = adjusted(logits if len(part) == len(rows) else logits[part], part_rows)
+    selected = adjusted(select(logits, part), part_rows)
     sampler = part_rows[0].sampler
     uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
     kernels = kernels_for(selected)
     if rules is None and kernels is not None and sampler.params.verifier in NATIVE_RULES:
         return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
     target = laws_of(selected, part_rows)
-    if report_nan(target.probs[:, 0], part_rows):
-        # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
-        target = replace(target, probs=target.probs.nan_to_num())
-    case, columns_to_ids = _case(target, proposal, batch)
+    # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
+    is_bad = target.probs[:, 0].isnan()
+    case, columns_to_ids = case_of(replace(target, probs=target.probs.nan_to_num()), proposal, batch)
     law = (RULES if rules is None else rules)[sampler.params.verifier](case)
     stop, column = draw(case, law, uniforms)
-    batch_rows = torch.arange(len(batch), device=stop.device)
-    next_ids = column if columns_to_ids is None else columns_to_ids[batch_rows, stop, column]
-    return list(zip(stop.tolist(), next_ids.tolist(), strict=True))
+    next_ids = column if columns_to_ids is None else of_row(columns_to_ids, stop).gather(1, column[:, None])[:, 0]
+    return _Weighed(batch, torch.cat([stop, next_ids, is_bad.to(torch.int64)]), part_rows)
 
 
 def _judged(
     kernels: Kernels, logits: Tensor, rows: list[Row], proposal: Proposal, batch: list[int], uniforms: Tensor
-) -> list[tuple[int, int]]:
+) -> _Weighed:
     """The same laws and the same draw, in one call. Float64, and what runs elsewhere, takes the way above."""
     assert proposal.probs is not None
     all_lens = proposal.lens.tolist()
@@ -197,73 +238,4 @@ def _judged(
         ),
     )
     report_failed(rows, found.bad_rows)
-    return list(zip(found.num_accepted, found.next_ids, strict=True))
-
-
-def _case(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
-    """Lay the target's rows out as [B, K+1, W] and read the drafts' laws on the ids those keep."""
-    device = target.probs.device
-    lens = proposal.lens[batch].to(device)
-    width = int(lens.max())
-    drafted = proposal.drafted
-    ids = torch.where(drafted, proposal.ids, 0)[batch][:, :width].to(device)
-    prob_rows = torch.where(drafted, proposal.prob_rows, CERTAIN)[batch][:, :width].to(device)
-    place = torch.arange(width + 1, device=device)[None] <= lens[:, None]
-    p = target.probs.new_zeros(*place.shape, target.probs.shape[1])
-    p[place] = target.probs
-    kept = None
-    if target.ids is not None:
-        kept = target.ids.new_zeros(p.shape)
-        kept[place] = target.ids
-    drafts = _Drafts(ids, prob_rows, proposal.laws)
-    columns = None if kept is None else kept[:, :width]
-    p_draft = _read_at(p[:, :width], ids, columns)
-    return Case(p, drafts.laws(p[:, :width], columns), p_draft, drafts.own(p.dtype), lens), kept
-
-
-@dataclass(frozen=True, slots=True)
-class _Drafts:
-    """Draft tokens [B, K] and the laws they were drawn from."""
-
-    ids: Tensor
-    prob_rows: Tensor
-    drawn_from: Laws | None
-
-    def own(self, dtype: torch.dtype) -> Tensor:
-        """q of each draft token, 1 where it was certain. [B, K]"""
-        if self.drawn_from is None:
-            return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
-        own = self._at(self.ids[..., None])[..., 0].to(dtype)
-        return torch.where(self.prob_rows == CERTAIN, 1, own)
-
-    def laws(self, like: Tensor, columns: Tensor | None) -> Tensor:
-        """q on the ids in columns ([B, K, W]; None: every id), a point mass where it was certain. like: [B, K, W]"""
-        certain = self.prob_rows == CERTAIN
-        out = torch.zeros_like(like)
-        if self.drawn_from is not None:
-            if columns is None:
-                out = self.drawn_from.dense(like.shape[2]).to(like.device)[self.prob_rows.clamp(min=0)].to(like.dtype)
-            else:
-                out = self._at(columns).to(like.dtype)
-        if bool(certain.any()):
-            ids = self.ids[certain][:, None]
-            out[certain] = (
-                torch.zeros_like(like[certain]).scatter_(1, ids, 1)
-                if columns is None
-                else (columns[certain] == ids).to(like.dtype)
-            )
-        return out
-
-    def _at(self, columns: Tensor) -> Tensor:
-        """[B, K, C] ids -> their probabilities under each place's law"""
-        assert self.drawn_from is not None
-        return self.drawn_from.to(self.ids.device).at(self.prob_rows.clamp(min=0), columns)
-
-
-def _read_at(laws: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
-    """The probability of one id per law. laws: [B, K, W], ids: [B, K] -> [B, K]"""
-    if columns is None:
-        return laws.gather(2, ids[..., None])[..., 0]
-    if laws.shape[1] == 0:
-        return laws[..., 0]
-    return torch.where(columns == ids[..., None], laws, 0).amax(-1)
+    return _Weighed(batch, tensor_of([*found.num_accepted, *found.next_ids]), rows)

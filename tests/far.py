@@ -1,0 +1,108 @@
+"""A device that is elsewhere, for tests: it computes as the CPU does, takes no tensor of the CPU's beside its own, and counts
+how often somebody waits for what it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+FAR = torch.device("meta")  # of those PyTorch knows, one that needs no driver
+
+aten = torch.ops.aten
+_ASKING = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default}
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+
+
+class FarTensor(Tensor):
+    """Its numbers lie in `here`; PyTorch takes it for one on FAR."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> FarTensor:
+        made: FarTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, here.shape, strides=here.stride(), storage_offset=here.storage_offset(), dtype=here.dtype, device=FAR
+        )
+        made.here = here
+        return made
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{func} of a tensor that is elsewhere, out of its mode")
+
+
+class Elsewhere(TorchDispatchMode):
+    """While it is entered, what is made on FAR and comes of FarTensors is one. num_waits: copies to the CPU, and whatever
+    else cannot be known before everything that was asked of the device is done; a copy out of ordinary memory is such too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_waits = 0
+
+    def send(self, numbers: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """In the place of `sent`: no wait."""
+        here = torch.as_tensor(numbers, dtype=dtype)
+        return here if device.type == "cpu" or isinstance(here, FarTensor) else FarTensor(here.clone())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        given = _tensors([args, kwargs])
+        own = [x for x in given if isinstance(x, FarTensor)]
+        goal = kwargs.get("device")
+        is_copy = func is aten._to_copy.default and goal is not None
+        if own and not is_copy:
+            _refuse_strangers(func, given)
+        if own and (func in _ASKING or (is_copy and torch.device(goal) != FAR) or _asks_to_index(func, args)):
+            self.num_waits += 1
+        if is_copy and not own and torch.device(goal) == FAR:
+            self.num_waits += 1
+        becomes_far = torch.device(goal) == FAR if goal is not None else bool(own)
+        if goal is not None:
+            kwargs["device"] = torch.device("cpu")
+        out = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+        if func._schema.is_mutable and (own or not becomes_far):
+            return kwargs.get("out", args[0])
+        if func is aten._local_scalar_dense.default or not becomes_far:
+            return out
+        return tree_map(lambda x: FarTensor(x) if isinstance(x, Tensor) else x, out)
+
+
+def _asks_to_index(func: Any, args: Any) -> bool:
+    """A mask is counted before it can be used, and a place that the CPU names is sent."""
+    if func not in _INDEXING:
+        return False
+    indices = [index for index in args[1] if index is not None]
+    return any(index.dtype == torch.bool or not isinstance(index, FarTensor) for index in indices)
+
+
+def _refuse_strangers(func: Any, given: list[Tensor]) -> None:
+    strangers = [x for x in given if not isinstance(x, FarTensor) and x.ndim > 0]
+    if strangers and func not in _INDEXING and func is not aten.copy_.default:
+        raise RuntimeError(f"{func}: tensors on two devices, {[tuple(x.shape) for x in given]}")
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(lambda x: found.append(x) if isinstance(x, Tensor) else None, tree)
+    return found
+
+
+def _here(x: Any) -> Any:
+    return x.here if isinstance(x, FarTensor) else x
+
+
+def elsewhere(monkeypatch: Any, modules: list[Any]) -> Elsewhere:
+    """A device of its own; modules: whose `sent` reaches it without a wait."""
+    mode = Elsewhere()
+    send: Callable[..., Tensor] = mode.send
+    for module in modules:
+        monkeypatch.setattr(module, "sent", send)
+    return mode

@@ -1,0 +1,130 @@
+"""Choosing and verifying on a device: what comes out is what the CPU finds, and nobody waits for the device but to be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.proposal import CERTAIN, Proposal
+from foredraft.sampling import Row, Sampler, choose, choose_by, laws, laws_of, noise, pick, sampler, settled, ways_of
+from foredraft.verify import case, verify
+from tests.far import Elsewhere, FarTensor, elsewhere
+from tests.laws import sampler_for
+
+VOCAB_SIZE = 40
+LENS = [2, 0, 3, 1]
+TOP = {"top_k": 9, "top_p": 0.9}
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{"temperature": 0.0}] * 4,
+    "block": [{"temperature": 0.8}, {"temperature": 1.3}, {"temperature": 0.8}, {"temperature": 1.0}],
+    "rejection": [{"verification": "rejection"}] * 4,
+    "seeded": [{"seed": 3}, {"seed": 4}, {"seed": 3, "temperature": 0.5}, {"seed": 5}],
+    "truncated": [TOP] * 4,
+    "seeded and truncated": [{**TOP, "seed": 3}] * 4,
+    "mixed": [{"temperature": 0.0}, {}, {"seed": 3}, {}],
+}
+NUM_WAITS = {"truncated": 3, "seeded and truncated": 2}
+"""How many ids truncated laws keep is asked first: of what is weighed, and of what is compared."""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    return elsewhere(monkeypatch, [laws, noise, sampler, case])
+
+
+def samplers_of(kind: str) -> list[Sampler]:
+    own = [sampler_for(params, seed=5) for params in KINDS[kind]]
+    for one in own:
+        one.generator = own[0].generator
+    return own
+
+
+def random_logits(num_rows: int, seed: int = 0) -> Tensor:
+    """Float64, which takes the same way on the CPU."""
+    return 2 * torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def proposal_of(samplers: list[Sampler], has_certain: bool = False) -> Proposal:
+    """Drafts that were drawn as their requests want it, from other laws than the target's."""
+    ids: list[list[int]] = []
+    prob_rows: list[list[int]] = []
+    drawn = 0
+    drafts = []
+    for b, (own, length) in enumerate(zip(samplers, LENS, strict=True)):
+        rows = [Row(own, (0,), (0,) * i) for i in range(length)]
+        found = laws_of(random_logits(length, 100 + b), rows) if length else None
+        ids.append(pick(found, rows)[0].tolist() if found else [])
+        prob_rows.append([])
+        for i in range(length):
+            certain = not own.draws or (has_certain and i == 1)
+            prob_rows[-1].append(CERTAIN if certain else drawn)
+            if not certain and found is not None:
+                drafts.append(found.dense(VOCAB_SIZE)[i])
+                drawn += 1
+    return Proposal.of(ids, prob_rows, laws.Laws(torch.stack(drafts)) if drafts else None)
+
+
+def outcome(logits: Tensor, kind: str, near_tie: float, has_certain: bool) -> tuple[list[Any], list[Sampler]]:
+    samplers = samplers_of(kind)
+    proposal = proposal_of(samplers, has_certain)
+    if isinstance(logits, FarTensor) and proposal.probs is not None:
+        proposal = Proposal(proposal.ids, proposal.lens, proposal.prob_rows, FarTensor(proposal.probs))
+    verdict, ties = verify(logits, proposal, samplers, [(0,)] * len(LENS), near_tie=near_tie)
+    return [verdict.num_accepted.tolist(), verdict.next_ids.tolist(), ties.tolist()], samplers
+
+
+@pytest.mark.parametrize("near_tie", [0.0, 0.3])
+@pytest.mark.parametrize("has_certain", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_verdict_is_that_of_the_cpu_and_waits_to_be_told(
+    kind: str, has_certain: bool, near_tie: float, device: Elsewhere
+) -> None:
+    logits = random_logits(sum(LENS) + len(LENS))
+    expected, _ = outcome(logits, kind, near_tie, has_certain)
+    with device:
+        found, _ = outcome(FarTensor(logits), kind, near_tie, has_certain)
+    assert found == expected
+    assert device.num_waits == NUM_WAITS.get(kind, 1)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "block", "seeded"])
+def test_rows_that_are_no_law_are_told_with_the_verdict(kind: str, device: Elsewhere) -> None:
+    logits = random_logits(sum(LENS) + len(LENS))
+    logits[4] = torch.nan  # the first of the third sequence
+    expected, samplers = outcome(logits, kind, 0.0, has_certain=False)
+    with device:
+        found, far_samplers = outcome(FarTensor(logits), kind, 0.0, has_certain=False)
+    assert found == expected
+    assert [list(own.errors) for own in far_samplers] == [list(own.errors) for own in samplers]
+    assert any(own.errors for own in far_samplers)
+    assert device.num_waits == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_chosen_as_on_the_cpu(kind: str, device: Elsewhere) -> None:
+    logits = random_logits(4)
+    chosen = choose(logits, [Row(own, (0,)) for own in samplers_of(kind)], margins=True)
+    ways = ways_of([Row(own, (0,)) for own in samplers_of(kind)])
+    ids, found = choose_by(ways, 0, logits)
+    with device:
+        far = choose(FarTensor(logits), [Row(own, (0,)) for own in samplers_of(kind)], margins=True)
+        far_ids, far_found = choose_by(ways, 0, FarTensor(logits))
+        far_found = {row: law.cpu() for row, law in far_found.items()}
+    assert chosen.margins is not None
+    assert far.margins is not None
+    assert torch.equal(far.ids, chosen.ids)
+    assert torch.equal(far.margins, chosen.margins)
+    assert far_ids == ids
+    assert far_found.keys() == found.keys()
+    assert all(torch.equal(far_found[row], law) for row, law in found.items())
+
+
+def test_settling_waits_once(device: Elsewhere) -> None:
+    rows = [Row(own, (0,)) for own in samplers_of("block")]
+    with device:
+        assert settled(FarTensor(torch.tensor([3, -1, 2, 0])), rows).tolist() == [3, 0, 2, 0]
+    assert device.num_waits == 1
+    assert [bool(row.sampler.errors) for row in rows] == [False, True, False, False]
