@@ -9,6 +9,9 @@ import pytest
 from torch import Tensor
 
 from foredraft import LLM, AsyncLLM, ForedraftError, RequestError, SamplingParams
+from foredraft.model import LanguageModel
+from foredraft.outputs import Delta
+from foredraft.request import Request
 from foredraft.step import Step
 
 STORY = "Once upon a time, there was a little"
@@ -18,6 +21,13 @@ GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(seed=0)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in step", "while the device computes"])
+def runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether texts are handed out while the target reads the next tokens: a CPU can be told so too."""
+    monkeypatch.setattr(LanguageModel, "runs_ahead", request.param)
+    return bool(request.param)
 
 
 def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
@@ -158,5 +168,28 @@ def test_deltas_carry_their_log_probabilities(llm: LLM) -> None:
     async def body(engine: AsyncLLM) -> None:
         deltas = [delta async for delta in engine.stream(STORY, params)]
         assert [entry for delta in deltas for entry in delta.logprobs or ()] == expected
+
+    run(llm, body)
+
+
+def test_a_step_that_fails_ends_every_request_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose text could not be made in that very step."""
+    expected = llm.generate(STORY, GREEDY)[0].outputs[0].text
+
+    def unmade(request: Request) -> list[Delta]:
+        raise ValueError("no text")
+
+    def failing(meanwhile: Callable[[], None] | None = None) -> None:
+        if meanwhile is not None:
+            meanwhile()
+        raise RuntimeError("the device is gone")
+
+    async def body(engine: AsyncLLM) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Request, "deltas", unmade)
+            patched.setattr(llm.engine, "step", failing)
+            results = await asyncio.gather(*(engine.generate(STORY, GREEDY) for _ in range(2)), return_exceptions=True)
+        assert [str(result) for result in results] == ["the device is gone"] * 2
+        assert (await engine.generate(STORY, GREEDY)).outputs[0].text == expected
 
     run(llm, body)

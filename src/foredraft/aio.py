@@ -29,6 +29,7 @@ class AsyncLLM:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[Request, _Place] = {}
         self._mail: list[tuple[_Inbox, _Item]] = []
+        self._failures: dict[Request, Exception] = {}
         self._gate = threading.Lock()  # after the thread's last call no other is put
         self._is_closed = False
         self._thread = threading.Thread(target=self._own_engine, name="foredraft-engine", daemon=True)
@@ -132,15 +133,27 @@ class AsyncLLM:
             self._send()
 
     def _step(self) -> None:
+        """Where the device computes by itself, what a step gave is posted while it is busy with the next."""
+        runs_ahead = self.llm.target.runs_ahead
         try:
-            self.llm.engine.step()
+            self.llm.engine.step(self._post_all if runs_ahead else None)
         except Exception as error:
             self._close(error)
+        if not (runs_ahead and self.llm.engine.has_work):
+            self._post_all()
+        failures, self._failures = self._failures, {}
+        for request, failure in failures.items():
+            if request in self._running:  # and did not end with the engine
+                self._fail(request, failure)
+
+    def _post_all(self) -> None:
+        """May come in the middle of a step, where nothing can be ended: who fails is noted."""
         for request in list(self._running):
             try:
-                self._deliver(request)
+                self._post(request)
             except Exception as error:  # its text could not be made: that is nobody else's affair
-                self._fail(request, error)
+                self._failures[request] = error
+        self._send()
 
     def _run_what_is_left(self) -> None:
         """Requests that came while the engine was being shut down: they are told so like the others."""
@@ -162,10 +175,9 @@ class AsyncLLM:
             self._running.pop(request, None)
             self.llm.frontend.abort(request)
 
-    def _deliver(self, request: Request) -> None:
+    def _post(self, request: Request) -> None:
         if request.error:
-            self._fail(request, RequestError(f"request {request.request_id}: {request.error}", [request.output()]))
-            return
+            raise RequestError(f"request {request.request_id}: {request.error}", [request.output()])
         inbox, place = self._running[request]
         self._mail += [(inbox, (place, delta)) for delta in request.deltas()]
         if request.is_finished:

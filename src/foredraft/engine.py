@@ -6,7 +6,7 @@ Plain decoding is the step with zero draft tokens, prefill the step with a long 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, count, pairwise
 
 import torch
@@ -142,8 +142,12 @@ class Engine:
         self._scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[TokenSequence]:
-        """Advance every scheduled sequence; give those that got tokens or ended."""
+    def step(self, meanwhile: Callable[[], None] | None = None) -> list[TokenSequence]:
+        """Advance every scheduled sequence; give those that got tokens or ended.
+
+        meanwhile: called when the target's pass was handed to its device; what a device does by itself waits for nobody.
+        It may read sequences, and must neither end nor add any.
+        """
         began = time.perf_counter()
         works = self._scheduler.schedule()
         if not works and self.has_work:
@@ -152,6 +156,8 @@ class Engine:
         proposal, draft_times = self._panel.propose(scoring, self.model.traits.vocab_size)
         drafted = time.perf_counter()
         logits = self._score(works, proposal)
+        if meanwhile is not None:
+            meanwhile()
         scored = time.perf_counter()
         outcomes = self._verify(scoring, proposal, logits) if scoring else []
         verified = time.perf_counter()

@@ -113,6 +113,11 @@ class LanguageModel:
     def device(self) -> torch.device:
         return torch.device(self.hf.device)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a pass goes on by itself after `read` has returned."""
+        return self.device.type != "cpu"
+
     def new_cache(self, pool: MemoryPool) -> KVCache:
         return KVCache(pool, self.traits.bytes_per_token, self.traits.context_len)
 
