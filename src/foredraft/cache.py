@@ -216,7 +216,10 @@ class KVCache:
         return seq_id in self._regions
 
     def region(self, seq_id: int) -> Region:
-        return self._regions.setdefault(seq_id, Region())
+        region = self._regions.get(seq_id)
+        if region is None:
+            region = self._regions[seq_id] = Region()
+        return region
 
     def num_held(self, seq_id: int) -> int:
         region = self._regions.get(seq_id)

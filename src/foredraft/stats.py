@@ -10,6 +10,18 @@ def _add_lists(a: list[int], b: list[int]) -> list[int]:
     return [x + (shorter[i] if i < len(shorter) else 0) for i, x in enumerate(longer)]
 
 
+def _make_long(counts: list[int], length: int) -> None:
+    if len(counts) < length:
+        counts.extend([0] * (length - len(counts)))
+
+
+def _count_first(counts: list[int], length: int) -> None:
+    """One more at each of the first places."""
+    _make_long(counts, length)
+    for place in range(length):
+        counts[place] += 1
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """What verification said, over any number of steps and sequences.
@@ -57,12 +69,11 @@ class SpeculationStats:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += accepted
         self.num_evaluated_tokens += evaluated
-        self.acceptance_histogram = _add_lists(
-            self.acceptance_histogram, [0] * accepted + [1] + [0] * (num_drafted - accepted)
-        )
-        self.drafted_per_position = _add_lists(self.drafted_per_position, [1] * num_drafted)
-        self.evaluated_per_position = _add_lists(self.evaluated_per_position, [1] * evaluated)
-        self.accepted_per_position = _add_lists(self.accepted_per_position, [1] * accepted)
+        _make_long(self.acceptance_histogram, num_drafted + 1)
+        self.acceptance_histogram[accepted] += 1
+        _count_first(self.drafted_per_position, num_drafted)
+        _count_first(self.evaluated_per_position, evaluated)
+        _count_first(self.accepted_per_position, accepted)
 
     @property
     def mean_acceptance_length(self) -> float | None:
