@@ -5,20 +5,26 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.gpu import bucket_for, drafting_buckets, verification_buckets
+from foredraft.gpu import Noise, bucket_for, drafting_buckets, verification_buckets
 
 SPANS, WIDTH = st.integers(1, 64), st.integers(1, 16)
 
 
-@given(num_spans=SPANS, extra=st.integers(0, 500), share=st.floats(0, 1), depth=st.integers(0, 9), draws=st.booleans())
-def test_a_bucket_holds_its_pass(num_spans: int, extra: int, share: float, depth: int, draws: bool) -> None:
+@given(
+    num_spans=SPANS,
+    extra=st.integers(0, 500),
+    share=st.floats(0, 1),
+    depth=st.integers(0, 9),
+    noise=st.sampled_from(Noise),
+)
+def test_a_bucket_holds_its_pass(num_spans: int, extra: int, share: float, depth: int, noise: Noise) -> None:
     num_rows = num_spans + extra
     num_wanted = round(share * num_rows)
-    bucket = bucket_for(num_rows, num_spans, num_wanted, depth, draws)
+    bucket = bucket_for(num_rows, num_spans, num_wanted, depth, noise)
     assert num_rows <= bucket.num_rows < 2 * num_rows
     assert num_spans <= bucket.num_spans < 2 * num_spans
     assert num_wanted <= bucket.num_wanted <= bucket.num_rows
-    assert (bucket.depth, bucket.draws) == (depth, draws)
+    assert (bucket.depth, bucket.noise) == (depth, noise)
 
 
 @given(num_spans=SPANS, width=WIDTH, data=st.data())
@@ -33,8 +39,8 @@ def test_every_verification_was_met_at_start(num_spans: int, width: int, data: s
 def test_every_draft_was_met_at_start(num_spans: int, depth: int, data: st.DataObject) -> None:
     met = set(drafting_buckets(num_spans, depth))
     unread = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=num_spans))
-    draws = data.draw(st.booleans())
-    bucket = bucket_for(sum(unread), len(unread), len(unread), data.draw(st.integers(0, depth)), draws)
+    noise = data.draw(st.sampled_from([Noise.NONE, Noise.OWN]))
+    bucket = bucket_for(sum(unread), len(unread), len(unread), data.draw(st.integers(0, depth)), noise)
     bucket = bucket if bucket.depth else bucket_for(len(unread), len(unread), len(unread))  # a pass for each token
     assert bucket in met or not bucket.is_graph
 

@@ -24,11 +24,13 @@ from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.language_model import Written, write_step_by_step
 from foredraft.model.probe import probe
 from foredraft.sampling import SamplingParams
-from tests.model.zoo import CONTEXT, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
+from tests.model.zoo import STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 PAST_WINDOW = 3 * WINDOW + 5
+CONTEXT, DEALT_OUT = 64, 128
+"""Attention is dealt out to a program for each 64 positions; the interpreter takes long for each."""
 GREEDY = Way()
 
 
@@ -36,16 +38,16 @@ def drawn(temperature: float, *uniforms: float) -> Way:
     return Way(temperature, uniforms=list(uniforms))
 
 
-def new_body(hf: Any, is_batch_invariant: bool = False) -> DeviceStackBody:
+def new_body(hf: Any, is_batch_invariant: bool = False, context_len: int = CONTEXT) -> DeviceStackBody:
     runner = Graphs(DEVICE) if HAS_GPU else at_once
-    return DeviceStackBody(hf, CONTEXT, runner, is_batch_invariant=is_batch_invariant)
+    return DeviceStackBody(hf, context_len, runner, is_batch_invariant=is_batch_invariant)
 
 
 @cache
-def loaded(name: str, is_batch_invariant: bool = False) -> LanguageModel:
+def loaded(name: str, is_batch_invariant: bool = False, context_len: int = CONTEXT) -> LanguageModel:
     """Looked over by the probe, as every model is: it compares two ragged passes with the library's forward."""
     hf = random_model(STACK_FORMS[name].config()).to(DEVICE)
-    return probe(hf, name, CONTEXT, lambda ours: new_body(ours, is_batch_invariant))
+    return probe(hf, name, context_len, lambda ours: new_body(ours, is_batch_invariant, context_len))
 
 
 def random_tokens(length: int, seed: int = 0) -> list[int]:
@@ -75,7 +77,7 @@ FEW = ["llama", "qwen3"]
 )
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) -> None:
-    model, tokens = loaded(name, is_batch_invariant), random_tokens(PAST_WINDOW)
+    model, tokens = loaded(name, is_batch_invariant, DEALT_OUT), random_tokens(PAST_WINDOW)
     cache, parts, done = room_for(model, len(tokens)), [], 0
     for size in (20, 1, 7, 2, PAST_WINDOW):
         piece = tokens[done : done + size]
@@ -100,15 +102,19 @@ def written(
     return write_step_by_step(model, reads, lens, vocab_size, cache, ways), cache
 
 
+SEEDED = Way(0.8, keys=[11, -12, 13, 2**62])
 WAYS = {
     "greedy": [GREEDY] * 3,
+    "of every kind": [SEEDED, GREEDY, drawn(1.5, 0.7, 0.2)],
     "drawn": [drawn(0.8, 0.1, 0.9, 0.4, 0.5), drawn(1.5, 0.7), drawn(0.5, 0.99, 0.01)],
-    "mixed": [GREEDY, drawn(2.0, 0.7), GREEDY],
+    "drawn and greedy": [GREEDY, drawn(2.0, 0.7), GREEDY],
+    "seeded": [SEEDED, SEEDED, GREEDY],
 }
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("drawn", "drawn and greedy", "seeded")]
 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "mistral"))])
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("ways", ["greedy", "of every kind", *SLOW])
 def test_writing_is_reading_step_by_step(name: str, ways: str) -> None:
     model, lens = loaded(name), [4, 1, 2]
     assert model.body.can_write(WAYS[ways])  # type: ignore[attr-defined]
@@ -138,14 +144,16 @@ def test_laws_are_as_wide_as_the_target() -> None:
 
 def test_other_ways_take_a_pass_a_token() -> None:
     model = loaded("llama")
-    for way in (Way(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), Way(0.8, keys=[1, 2])):
+    for way in (Way(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), Way(0.8, (10, 1.0, 0.0), keys=[1, 2])):
         assert not model.body.can_write([GREEDY, way])  # type: ignore[attr-defined]
         ours, _ = written(model, [2, 2], [GREEDY, way], at_once=True)
         theirs, _ = written(model, [2, 2], [GREEDY, way], at_once=False)
         assert ours.ids == theirs.ids
 
 
-@pytest.mark.parametrize("way", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "way", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5), Way(1.0, keys=[1, 2, 3])], ids=["greedy", "drawn", "seeded"]
+)
 def test_a_text_ends_where_the_model_gives_nan(way: Way) -> None:
     hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import foredraft.drafters.draft_model as draft_model_module
-import foredraft.sampling.sampler as sampler_module
+import foredraft.sampling.noise as noise_module
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
 from foredraft.cache import KVCache, Region
@@ -202,13 +202,13 @@ def test_seeded_rows_that_weigh_p_against_q(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_noise_indexed_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = sampler_module.exponentials
+    right = noise_module.exponentials
 
     def by_rank(keys: Sequence[int], ids: Tensor) -> Tensor:
         return right(keys, torch.arange(ids.shape[-1]))
 
     assert kept_noise_violations(pick) == 0
-    monkeypatch.setattr(sampler_module, "exponentials", by_rank)
+    monkeypatch.setattr(noise_module, "exponentials", by_rank)
     assert kept_noise_violations(pick) > 0
 
 

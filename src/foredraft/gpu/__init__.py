@@ -3,7 +3,7 @@
 Whoever has no Triton has no `kernels` and no `passes`; ask `why_not` before importing them.
 """
 
-from foredraft.gpu.buckets import Bucket, bucket_for, drafting_buckets, verification_buckets
+from foredraft.gpu.buckets import Bucket, Noise, bucket_for, drafting_buckets, verification_buckets
 from foredraft.gpu.graphs import Graphs, Runner, at_once
 from foredraft.gpu.inputs import Inputs, SpanPlace
 from foredraft.gpu.start import on, why_not
@@ -16,6 +16,7 @@ __all__ = [
     "Graphs",
     "Inputs",
     "Linear",
+    "Noise",
     "Runner",
     "Shape",
     "SpanPlace",

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import NamedTuple
+
+
+class Noise(IntEnum):
+    """What the tokens that a model goes on to are chosen with, at most: nothing, where all are the likeliest; noise of their
+    own; or noise that another's choice hears too."""
+
+    NONE = 0
+    OWN = 1
+    SHARED = 2
 
 
 class Bucket(NamedTuple):
     """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are given. depth: tokens that the model
-    goes on to write by itself; 0 where it only reads. draws: whether any of them is drawn, and not the likeliest."""
+    goes on to write by itself; 0 where it only reads. noise: what they are chosen with."""
 
     num_rows: int
     num_spans: int
     num_wanted: int
     depth: int = 0
-    draws: bool = False
+    noise: Noise = Noise.NONE
 
     @property
     def is_graph(self) -> bool:
@@ -28,13 +38,13 @@ class Bucket(NamedTuple):
 _MOST_GRAPH_ROWS, _MOST_WIDTH = 512, 32
 
 
-def bucket_for(num_rows: int, num_spans: int, num_wanted: int, depth: int = 0, draws: bool = False) -> Bucket:
+def bucket_for(num_rows: int, num_spans: int, num_wanted: int, depth: int = 0, noise: Noise = Noise.NONE) -> Bucket:
     """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
     most; a model's pass is paid by its weights up to far more rows than that."""
     rows = _power(num_rows)
     # decoding and verification want all of their rows: of those there are few sizes
     wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
-    return Bucket(rows, _power(num_spans), wanted, depth, draws)
+    return Bucket(rows, _power(num_spans), wanted, depth, noise)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
@@ -50,13 +60,13 @@ def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
 
 def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
     """The same of a draft model that writes up to max_depth tokens: behind a full acceptance it has two to read. What it
-    cannot write by itself it writes a pass a token."""
+    cannot write by itself it writes a pass a token; shared noise is met when it comes."""
     found = {
-        bucket_for(spans * unread, spans, spans, depth, draws)
+        bucket_for(spans * unread, spans, spans, depth, noise)
         for spans in _sizes(max_spans)
         for unread in (1, 2)
         for depth in range(1, max_depth + 1)
-        for draws in (False, True)
+        for noise in (Noise.NONE, Noise.OWN)
     }
     yield from verification_buckets(max_spans, 1)
     yield from sorted(bucket for bucket in found if bucket.is_graph)

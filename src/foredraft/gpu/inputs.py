@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.gpu.buckets import Bucket
+from foredraft.gpu.buckets import Bucket, Noise
 
 NO_SPAN = -1
 """Of a row that fills up a bucket: it belongs to no sequence, stores nothing and reads nothing."""
+
+
+BY_KEY = -1.0
+"""In the place of a uniform number: the token hears shared noise."""
 
 
 class SpanPlace(NamedTuple):
@@ -27,7 +31,8 @@ class SpanPlace(NamedTuple):
 
 class Inputs:
     """Of one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
-    all int64. temperatures: [spans] and uniforms [depth, spans] float64, of the tokens that the model goes on to."""
+    all int64. temperatures: [spans] and uniforms [depth, spans] float64, of the tokens that the model goes on to, BY_KEY where
+    noise is shared; keys: [depth, spans] int64, its keys, or None where the bucket has none."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
@@ -42,6 +47,10 @@ class Inputs:
         self.temperatures, uniforms = self._noise.device_parts(noise_sizes)
         self.uniforms = uniforms.view(bucket.depth, spans)
         self._noise_parts = self._noise.host_parts(noise_sizes)
+        self.keys: Tensor | None = None
+        if bucket.noise == Noise.SHARED:
+            self._shared = _Twin(noise_sizes[1:], torch.int64, device)
+            self.keys = self._shared.device_parts(noise_sizes[1:])[0].view(bucket.depth, spans)
         self.fill([], [], [], [])
 
     def fill(
@@ -63,17 +72,31 @@ class Inputs:
         by_span[:, len(spans) :] = 0
         self._whole.send()
 
-    def fill_noise(self, temperatures: Sequence[float], uniforms: Sequence[Sequence[float]]) -> None:
-        """temperatures: of each span, 0 for the likeliest. uniforms: of each span, one a token; fewer where it needs none."""
-        self._noise.wait()
-        for part in self._noise_parts:
-            part[:] = 0.0
+    def fill_noise(
+        self, temperatures: Sequence[float], uniforms: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """temperatures: of each span, 0 for the likeliest. uniforms, keys: of each span, one a token; fewer where it needs none.
+        Who has keys has no uniforms."""
         own_temperatures, own_uniforms = self._noise_parts
+        self._noise.wait()
+        own_temperatures[:] = 0.0
         own_temperatures[: len(temperatures)] = temperatures
         by_step = own_uniforms.reshape(self.bucket.depth, self.bucket.num_spans)
-        for index, own in enumerate(uniforms):
-            by_step[: len(own), index] = own
+        _lay_out(uniforms, by_step)
+        if self.keys is not None:
+            self._shared.wait()
+            _lay_out(keys, self._shared.host_parts([self.keys.numel()])[0].reshape(by_step.shape))
+            for index, own in enumerate(keys):
+                by_step[: len(own), index] = BY_KEY
+            self._shared.send()
         self._noise.send()
+
+
+def _lay_out(rows: Sequence[Sequence[float]] | Sequence[Sequence[int]], by_step: np.ndarray[Any, Any]) -> None:
+    """by_step: [depth, spans], written to."""
+    by_step[:] = 0
+    for index, row in enumerate(rows):
+        by_step[: len(row), index] = row
 
 
 class _Twin:

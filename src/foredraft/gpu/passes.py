@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.gpu import kernels
-from foredraft.gpu.inputs import NO_SPAN, Inputs
+from foredraft.gpu.inputs import BY_KEY, NO_SPAN, Inputs
 from foredraft.gpu.weights import DeviceStack, Linear, Shape
-from foredraft.sampling import inverse_cdf, tempered
+from foredraft.sampling import inverse_cdf, shared_scores, tempered
 
 _PROGRAMS, _MOST_PARTS, _LEAST_KEYS = 256, 16, 64
 """Attention is dealt out to about two programs for each of a GPU's multiprocessors, each with a block of keys at least; joining
@@ -92,7 +92,8 @@ def write(
         if laws is None:
             ids.append(likeliest(logits))
         else:
-            chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place])
+            keys = None if inputs.keys is None else inputs.keys[place]
+            chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place], keys)
             laws[place].copy_(law)
             ids.append(chosen)
     return torch.stack(ids)
@@ -104,10 +105,12 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.where(logits.gather(1, ids[:, None])[:, 0].isnan(), -1, ids)
 
 
-def drawn(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """From softmax(logits / T), or the likeliest where T is 0. logits: [R, V], temperatures, uniforms: [R] float64 -> ids
-    [R], -1 where there is a NaN; laws [R, V] float32"""
+def drawn(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """From softmax(logits / T), or the likeliest where T is 0. logits: [R, V], temperatures, uniforms: [R] float64; keys: [R]
+    int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; laws [R, V] float32"""
     is_greedy = temperatures == 0
     laws = tempered(logits, torch.where(is_greedy, 1.0, temperatures))
-    ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(laws, uniforms))
+    ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(laws, uniforms.clamp(min=0)))
+    if keys is not None:
+        ids = torch.where(uniforms == BY_KEY, shared_scores(laws, keys).argmax(-1), ids)
     return torch.where(laws[:, 0].isnan(), -1, ids), laws

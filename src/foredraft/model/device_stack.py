@@ -22,6 +22,7 @@ from foredraft.gpu import (
     DeviceStack,
     Inputs,
     Linear,
+    Noise,
     Runner,
     Shape,
     SpanPlace,
@@ -37,7 +38,7 @@ from foredraft.model.demand import Demand
 from foredraft.model.language_model import Written
 from foredraft.model.rows import RowRule
 from foredraft.model.stack import joined_linears, rotation_table, window_of
-from foredraft.sampling import Laws
+from foredraft.sampling import Laws, sent
 
 _MOST_POSITIONS = 1 << 17
 """The rotary angles of so many positions are kept, whatever the context: 64 MiB at a width of 128."""
@@ -74,8 +75,8 @@ class DeviceStackBody:
             return logits[: len(wanted)].clone()
 
     def can_write(self, ways: Sequence[Way]) -> bool:
-        """Greedily, and drawn from a whole law; what is truncated or hears shared noise takes a pass a token."""
-        return all(way.temperature == 0 or (way.is_drawn and way.truncation is None) for way in ways)
+        """From whole laws; what is truncated takes a pass a token."""
+        return all(way.temperature == 0 or way.truncation is None for way in ways)
 
     def write(
         self,
@@ -88,14 +89,19 @@ class DeviceStackBody:
     ) -> Written:
         """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one replay."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
-        draws = any(way.is_drawn for way in ways)
+        noise = _noise_of(ways)
         with on(self._device):
-            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), draws))
+            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), noise))
             inputs.fill(ids, positions, wanted, self._located(spans))
-            if draws:
-                inputs.fill_noise([way.temperature for way in ways], [way.uniforms for way in ways])
+            if noise:
+                columns = (
+                    [way.temperature for way in ways],
+                    [way.uniforms for way in ways],
+                    [way.keys for way in ways],
+                )
+                inputs.fill_noise(*columns)
             found = self._compute(inputs, vocab_size)
-            laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if draws else None
+            laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if any(way.is_drawn for way in ways) else None
             chosen = found[0].tolist()
         return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], laws)
 
@@ -122,7 +128,7 @@ class DeviceStackBody:
 
     def _write(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
         bucket, step = inputs.bucket, self._step_of(inputs.bucket)
-        if not bucket.draws:
+        if not bucket.noise:
             return (self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic),)
         laws = self._laws_in(bucket.depth, bucket.num_spans, vocab_size)
         return self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic, laws), laws
@@ -161,11 +167,17 @@ class DeviceStackBody:
         ]
 
 
+def _noise_of(ways: Sequence[Way]) -> Noise:
+    if any(way.keys for way in ways):
+        return Noise.SHARED
+    return Noise.OWN if any(way.is_drawn for way in ways) else Noise.NONE
+
+
 def _laws_of(laws: Tensor, lens: Sequence[int], ways: Sequence[Way], vocab_size: int) -> Tensor:
     """laws: [depth, spans, V], V the model's own where that is less -> of every token that was to be drawn, span after span,
     [R, vocab_size]"""
     places = [(step, i) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
-    steps, columns = torch.tensor(places, device=laws.device).T
+    steps, columns = sent(places, laws.device, torch.int64).T
     return functional.pad(laws[steps, columns], (0, vocab_size - laws.shape[2]))
 
 

@@ -5,6 +5,7 @@ The only place that knows temperature, top-p, penalties and masks.
 
 from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
 from foredraft.sampling.laws import Laws, inverse_cdf, joined, tempered
+from foredraft.sampling.noise import shared_scores
 from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
 from foredraft.sampling.sampler import (
     Choice,
@@ -56,6 +57,7 @@ __all__ = [
     "select",
     "sent",
     "settled",
+    "shared_scores",
     "tempered",
     "uniforms_for",
     "ways_of",

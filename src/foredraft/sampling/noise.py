@@ -46,15 +46,23 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def exponentials(keys: Sequence[int], ids: Tensor) -> Tensor:
-    """Exp(1) noise for each id under its row's key, float64. keys: R of them; ids: [R, W] or [W] -> [R, W].
+def exponentials(keys: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
+    """Exp(1) noise for each id under its row's key, float64. keys: R of them, int64 where the ids are; ids: [R, W] or [W] -> [R, W].
 
     `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm in place of three.
     """
-    z = sent(keys, ids.device, torch.int64)[:, None] + ids * _signed(_GAMMA)
+    own = keys if isinstance(keys, Tensor) else sent(keys, ids.device, torch.int64)
+    z = own[:, None] + ids * _signed(_GAMMA)
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
     z = z ^ _shifted(z, 31)
     # 52 bits and a half step: never 0, never 1, exact in float64
     uniform = (_shifted(z, 12).to(torch.float64) + 0.5) * 2.0**-52
     return -torch.log(uniform)
+
+
+def shared_scores(probs: Tensor, keys: Sequence[int] | Tensor, ids: Tensor | None = None) -> Tensor:
+    """The largest of a row is its draw. probs: [R, W], of ids [R, W] (None: of 0 .. W - 1); keys: R -> [R, W] float64"""
+    if ids is None:
+        ids = torch.arange(probs.shape[1], device=probs.device)
+    return probs.to(torch.float64) / exponentials(keys, ids)

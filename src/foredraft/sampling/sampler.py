@@ -15,7 +15,7 @@ from foredraft.kernels import Way
 from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
 from foredraft.sampling.laws import Laws, inverse_cdf, laws_under
-from foredraft.sampling.noise import exponentials, stream_keys
+from foredraft.sampling.noise import shared_scores, stream_keys
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
 from foredraft.sampling.sending import sent
@@ -343,7 +343,7 @@ def choose_by(ways: Sequence[Way], step: int, logits: Tensor) -> tuple[list[int]
             columns = inverse_cdf(law.probs, uniforms)
             laws |= zip(group, law.dense(logits.shape[1]), strict=True)
         else:
-            columns = _scores(law, [way.keys[step] for way in group_ways]).argmax(-1)
+            columns = shared_scores(law.probs, [way.keys[step] for way in group_ways], law.ids).argmax(-1)
         found.append(law.checked_id_at(columns))
     # in one copy: each waits for the device
     ids = dict(zip((r for group in groups.values() for r in group), torch.cat(found).tolist(), strict=True))
@@ -369,7 +369,7 @@ def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Ten
     notes it); margins [R] or None"""
     gap = None
     if rows[0].sampler.shares_noise:
-        scores = _scores(laws, [row.noise_key for row in rows])
+        scores = shared_scores(laws.probs, [row.noise_key for row in rows], laws.ids)
         columns = scores.argmax(-1)
         if margins and scores.shape[1] > 1:
             best = scores.topk(2, dim=-1).values.log()
@@ -378,12 +378,6 @@ def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Ten
         uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
         columns = inverse_cdf(laws.probs, uniforms)
     return laws.checked_id_at(columns), gap
-
-
-def _scores(laws: Laws, keys: Sequence[int]) -> Tensor:
-    """The largest of a row is its draw. [R, W] float64"""
-    ids = laws.ids if laws.ids is not None else torch.arange(laws.probs.shape[1], device=laws.probs.device)
-    return laws.probs.to(torch.float64) / exponentials(keys, ids)
 
 
 def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 
-def sent(numbers: Sequence[float] | Sequence[int] | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def sent(
+    numbers: Sequence[float] | Sequence[int] | Sequence[tuple[int, ...]] | Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
     """On the device, without waiting for what it has to do before: a copy out of ordinary memory would."""
     here = torch.as_tensor(numbers, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
