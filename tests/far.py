@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -46,6 +47,16 @@ class Elsewhere(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.num_waits = 0
+        self._making = _Making(self)
+
+    def __enter__(self) -> Elsewhere:
+        self._making.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._making.__exit__(*error)
 
     def send(self, numbers: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """In the place of `sent`: no wait."""
@@ -75,6 +86,21 @@ class Elsewhere(TorchDispatchMode):
         return tree_map(lambda x: FarTensor(x) if isinstance(x, Tensor) else x, out)
 
 
+class _Making(TorchFunctionMode):
+    """`torch.tensor` fills a tensor on FAR behind the other mode's back."""
+
+    def __init__(self, elsewhere: Elsewhere) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and torch.device(kwargs.get("device") or "cpu") == FAR:
+            self._elsewhere.num_waits += 1
+            return FarTensor(torch.tensor(*args, **{**kwargs, "device": "cpu"}))
+        return func(*args, **kwargs)
+
+
 def _asks_to_index(func: Any, args: Any) -> bool:
     """A mask is counted before it can be used, and a place that the CPU names is sent."""
     if func not in _INDEXING:
@@ -84,6 +110,10 @@ def _asks_to_index(func: Any, args: Any) -> bool:
 
 
 def _refuse_strangers(func: Any, given: list[Tensor]) -> None:
+    if any(not isinstance(x, FarTensor) and x.device == FAR for x in given):
+        raise RuntimeError(
+            f"{func}: a list of places; make them a tensor, which is sent (lists lose their numbers here)"
+        )
     strangers = [x for x in given if not isinstance(x, FarTensor) and x.ndim > 0]
     if strangers and func not in _INDEXING and func is not aten.copy_.default:
         raise RuntimeError(f"{func}: tensors on two devices, {[tuple(x.shape) for x in given]}")
@@ -101,6 +131,7 @@ def _here(x: Any) -> Any:
 
 def elsewhere(monkeypatch: Any, modules: list[Any]) -> Elsewhere:
     """A device of its own; modules: whose `sent` reaches it without a wait."""
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which knows nothing of tensors like ours
     mode = Elsewhere()
     send: Callable[..., Tensor] = mode.send
     for module in modules:

@@ -18,7 +18,7 @@ from foredraft.model import LanguageModel, Read
 from foredraft.panel import Panel
 from foredraft.policy import FixedPolicy, Policy
 from foredraft.proposal import Drafter, Proposal
-from foredraft.sampling import Constraint, Sampler, SamplingParams
+from foredraft.sampling import Constraint, Sampler, SamplingParams, sent
 from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
 from foredraft.stats import PrefixStats, SpeculationStats
@@ -318,10 +318,13 @@ def _logprobs(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenLog
     if not ids:
         return []
     laws = torch.log_softmax(logits.float(), dim=-1)
-    own = laws.gather(1, torch.tensor(ids, device=laws.device)[:, None])
-    ranks = (laws > own).sum(-1) + 1
+    own = laws.gather(1, sent(ids, laws.device, torch.int64)[:, None])
+    ranks = (laws > own).sum(-1, keepdim=True) + 1
     top = laws.topk(min(num_top, laws.shape[1]), dim=-1)
+    # in one copy: each waits for the device
+    told = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
+    count = top.values.shape[1]
     return [
-        TokenLogprobs(token, float(own[i, 0]), int(ranks[i]), top.indices[i].tolist(), top.values[i].tolist())
-        for i, token in enumerate(ids)
+        TokenLogprobs(token, row[0], int(row[1]), [int(i) for i in row[2 + count :]], row[2 : 2 + count])
+        for token, row in zip(ids, told, strict=True)
     ]

@@ -14,7 +14,19 @@ from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
-from foredraft.sampling import Laws, Row, adjusted, choose, joined, laws_of, pick, sampled_groups, settled, ways_of
+from foredraft.sampling import (
+    Laws,
+    Row,
+    adjusted,
+    choose,
+    joined,
+    laws_of,
+    pick,
+    sampled_groups,
+    select,
+    settled,
+    ways_of,
+)
 from foredraft.stats import PrefixStats
 
 _WORTH_READING = 64
@@ -191,7 +203,7 @@ class DraftModelDrafter:
         rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
         certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.shares_noise]
         if certain:
-            chosen = choose(logits[certain], [rows[i] for i in certain]).ids.tolist()
+            chosen = choose(select(logits, certain), [rows[i] for i in certain]).ids.tolist()
             for i, token in zip(certain, chosen, strict=True):
                 _append(drafts[i], rows[i], token, CERTAIN)
         for group in sampled_groups(rows):
@@ -202,7 +214,7 @@ class DraftModelDrafter:
         self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, laws: list[Laws]
     ) -> None:
         group_rows = [rows[i] for i in group]
-        law = laws_of(adjusted(logits[group], group_rows), group_rows)
+        law = laws_of(adjusted(select(logits, group), group_rows), group_rows)
         ids = settled(pick(law, group_rows)[0], group_rows)
         first = _num_rows(laws)
         laws.append(law)

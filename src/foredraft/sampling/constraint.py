@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from foredraft.sampling.sending import sent
+
 Bits: TypeAlias = npt.NDArray[np.uint8]
 """Bit i % 8 of byte i // 8 says whether id i may come next. Ids beyond the last byte may not."""
 
@@ -65,9 +67,9 @@ def refuse(logits: Tensor, masks: Sequence[tuple[int, Bits]]) -> None:
     """Write -inf over every id that may not come next. logits: [R, V]; masks: (row, its bits)"""
     if not masks:
         return
-    refused = refused_ids([bits for _, bits in masks], logits.shape[1]).to(logits.device)
-    rows = [row for row, _ in masks]
-    if len(rows) == logits.shape[0]:
+    refused = sent(refused_ids([bits for _, bits in masks], logits.shape[1]), logits.device, torch.bool)
+    if len(masks) == logits.shape[0]:
         logits.masked_fill_(refused, -torch.inf)
-    else:
-        logits[rows] = logits[rows].masked_fill_(refused, -torch.inf)
+        return
+    rows = sent([row for row, _ in masks], logits.device, torch.int64)
+    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(refused, -torch.inf))

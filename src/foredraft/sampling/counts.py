@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foredraft.sampling.sending import sent
+
 
 class TokenCounts:
     """Distinct tokens of a prompt and the output after it, with the output's counts."""
@@ -44,7 +46,7 @@ class TokenCounts:
         outputs = self._outputs[:n]
         seen = (outputs > 0) | (np.arange(n) < self._num_prompt_ids)
         return (
-            torch.from_numpy(self._ids[:n].copy()).to(device),
-            torch.from_numpy(outputs.copy()).to(device),
-            torch.from_numpy(seen).to(device),
+            sent(torch.from_numpy(self._ids[:n].copy()), device, torch.int64),
+            sent(torch.from_numpy(outputs.copy()), device, torch.int64),
+            sent(torch.from_numpy(seen), device, torch.bool),
         )

@@ -126,13 +126,13 @@ class Sampler:
         if self.params.logits_processors:
             logits = self._processed(logits, [*history, *drafted])
         if self._bias is not None:
-            ids, values = self._bias
-            logits[ids.to(logits.device)] += values.to(logits)
+            ids, values = (sent(part, logits.device, part.dtype) for part in self._bias)
+            logits[ids] += values.to(logits)
         for word in self.bad_words:
             if _ends_with(history, drafted, self.prompt_len, word[:-1]):
                 logits[word[-1]] = -torch.inf
         if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
-            logits[list(self.end_ids)] = -torch.inf
+            logits.index_fill_(0, sent(self.end_ids, logits.device, torch.int64), -torch.inf)
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
@@ -247,9 +247,8 @@ def _adjusted(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Te
             bits = sampler.mask(history, drafted)
             masks += [] if bits is None else [(r, bits)]
     refuse(logits, masks)
-    best = (logits if len(touched) == len(rows) else logits[touched]).amax(-1)
-    for place in best.isneginf().nonzero()[:, 0].tolist():
-        r = touched[place]
+    best = select(logits, touched).amax(-1)
+    for r in [r for r, is_empty in zip(touched, best.isneginf().tolist(), strict=True) if is_empty]:
         rows[r].sampler.fail(rows[r].prefix_len, "nothing is left to sample after bias, bad words and masks")
         logits[r] = 0  # any law will do: the row has failed
     return logits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.proposal import CERTAIN, Proposal
-from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of
+from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of, sent
 from foredraft.step import Outcome
 
 
@@ -33,8 +33,9 @@ def target_says(
     if not ids:
         return TargetSays([], [])
     with torch.inference_mode():
-        logits = outcome.logits[places]
-        tokens = torch.tensor(ids, dtype=torch.int64, device=logits.device)
+        device = outcome.logits.device
+        logits = outcome.logits.index_select(0, sent(places, device, torch.int64))
+        tokens = sent(ids, device, torch.int64)
         rows = [Row(sampler, history, drafted[:place]) for place in places]
         raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
         return TargetSays(_numbers(_warped(logits, rows, tokens)), _numbers(raw))
@@ -55,8 +56,9 @@ def draft_said(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[flo
     places = (rows != CERTAIN).nonzero()[:, 0].tolist()
     if laws is None or not places:
         return found
-    tokens = torch.tensor([drafted[place] for place in places], device=laws.probs.device)
-    drawn = laws.at(rows[places].to(laws.probs.device), tokens[:, None])[:, 0]
+    device = laws.probs.device
+    tokens = sent([drafted[place] for place in places], device, torch.int64)
+    drawn = laws.at(sent(rows[places], device, torch.int64), tokens[:, None])[:, 0]
     for place, value in zip(places, _numbers(drawn), strict=True):
         found[place] = value
     return found

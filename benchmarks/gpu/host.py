@@ -1,0 +1,89 @@
+"""What a step takes the processor beside a device that takes no time: scheduling, tables, verdicts, commits.
+
+    TRITON_INTERPRET=1 python benchmarks/gpu/host.py [--steps 200]
+
+A device that waits for the processor does nothing. Toy models of two layers run as on a GPU, but every pass gives what it gave
+the first time; what is left is ours. Microseconds a step, the median and the least, by sequences and draft tokens; one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from foredraft.cache import MemoryPool
+from foredraft.drafters import build
+from foredraft.drafters.context import DrafterContext
+from foredraft.engine import Engine
+from foredraft.model import LanguageModel
+from foredraft.model.device_stack import DeviceStackBody
+from foredraft.model.probe import probe
+from foredraft.sampling import SamplingParams
+
+VOCAB_SIZE, CONTEXT = 96, 4096
+
+
+class Remembering:
+    """A runner that computes each bucket once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Tensor, ...]] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+
+def toy(num_layers: int) -> LanguageModel:
+    config = LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=num_layers,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=CONTEXT,
+    )
+    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    runner = Remembering()
+    return probe(hf, "toy", CONTEXT, lambda own: DeviceStackBody(own, CONTEXT, runner, is_batch_invariant=False))
+
+
+def step_us(target: LanguageModel, draft: LanguageModel, batch: int, gamma: int, temperature: float, steps: int) -> str:
+    pool = MemoryPool(1 << 30)
+    drafter = build("draft_model", DrafterContext(VOCAB_SIZE, pool, draft))
+    engine = Engine(target, drafter, pool, speculative_tokens=gamma)
+    params = SamplingParams(temperature=temperature, max_tokens=CONTEXT, ignore_eos=True).resolve({})
+    for place in range(batch):
+        engine.add([1 + place, 2, 3, 4], params)
+    for _ in range(20):
+        engine.step()
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        engine.step()
+        times.append(1e6 * (time.perf_counter() - started))
+    return f"{torch.tensor(times).median():.0f} ({min(times):.0f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    target, draft = toy(32), toy(2)
+    for temperature in (0.0, 0.8):
+        for batch in (1, 8, 32):
+            plain, drafting = (step_us(target, draft, batch, gamma, temperature, steps) for gamma in (0, 4))
+            print(f"temperature {temperature}, {batch} sequences: plain {plain}, with four draft tokens {drafting}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The whole engine over models whose logits lie on another device: the texts are those of the CPU, and no tensor of one meets
+one of the other. Both compute in float64, which takes the same way on either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft import engine as engine_module
+from foredraft.engine import Engine
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_tokenizer
+from foredraft.model.attention import Span
+from foredraft.model.demand import Demand
+from foredraft.model.language_model import Body
+from foredraft.request import Frontend
+from foredraft.sampling import SamplingParams, StructuredOutputs, constraint, counts, laws, noise, sampler
+from foredraft.step import Step
+from foredraft.trace import probabilities
+from foredraft.trace.probabilities import TargetSays, draft_said, target_says
+from foredraft.verify import case
+from tests.conftest import MakeEngine
+from tests.far import Elsewhere, FarTensor, elsewhere
+
+SENDERS = [case, constraint, counts, engine_module, laws, noise, probabilities, sampler]
+PROMPTS = ["def area(width, height):\n", "Once upon a time there was a little girl"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(EMBEDDED / "target", LoadOptions())
+
+
+class Lifted:
+    """A body whose logits are in float64, and on FAR where there is a device."""
+
+    def __init__(self, inner: Body, device: Elsewhere | None) -> None:
+        self.row_rule, self.kernels, self.is_batch_invariant = inner.row_rule, inner.kernels, inner.is_batch_invariant
+        self._inner, self._device = inner, device
+
+    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
+        logits = self._inner(ids, positions, wanted, spans).double()
+        return logits if self._device is None else FarTensor(logits)
+
+    def take_over(self) -> None:
+        self._inner.take_over()
+
+    def warm_up(self, demand: Demand) -> None:
+        self._inner.warm_up(demand)
+
+
+class Trace:
+    """Looks on as the trace does."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[TargetSays, list[float | None]]] = []
+
+    def observe(self, step: Step) -> None:
+        for b, (work, outcome) in enumerate(zip(step.scoring, step.outcomes, strict=True)):
+            history = work.sequence.tokens[: len(work.sequence.tokens) - step.num_kept[b]]
+            drafted = step.proposal.ids[b, : outcome.num_drafted].tolist()
+            said = target_says(outcome, work.sequence.sampler, history, drafted, outcome.new_ids[-1])
+            self.said.append((said, draft_said(step.proposal, b, drafted)))
+
+
+def lifted(model: LanguageModel, device: Elsewhere | None) -> LanguageModel:
+    return LanguageModel(model.hf, model.traits, Lifted(model.body, device))
+
+
+def backwards(prefix: list[int], logits: Tensor) -> Tensor:
+    return logits - 0.01 * torch.arange(logits.shape[0], device=logits.device)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.9},
+    "rejection": {"temperature": 0.9, "verification": "rejection"},
+    "seeded": {"seed": 7, "n": 2},
+    "truncated": {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
+    "flat": {"temperature": 20.0, "top_p": 0.999},
+    "seeded and truncated": {"seed": 7, "top_p": 0.9},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {100: 5.0, 200: -100.0}, "temperature": 0.0},
+    "words": {"bad_words": ["the", "return"], "min_tokens": 8, "temperature": 0.0},
+    "processor": {"logits_processors": [backwards]},
+    "log-probabilities": {"logprobs": 3, "prompt_logprobs": 2, "temperature": 0.0},
+    "structured": {"structured_outputs": StructuredOutputs(regex="[a-z]{3} [0-9]{4}")},
+    "structured and seeded": {"structured_outputs": StructuredOutputs(choice=["yes", "no", "perhaps"]), "seed": 3},
+}
+
+
+def outputs(engine: Engine, frontend: Frontend, kind: str, within: AbstractContextManager[Any]) -> list[Any]:
+    params = SamplingParams(**{"max_tokens": 12, "temperature": 1.0, **KINDS[kind]})
+    requests = [frontend.prepare(prompt, params) for prompt in PROMPTS]
+    trace = Trace()
+    engine.observers.append(trace)
+    with within:
+        for request in requests:
+            frontend.start(request)
+        while engine.has_work:
+            engine.step()
+    found = [request.output() for request in requests]
+    assert not any(request.error for request in requests)
+    texts = [[(one.token_ids, one.logprobs, one.cumulative_logprob) for one in output.outputs] for output in found]
+    return [texts, [output.prompt_logprobs for output in found], trace.said]
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "suffix"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_those_of_the_cpu(
+    kind: str,
+    drafter: str,
+    make_engine: MakeEngine,
+    target: LanguageModel,
+    draft: LanguageModel,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = elsewhere(monkeypatch, SENDERS)
+    monkeypatch.setattr(
+        laws, "_FIRST_WIDTH", laws._FIRST_DEVICE_WIDTH
+    )  # among equals a wider search finds others first
+    found = []
+    for own in (None, device):
+        ends = [tokenizer.eos_token_id]
+        engine = make_engine(drafter, model=lifted(target, own), draft_model=lifted(draft, own), seed=1, end_ids=ends)
+        frontend = Frontend(engine, tokenizer, {})
+        found.append(outputs(engine, frontend, kind, nullcontext() if own is None else own))
+    assert found[0] == found[1]
+    assert device.num_waits > 0
+
+
+def test_a_greedy_step_waits_to_be_told_once(
+    make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = elsewhere(monkeypatch, SENDERS)
+    engine = make_engine("suffix", model=lifted(target, device))
+    for length in (4, 30):
+        engine.add(list(range(100, 100 + length)), SamplingParams(temperature=0.0, max_tokens=20).resolve({}))
+    num_steps = 0
+    with device:
+        while engine.has_work:
+            engine.step()
+            num_steps += 1
+    assert device.num_waits == num_steps
