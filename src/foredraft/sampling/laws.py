@@ -18,7 +18,7 @@ from foredraft.sampling.sending import sent
 _FIRST_WIDTH, _FIRST_DEVICE_WIDTH = 64, 1024
 """A processor looks for few first; a device is done with many sooner than it could be asked twice."""
 _WIDEN = 8
-_CHUNK = 1 << 20
+_CHUNK, _DEVICE_CHUNK = 1 << 20, 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ def _tried(
 
 def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The `width` largest of each row of softmax(logits / T), largest first, and their ids; a few rows at a time in the same
-    memory: over a large vocabulary a batch of dense laws would leave the processor's caches, and cost more in fresh memory
+    memory: over a large vocabulary a batch of dense laws would leave a processor's caches, and cost more in fresh memory
     than in arithmetic. -> [R, width], [R, width]"""
     num_rows, vocab_size = logits.shape
-    size = min(num_rows, max(1, _CHUNK // vocab_size))
+    size = min(num_rows, max(1, (_CHUNK if logits.device.type == "cpu" else _DEVICE_CHUNK) // vocab_size))
     dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
     wide = torch.empty(size, vocab_size, dtype=dtype, device=logits.device)
     probs = torch.empty_like(wide)
