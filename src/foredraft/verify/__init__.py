@@ -106,13 +106,19 @@ def verify(
 
 
 def _told(weighed: list[_Weighed], chosen: Chosen | None) -> tuple[list[list[tuple[int, _Outcome]]], Choice | None]:
-    """What was found, in one copy: each waits for the device."""
     found = [own.found for own in weighed]
     if chosen is not None:
         found.append(chosen.found.flatten())
-    told = torch.split(torch.cat(found).cpu(), [len(own) for own in found])
+    told = _here(found)
     outcomes = [own.told(part.tolist()) for own, part in zip(weighed, told[: len(weighed)], strict=True)]
     return outcomes, None if chosen is None else chosen.told(told[-1].view(chosen.found.shape))
+
+
+def _here(found: list[Tensor]) -> Sequence[Tensor]:
+    """In one copy: each waits for the device. [N] each"""
+    if found[0].device.type == "cpu":
+        return found
+    return torch.split(torch.cat(found).cpu(), [len(own) for own in found])
 
 
 def _rows(
