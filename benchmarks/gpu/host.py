@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python benchmarks/gpu/host.py [--steps 200]
 
-A device that waits for the processor does nothing. Toy models of 32 and 4 layers run as on a GPU, but for the passes themselves:
+A device that waits for the processor does nothing. Toy models of 32 and two layers run as on a GPU, but for the passes themselves:
 each gives the same token with certainty, so that every draft stands. What is left is ours. Microseconds a step, the median and
 the least, by sequences and draft tokens; one thread. On a CUDA device launches and copies come on top.
 """

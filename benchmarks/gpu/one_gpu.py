@@ -44,11 +44,9 @@ from foredraft.step import Step
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pieces
+from device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from prompts import code_prompts
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-DTYPE = torch.bfloat16 if HAS_GPU else torch.float32  # Triton's interpreter knows no products of bfloat16
 GAMMA = 4
 
 
@@ -74,9 +72,18 @@ class Size:
     parts: tuple[int, ...] = (1, 4, 16)
 
     @property
+    def num_heads(self) -> int:
+        """128 wide, four to a head of keys."""
+        return self.hidden // 128
+
+    @property
+    def num_kv_heads(self) -> int:
+        return max(1, self.num_heads // 4)
+
+    @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """[n, k] of those that a layer reads, and of the head."""
-        kv_width = 2 * max(1, self.hidden // 512) * 128
+        kv_width = 2 * self.num_kv_heads * 128
         return {
             "qkv": (self.hidden + kv_width, self.hidden),
             "out": (self.hidden, self.hidden),
@@ -134,23 +141,6 @@ class Report:
         self.file.write_text(json.dumps(self.found, indent=1))
 
 
-def median_ms(run: Callable[[], Any], repeats: int = 20) -> float:
-    """From an idle device to an idle one, after two runs that are not counted: what the host does is in it."""
-    times = []
-    for _ in range(repeats + 2):
-        wait()
-        started = time.perf_counter()
-        run()
-        wait()
-        times.append(1000 * (time.perf_counter() - started))
-    return float(torch.tensor(times[2:]).median())
-
-
-def wait() -> None:
-    if HAS_GPU:
-        torch.cuda.synchronize()
-
-
 def clear() -> None:
     gc.collect()
     if HAS_GPU:
@@ -168,8 +158,8 @@ def random_llama(size: Size) -> Any:
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
         intermediate_size=size.intermediate,
-        num_attention_heads=size.hidden // 128,
-        num_key_value_heads=max(1, size.hidden // 512),
+        num_attention_heads=size.num_heads,
+        num_key_value_heads=size.num_kv_heads,
         vocab_size=size.vocab,
         max_position_embeddings=8192,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
@@ -432,10 +422,8 @@ def main() -> None:
         report.part("decoding", lambda: decoding(size, speed), 100)
         report.part("profile", lambda: profile(size), 40)
         report.part("products", lambda: pieces.products(size.matrices, size.product_rows), 45)
-        heads = max(1, size.hidden // 128)
-        report.part(
-            "attention", lambda: pieces.attention(heads, max(1, heads // 4), size.contexts, (1, 5), size.parts), 20
-        )
+        heads = (size.num_heads, size.num_kv_heads)
+        report.part("attention", lambda: pieces.attention(*heads, size.contexts, (1, 5), size.parts), 20)
         if pair is not None:
 
             def prompts() -> list[str]:

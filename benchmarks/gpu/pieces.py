@@ -4,12 +4,12 @@ copy moves. `one_gpu.py` runs them; what wins here is what `kernels.TILES` and `
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,9 +17,6 @@ from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, SpanPlace, kernels
 from foredraft.gpu.buckets import Bucket
 from foredraft.gpu.kernels import Tiles
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
 CACHED = 1 << 28
 """Bytes, more than a device keeps in its cache: what is read again lies further back than that."""
 
@@ -83,34 +80,22 @@ def _layer() -> DeviceLayer:
     return DeviceLayer(torch.empty(0), torch.empty(0), None, None, nothing, nothing, nothing, nothing, 0)
 
 
-def _seconds(runs: Sequence[Callable[[], Any]], repeats: int = 10) -> float:
+def _seconds(runs: Sequence[Callable[[], Any]]) -> float:
     """Of one of them, the median over replays of all in a row."""
     replay = _captured(runs) if HAS_GPU else (lambda: [run() for run in runs])
-    times = []
-    for _ in range(repeats if HAS_GPU else 1):
-        _wait()
-        started = time.perf_counter()
-        replay()
-        _wait()
-        times.append(time.perf_counter() - started)
-    return float(torch.tensor(times).median()) / len(runs)
+    return median_ms(replay, repeats=10 if HAS_GPU else 1) / 1000 / len(runs)
 
 
 def _captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     for run in runs:
         run()
-    _wait()
+    wait()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for run in runs:
             run()
     graph.replay()
     return graph.replay
-
-
-def _wait() -> None:
-    if HAS_GPU:
-        torch.cuda.synchronize()
 
 
 def table(found: dict[str, Any], bytes_per_second: float | None) -> Iterator[str]:
