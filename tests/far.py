@@ -3,6 +3,7 @@ how often somebody waits for what it has found."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from foredraft.sampling import sent
 
 FAR = torch.device("meta")  # of those PyTorch knows, one that needs no driver
 
@@ -129,11 +132,12 @@ def _here(x: Any) -> Any:
     return x.here if isinstance(x, FarTensor) else x
 
 
-def elsewhere(monkeypatch: Any, modules: list[Any]) -> Elsewhere:
-    """A device of its own; modules: whose `sent` reaches it without a wait."""
+def elsewhere(monkeypatch: Any) -> Elsewhere:
+    """A device of its own, which every module's `sent` reaches without a wait."""
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which knows nothing of tensors like ours
     mode = Elsewhere()
     send: Callable[..., Tensor] = mode.send
-    for module in modules:
-        monkeypatch.setattr(module, "sent", send)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("foredraft") and getattr(module, "sent", None) is sent:
+            monkeypatch.setattr(module, "sent", send)
     return mode

@@ -11,22 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft import engine as engine_module
 from foredraft.engine import Engine
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_tokenizer
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Body
 from foredraft.request import Frontend
-from foredraft.sampling import SamplingParams, StructuredOutputs, constraint, counts, laws, noise, sampler
+from foredraft.sampling import SamplingParams, StructuredOutputs, laws
 from foredraft.step import Step
-from foredraft.trace import probabilities
 from foredraft.trace.probabilities import TargetSays, draft_said, target_says
-from foredraft.verify import case
 from tests.conftest import MakeEngine
 from tests.far import Elsewhere, FarTensor, elsewhere
 
-SENDERS = [case, constraint, counts, engine_module, laws, noise, probabilities, sampler]
 PROMPTS = ["def area(width, height):\n", "Once upon a time there was a little girl"]
 
 
@@ -120,10 +116,9 @@ def test_texts_are_those_of_the_cpu(
     tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = elsewhere(monkeypatch, SENDERS)
-    monkeypatch.setattr(
-        laws, "_FIRST_WIDTH", laws._FIRST_DEVICE_WIDTH
-    )  # among equals a wider search finds others first
+    device = elsewhere(monkeypatch)
+    # among equals a wider search finds others first
+    monkeypatch.setattr(laws, "_FIRST_WIDTH", laws._FIRST_DEVICE_WIDTH)
     found = []
     for own in (None, device):
         ends = [tokenizer.eos_token_id]
@@ -137,7 +132,7 @@ def test_texts_are_those_of_the_cpu(
 def test_a_greedy_step_waits_to_be_told_once(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = elsewhere(monkeypatch, SENDERS)
+    device = elsewhere(monkeypatch)
     engine = make_engine("suffix", model=lifted(target, device))
     for length in (4, 30):
         engine.add(list(range(100, 100 + length)), SamplingParams(temperature=0.0, max_tokens=20).resolve({}))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from foredraft.proposal import CERTAIN, Proposal
-from foredraft.sampling import Row, Sampler, choose, choose_by, laws, laws_of, noise, pick, sampler, settled, ways_of
-from foredraft.verify import case, verify
+from foredraft.sampling import Row, Sampler, choose, choose_by, laws, laws_of, pick, settled, ways_of
+from foredraft.verify import verify
 from tests.far import Elsewhere, FarTensor, elsewhere
 from tests.laws import sampler_for
 
@@ -32,7 +32,7 @@ NUM_WAITS = {"truncated": 3, "seeded and truncated": 2}
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
-    return elsewhere(monkeypatch, [laws, noise, sampler, case])
+    return elsewhere(monkeypatch)
 
 
 def samplers_of(kind: str) -> list[Sampler]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.gpu.buckets import Bucket, Noise
+from foredraft.kernels import Way
 
 NO_SPAN = -1
 """Of a row that fills up a bucket: it belongs to no sequence, stores nothing and reads nothing."""
@@ -51,6 +52,7 @@ class Inputs:
         if bucket.noise == Noise.SHARED:
             self._shared = _Twin(noise_sizes[1:], torch.int64, device)
             self.keys = self._shared.device_parts(noise_sizes[1:])[0].view(bucket.depth, spans)
+            self._key_part = self._shared.host_parts(noise_sizes[1:])[0]
         self.fill([], [], [], [])
 
     def fill(
@@ -72,31 +74,31 @@ class Inputs:
         by_span[:, len(spans) :] = 0
         self._whole.send()
 
-    def fill_noise(
-        self, temperatures: Sequence[float], uniforms: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()
-    ) -> None:
-        """temperatures: of each span, 0 for the likeliest. uniforms, keys: of each span, one a token; fewer where it needs none.
-        Who has keys has no uniforms."""
-        own_temperatures, own_uniforms = self._noise_parts
+    def fill_noise(self, ways: Sequence[Way]) -> None:
+        """ways: of each span, with noise for as many tokens as it is to write."""
         self._noise.wait()
-        own_temperatures[:] = 0.0
-        own_temperatures[: len(temperatures)] = temperatures
-        by_step = own_uniforms.reshape(self.bucket.depth, self.bucket.num_spans)
-        _lay_out(uniforms, by_step)
-        if self.keys is not None:
-            self._shared.wait()
-            _lay_out(keys, self._shared.host_parts([self.keys.numel()])[0].reshape(by_step.shape))
-            for index, own in enumerate(keys):
-                by_step[: len(own), index] = BY_KEY
-            self._shared.send()
+        temperatures, uniforms = self._noise_parts
+        temperatures[:], uniforms[:] = 0.0, 0.0
+        by_step = self._by_step(uniforms)
+        for index, way in enumerate(ways):
+            temperatures[index] = way.temperature
+            by_step[: len(way.uniforms), index] = way.uniforms
+            by_step[: len(way.keys), index] = BY_KEY
         self._noise.send()
+        if self.keys is not None:
+            self._fill_keys(ways)
 
+    def _fill_keys(self, ways: Sequence[Way]) -> None:
+        self._shared.wait()
+        self._key_part[:] = 0
+        by_step = self._by_step(self._key_part)
+        for index, way in enumerate(ways):
+            by_step[: len(way.keys), index] = way.keys
+        self._shared.send()
 
-def _lay_out(rows: Sequence[Sequence[float]] | Sequence[Sequence[int]], by_step: np.ndarray[Any, Any]) -> None:
-    """by_step: [depth, spans], written to."""
-    by_step[:] = 0
-    for index, row in enumerate(rows):
-        by_step[: len(row), index] = row
+    def _by_step(self, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """[depth, spans], in the same memory."""
+        return part.reshape(self.bucket.depth, self.bucket.num_spans)
 
 
 class _Twin:

@@ -94,12 +94,7 @@ class DeviceStackBody:
             inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), noise))
             inputs.fill(ids, positions, wanted, self._located(spans))
             if noise:
-                columns = (
-                    [way.temperature for way in ways],
-                    [way.uniforms for way in ways],
-                    [way.keys for way in ways],
-                )
-                inputs.fill_noise(*columns)
+                inputs.fill_noise(ways)
             found = self._compute(inputs, vocab_size)
             laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if any(way.is_drawn for way in ways) else None
             chosen = found[0].tolist()

@@ -110,7 +110,9 @@ def _told(weighed: list[_Weighed], chosen: Chosen | None) -> tuple[list[list[tup
     if chosen is not None:
         found.append(chosen.found.flatten())
     told = _here(found)
-    outcomes = [own.told(part.tolist()) for own, part in zip(weighed, told[: len(weighed)], strict=True)]
+    outcomes = [
+        own.told(part.to(torch.int64).tolist()) for own, part in zip(weighed, told[: len(weighed)], strict=True)
+    ]
     return outcomes, None if chosen is None else chosen.told(told[-1].view(chosen.found.shape))
 
 
@@ -188,8 +190,7 @@ class _Weighed:
         """found: as it is here. -> the outcome of each sequence"""
         count = len(self.batch)
         report_failed(self.rows, [r for r, is_bad in enumerate(found[2 * count :]) if is_bad])
-        pairs = zip(found[:count], found[count : 2 * count], strict=True)
-        return [(b, (int(stand), int(token))) for b, (stand, token) in zip(self.batch, pairs, strict=True)]
+        return list(zip(self.batch, zip(found[:count], found[count : 2 * count], strict=True), strict=True))
 
 
 def _weighed(
