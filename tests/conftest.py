@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ from foredraft.drafters import SELF_DRAFTS, DrafterContext, build
 from foredraft.engine import Engine
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from foredraft.proposal import Drafter
+
+hypothesis.settings.register_profile("thorough", max_examples=400)
 
 MakeEngine = Callable[..., Engine]
 

@@ -523,7 +523,8 @@ def kept_noise_violations(pick: Callable[..., tuple[Tensor, Tensor | None]], num
 
 def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
     """A row's logits depend on its prefix, not on how much of that is history and how much is draft: every split of
-    every prefix, asked in an order that grows and rewinds, against a sampler that has seen nothing else."""
+    every prefix, asked in an order that grows and rewinds, against a sampler that has seen nothing else. A history may
+    hold tokens that a later one does not: a drafter's begins with tokens that are not committed yet."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(8, generator=generator, dtype=torch.float64)
     prompt, used = [1, 2, 2], sampler_for(params, prompt=[1, 2, 2], **settings)
@@ -532,9 +533,9 @@ def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
     for start in range(len(output) + 1):
         history = prompt + output[:start]
         for drafted in ([], output[start:], [7, 7, 7], output[start : start + 1], [6], [], [5, 6]):
-            got = used.adjust(logits, history, drafted)
             fresh = sampler_for(params, prompt=prompt, **settings).adjust(logits, history + drafted, [])
-            count += not torch.equal(got, fresh)
+            for split in ((history, drafted), (history + drafted, [])):
+                count += not torch.equal(used.adjust(logits, *split), fresh)
     return count
 
 

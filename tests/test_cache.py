@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from torch import Tensor
 
-from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region, common_prefix
+from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
-from foredraft.prefix import BLOCK
+from foredraft.prefix import BLOCK, common_prefix
 from foredraft.sampling import SamplingParams
 from tests.conftest import MakeEngine
 from tests.laws import cache_violations, holds_exactly, same

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.cache import KVCache, common_prefix
+from foredraft.cache import KVCache
 from foredraft.drafters import REGISTRY, DraftModelDrafter, ScriptedDrafter
 from foredraft.engine import Engine
 from foredraft.model import LanguageModel, LoadOptions, load_model
-from foredraft.prefix import BLOCK, PrefixIndex
+from foredraft.prefix import BLOCK, PrefixIndex, common_prefix
 from foredraft.sampling import SamplingParams
 from foredraft.scheduler import Limits
 from foredraft.sequence import TokenSequence

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from foredraft.prefix import BLOCK, PrefixIndex
+from foredraft.prefix import BLOCK, PrefixIndex, common_prefix
 
 KEY_MULTIPLE = 16
 """Attention reads keys in multiples of this, so that a row's bits do not depend on how many keys follow its own."""
@@ -351,21 +351,6 @@ class KVCache:
                 if common > length:
                     best, length = region, common
         return (best, length) if length >= BLOCK else (None, 0)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: int | None = None) -> int:
-    """How many tokens a and b begin with in common, of at most `limit`; the first `start` are known to agree."""
-    end = min(len(a), len(b), len(b) if limit is None else limit)
-    low = min(start, end)
-    b = b if isinstance(b, list) else list(b)  # slices of two kinds never compare equal
-    # halving on slices: each compares at C speed, and only what is not yet known to agree
-    while low < end:
-        middle = (low + end + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            end = middle - 1
-    return low
 
 
 def _moved(layers: _Layers, held: int, capacity: int) -> _Layers:

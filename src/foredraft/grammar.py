@@ -15,8 +15,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.cache import common_prefix
 from foredraft.errors import ForedraftError, one_line
+from foredraft.prefix import common_prefix
 from foredraft.sampling import Bits, StructuredOutputs, has_id, only_id
 
 _WHITESPACE = r"[ \t]|\n[ \t]{0,24}"

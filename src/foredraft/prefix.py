@@ -76,3 +76,18 @@ class PrefixIndex(Generic[T]):
 def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         yield tuple(tokens[start : start + BLOCK])
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: int | None = None) -> int:
+    """How many tokens a and b begin with in common, of at most `limit`; the first `start` are known to agree."""
+    end = min(len(a), len(b), len(b) if limit is None else limit)
+    low = min(start, end)
+    b = b if isinstance(b, list) else list(b)  # slices of two kinds never compare equal
+    # halving on slices: each compares at C speed, and only what is not yet known to agree
+    while low < end:
+        middle = (low + end + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            end = middle - 1
+    return low

@@ -7,8 +7,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from foredraft.cache import KVCache, common_prefix
+from foredraft.cache import KVCache
 from foredraft.policy import MEMORY_SHORT, Policy
+from foredraft.prefix import common_prefix
 from foredraft.sequence import TokenSequence
 from foredraft.stats import PrefixStats
 from foredraft.step import Work

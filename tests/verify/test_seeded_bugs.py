@@ -232,7 +232,7 @@ def test_penalties_that_do_not_see_the_draft(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_counts_that_keep_a_rejected_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foredraft.sampling.counts.TokenCounts.remove", lambda self, token: None)
+    monkeypatch.setattr("foredraft.sampling.counts.TokenCounts._remove", lambda self, token: None)
     assert prefix_violations(PENALTIES) > 0
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.cache import common_prefix
 from foredraft.certificate.forced import margin, tolerance
 from foredraft.certificate.reading import read_whole, rows_of
 from foredraft.certificate.trial import Text
 from foredraft.model import LanguageModel
+from foredraft.prefix import common_prefix
 from foredraft.sampling import choose
 
 

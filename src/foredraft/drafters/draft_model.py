@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foredraft.cache import MemoryPool, common_prefix
+from foredraft.cache import MemoryPool
 from foredraft.drafters._held import held
 from foredraft.drafters.context import DrafterContext
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
+from foredraft.prefix import common_prefix
 from foredraft.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.sampling import (
     Laws,

@@ -162,12 +162,8 @@ class Sampler:
     def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
         if self._counts is None:
             return logits
-        self._counts.catch_up(history)
-        for token in drafted:
-            self._counts.add(token)
+        self._counts.go_to(history, drafted)
         ids, outputs, seen = self._counts.tensors(logits.device)
-        for token in drafted:
-            self._counts.remove(token)
         p, values = self.params, logits[ids]
         penalty = 1.0 if p.repetition_penalty is None else p.repetition_penalty
         values = torch.where(seen, torch.where(values > 0, values / penalty, values * penalty), values)
