@@ -84,6 +84,12 @@ def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
+@pytest.mark.parametrize("page", (*PAGES, "benchmarks/README.md"))
+def test_every_benchmark_that_is_named_exists(page: str) -> None:
+    named = re.findall(r"python -m (benchmarks\.[\w.]*\w)", (ROOT / page).read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
+
+
 def ask(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
     resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})
     return DraftRequest(seq_id, tokens, max_len, Sampler(resolved, tokens[:1], torch.Generator().manual_seed(seq_id)))

@@ -1,6 +1,6 @@
 """What a step takes the processor beside a device that takes no time: scheduling, tables, verdicts, commits.
 
-    TRITON_INTERPRET=1 python benchmarks/gpu/host.py [--steps 200]
+    TRITON_INTERPRET=1 python -m benchmarks.gpu.host [--steps 200]
 
 A device that waits for the processor does nothing. Toy models of 32 and two layers run as on a GPU, but for the passes themselves:
 each gives the same token with certainty, so that every draft stands. What is left is ours. Microseconds a step, the median and

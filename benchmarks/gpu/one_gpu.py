@@ -1,6 +1,6 @@
 """What one GPU gives, in one call of at most eight minutes: written for a lease, run wherever there is a CUDA device.
 
-    python benchmarks/gpu/one_gpu.py --out DIR --data DIR [--widen FILE] [--minutes 8] [--toys]
+    python -m benchmarks.gpu.one_gpu --out DIR --data DIR [--widen FILE] [--minutes 8] [--toys]
 
 It needs llguidance and tomli-w beside PyTorch and transformers. DIR of --data holds prompts/mbpp.jsonl; --widen is the tool that makes a small checkpoint cost as much as a big one.
 
@@ -33,6 +33,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from benchmarks.common.prompts import code_prompts
+from benchmarks.gpu import pieces
+from benchmarks.gpu.device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from foredraft import LLM, SamplingParams
 from foredraft.gpu import Graphs, at_once
 from foredraft.machine import this_machine
@@ -40,12 +43,6 @@ from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.probe import probe
 from foredraft.step import Step
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import pieces
-from device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
-from prompts import code_prompts
 
 GAMMA = 4
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.gpu.device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, SpanPlace, kernels
 from foredraft.gpu.buckets import Bucket
 from foredraft.gpu.kernels import Tiles

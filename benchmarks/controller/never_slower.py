@@ -1,0 +1,247 @@
+"""Does "auto" ever cost, and does it find what pays?
+
+    python -m benchmarks.controller.never_slower useless [--model DIR] [--batches 1 4 16] [--budget 60]
+    python -m benchmarks.controller.never_slower sweep [--model DIR] [--prompts 12] [--budget 300]
+    python -m benchmarks.controller.never_slower change [--model DIR] [--prompts 12]
+
+useless: plain decoding beside "auto" with drafters that earn nothing: random tokens, a draft model with a shuffled embedding,
+n-gram lookup on high-temperature text. What the draft reads to catch up is part of the time.
+sweep: code prompts and stories in turn, in one process, every drafter at every fixed number of tokens beside "auto". Also how
+many rounds of a request go by before "auto" asks the drafter that it asks most in that request.
+change: within a text drafts turn from right to wrong, or the reverse, or one drafter's turn wrong and another's right, at a place that
+is known: how many rounds go by before "auto" follows. The drafters take the draft model's time.
+All in one run, interleaved; end of sequence is ignored. Ratios are of total time, paired by prompt, with bootstrap intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.common.prompts import code_prompts, story_prompts
+from benchmarks.controller.switching_drafters import RightFirst, RightLast, Turning
+from benchmarks.controller.useless_drafters import RandomDrafter, shuffled_draft
+from foredraft import LLM, SamplingParams
+from foredraft.bench import Configuration, Workload, run_bench
+from foredraft.bench.workload import Question
+from foredraft.equipment import equip
+from foredraft.machine import this_machine
+from foredraft.model import EMBEDDED
+from foredraft.scheduler import Limits
+from foredraft.step import Step
+
+GROUPS = 12
+"""Of prompts that run together, at the least: they are what an interval is drawn from."""
+
+
+class Asks:
+    """An observer: what each sequence asked for, round by round."""
+
+    def __init__(self) -> None:
+        self.by_sequence: dict[int, list[tuple[str, int]]] = {}
+        """By sequence, of each round: who was asked, and how long the text was before it."""
+
+    def observe(self, step: Step) -> None:
+        for work, num_kept in zip(step.scoring, step.num_kept, strict=True):
+            name = work.drafter if work.max_draft else "plain"
+            length = len(work.sequence.tokens) - num_kept
+            self.by_sequence.setdefault(work.sequence.seq_id, []).append((name, length))
+
+    def rounds_to_settle(self) -> list[int]:
+        """For each sequence, the rounds before the first ask of the drafter that its second half asks most."""
+        found = []
+        for asks in self.by_sequence.values():
+            names = [name for name, _ in asks]
+            usual = Counter(names[len(names) // 2 :]).most_common(1)[0][0]
+            found.append(names.index(usual))
+        return found
+
+    def rounds_to_follow(self, wanted: str, turn: int) -> int:
+        """Of the last sequence: the rounds behind the turn before most ask for this one. All of them, if it never comes to that."""
+        names = [name for name, length in list(self.by_sequence.values())[-1] if length >= turn]
+        asks = [i for i, name in enumerate(names) if name == wanted]
+        return next((i for i in asks if names[i : i + WINDOW].count(wanted) >= MOST_OF_IT), len(names))
+
+
+def useless(args: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        draft = shuffled_draft(EMBEDDED / "draft", Path(folder) / "draft")
+        llm = LLM(args.model, draft, dtype="bfloat16", quantization=args.quantization)
+        drafters: dict[str, tuple[Any, float]] = {
+            "random tokens": (RandomDrafter(llm.target.traits.vocab_size), 0.0),
+            "shuffled draft model": ("draft_model", 0.0),
+            "ngram, temperature 1.5": ("ngram", 1.5),
+        }
+        for batch_size in args.batches:
+            for name, (method, temperature) in drafters.items():
+                params = SamplingParams(
+                    max_tokens=args.max_tokens,
+                    temperature=temperature,
+                    ignore_eos=True,
+                    seed=1 if temperature else None,
+                )
+                auto = Configuration(method, "auto", batch_size)
+                result = run_bench(
+                    llm,
+                    [Configuration.plain(batch_size), auto],
+                    Workload.of(code_prompts(max(args.prompts, GROUPS * batch_size))),
+                    params,
+                    budget=args.budget,
+                )
+                compared, stats = result.compare(result.names[1]), result.figures(result.names[1]).stats
+                rows.append(
+                    {
+                        "drafter": name,
+                        "batch_size": batch_size,
+                        "speedup": asdict(compared.speedup),
+                        "median_speedup": asdict(compared.median_speedup),
+                        "drafted_per_step": stats.num_draft_tokens / stats.num_steps,
+                    }
+                )
+                print(_useless_row(rows[-1]), flush=True)
+    return {"rows": rows}
+
+
+def _useless_row(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['drafter']} | {row['batch_size']} | {_ratio(row['speedup'])} | {_ratio(row['median_speedup'])} "
+        f"| {row['drafted_per_step']:.3f} |"
+    )
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    inside = found["interval"]
+    return f"{found['value']:.3f}" + ("" if inside is None else f" ({inside['low']:.3f} to {inside['high']:.3f})")
+
+
+def sweep(args: argparse.Namespace) -> dict[str, Any]:
+    llm = LLM(args.model, EMBEDDED / "draft", dtype="bfloat16", quantization=args.quantization)
+    texts = zip(code_prompts(args.prompts), story_prompts(args.prompts), strict=True)
+    questions = [
+        Question(f"{kind}{number}", kind, (text,))
+        for number, pair in enumerate(texts)
+        for kind, text in zip(("code", "stories"), pair, strict=True)
+    ]
+    fixed = [Configuration(method, gamma) for method in args.methods for gamma in args.gammas]
+    autos = [Configuration("+".join(args.methods), "auto"), *(Configuration(method, "auto") for method in args.methods)]
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, ignore_eos=True)
+    result = run_bench(
+        llm, [Configuration.plain(), *autos, *fixed], Workload("in turn", tuple(questions)), params, budget=args.budget
+    )
+    names = [configuration.name for configuration in fixed]
+    found: dict[str, Any] = {"speedups": {}, "auto_over_best": {}}
+    for part in ("code", "stories", None):
+        speedups = {name: result.compare(name, part).speedup.value for name in result.names[1:]}
+        best = max(names, key=lambda name: speedups[name])
+        found["speedups"][part or "both in turn"] = speedups
+        found["auto_over_best"][part or "both in turn"] = {
+            "best_fixed": best,
+            **{auto.name: asdict(result.compare(auto.name, part, baseline=best).speedup) for auto in autos},
+        }
+    found["rounds_to_settle"] = settling(llm, args.methods, questions, params)
+    print(sweep_table(found))
+    return found
+
+
+def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
+    """Once more through the questions with every drafter to choose from, looking at each round."""
+    auto, asks = llm.with_drafter(list(methods), "auto"), Asks()
+    for question in questions[:4]:
+        auto.generate(question.turns[0], params)
+    auto.engine.observers.append(asks)
+    for question in questions:
+        auto.generate(question.turns[0], params)
+    rounds = asks.rounds_to_settle()
+    return {"median": median(rounds), "most": max(rounds), "requests": len(rounds)}
+
+
+def sweep_table(found: dict[str, Any]) -> str:
+    parts = list(found["speedups"])
+    lines = ["| | " + " | ".join(parts) + " |", "|---" * (len(parts) + 1) + "|"]
+    lines += [
+        f"| {name} | " + " | ".join(f"{found['speedups'][part][name]:.2f}" for part in parts) + " |"
+        for name in found["speedups"][parts[0]]
+    ]
+    for name in list(found["auto_over_best"][parts[0]])[1:]:
+        ratios = (found["auto_over_best"][part] for part in parts)
+        lines.append(
+            f"| {name} over the best fixed | "
+            + " | ".join(f"{_ratio(r[name])}, {r['best_fixed']}" for r in ratios)
+            + " |"
+        )
+    settled = found["rounds_to_settle"]
+    lines.append("")
+    lines.append(
+        f"Rounds before the drafter of a request's second half is asked: {settled['median']} in the median, at most "
+        f"{settled['most']}, over {settled['requests']} requests."
+    )
+    return "\n".join(lines)
+
+
+TURNS: dict[str, tuple[list[type[Turning]], str]] = {
+    "right to wrong": ([RightFirst], "plain"),
+    "wrong to right": ([RightLast], "RightLast"),
+    "another drafter": ([RightFirst, RightLast], "RightLast"),
+}
+"""Drafters, and what is to be asked behind the turn."""
+WINDOW, MOST_OF_IT = 8, 6
+"""It has followed from the first round on that asks what it should, as so many do of that one and those behind it."""
+
+
+def change(args: argparse.Namespace) -> dict[str, Any]:
+    llm = LLM(args.model, EMBEDDED / "draft", dtype="bfloat16", quantization=args.quantization)
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
+    plain = replace(params, speculative_tokens=0)
+    texts = []
+    for prompt in code_prompts(args.prompts + 1):
+        (output,) = llm.generate(prompt, plain)
+        texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
+    found: dict[str, Any] = {}
+    for name, (kinds, wanted) in TURNS.items():
+        paid, _ = equip(llm.target, llm._drafts, ["draft_model"], Limits(), pool=llm.engine.pool)
+        drafters = [kind(paid["draft_model"]) for kind in kinds]
+        auto, asks = llm.with_drafter(drafters, "auto"), Asks()
+        auto.engine.observers.append(asks)
+        rounds = []
+        for prompt, truth in texts:
+            turn = len(prompt) + args.max_tokens // 2
+            for drafter in drafters:
+                drafter.expect(truth, turn)
+            (output,) = auto.generate([list(prompt)], params)
+            assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
+            rounds.append(asks.rounds_to_follow(wanted, turn))
+        found[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
+        print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("useless", "sweep", "change"))
+    parser.add_argument("--model")
+    parser.add_argument("--quantization")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--methods", nargs="+", default=["suffix", "draft_model"])
+    parser.add_argument("--gammas", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds, of each comparison")
+    parser.add_argument("--out", type=Path, help="JSON beside the other results")
+    args = parser.parse_args()
+    found = {"useless": useless, "sweep": sweep, "change": change}[args.what](args)
+    if args.out is not None:
+        settings = {k: v for k, v in vars(args).items() if k != "out"}
+        args.out.write_text(json.dumps({"machine": asdict(this_machine()), "settings": settings, **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

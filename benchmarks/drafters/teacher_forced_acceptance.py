@@ -1,0 +1,100 @@
+"""What the model-free drafters would earn on a text, without running a model: teacher-forced τ.
+
+    python -m benchmarks.drafters.teacher_forced_acceptance TEXT [--split LINE_START] [--speculative-tokens 4] [--max-tokens 2048]
+
+The text stands for what a target writes: at each step a drafter sees the text so far and drafts, the draft tokens up to
+the first wrong one are accepted, and the text's own next token follows. τ is tokens per step, steps without a draft
+included. It says how well a drafter guesses this text, and nothing about time. TEXT may be gzipped. It is cut into
+documents, before each line that begins with --split, else at <|endoftext|>; each is one request without a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from foredraft.bench.figures import repeated_share
+from foredraft.drafters import NgramDrafter, SuffixDrafter
+from foredraft.model import EMBEDDED
+from foredraft.proposal import Drafter, DraftRequest
+from foredraft.sampling import Sampler, SamplingParams
+from foredraft.stats import SpeculationStats
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram(3..1)": lambda: NgramDrafter(3, 1),
+    "ngram(3..2)": lambda: NgramDrafter(3, 2),
+    "suffix": SuffixDrafter,
+    "suffix+corpus(100k)": lambda: SuffixDrafter(corpus_tokens=100_000),
+}
+
+
+def documents_of(path: Path, line_start: str | None) -> list[str]:
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    if line_start is None:
+        found = text.split("<|endoftext|>")
+    else:
+        found = [""]
+        for line in text.splitlines(keepends=True):
+            if line.startswith(line_start):
+                found.append("")
+            else:
+                found[-1] += line
+    return [document.strip() for document in found if document.strip()]
+
+
+def teacher_forced(drafter: Drafter, documents: Sequence[Sequence[int]], gamma: int) -> SpeculationStats:
+    """One document after the other, each from its first token on."""
+    stats = SpeculationStats()
+    greedy = SamplingParams(temperature=0.0).resolve({})
+    for seq_id, document in enumerate(documents):
+        history = list(document[:1])
+        sampler = Sampler(greedy, history, torch.Generator())
+        while len(history) < len(document):
+            rest = document[len(history) :]
+            # the last token of a text is always the target's own
+            request = DraftRequest(seq_id, history, min(gamma, len(rest) - 1), sampler)
+            proposal = drafter.propose([request])
+            draft = proposal.ids[0, : proposal.lens[0]].tolist()
+            wrong = (i for i, token in enumerate(draft) if token != rest[i])
+            num_accepted = next(wrong, len(draft))
+            stats.record(num_drafted=len(draft), num_accepted=num_accepted, num_kept=num_accepted + 1)
+            history.extend(rest[: num_accepted + 1])
+        drafter.forget([seq_id])
+    return stats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--split", help="a line that begins with this starts a new document, and is dropped")
+    parser.add_argument("--speculative-tokens", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=2048, help="of each document; the rest is not read")
+    parser.add_argument("--tokenizer", default=str(EMBEDDED / "target"))
+    args = parser.parse_args()
+
+    logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    texts = documents_of(args.text, args.split)
+    documents = [tokenizer(text)["input_ids"][: args.max_tokens] for text in texts]
+    num_tokens = sum(map(len, documents))
+    repeated = sum(repeated_share(document) * len(document) for document in documents) / num_tokens
+    print(
+        f"{args.text.name}: {num_tokens} tokens in {len(documents)} documents, γ = {args.speculative_tokens}, "
+        f"{repeated:.0%} of the tokens in repeated 8-grams"
+    )
+    print(f"{'drafter':22}{'τ':>6}{'α':>7}{'drafted per step':>19}")
+    for name, make in DRAFTERS.items():
+        stats = teacher_forced(make(), documents, args.speculative_tokens)
+        alpha, per_step = stats.conditional_acceptance or 0.0, stats.num_draft_tokens / stats.num_steps
+        print(f"{name:22}{stats.tokens_per_pass or 0.0:6.2f}{alpha:7.2f}{per_step:19.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What a step costs outside the models' forward passes, and whether the text stays plain decoding's.
+
+    python -m benchmarks.engine.step_overhead [--target DIR] [--draft DIR] [--quantization int8] [--batch 1 8] [--gamma 2]
+
+For every drafter: milliseconds per step, the share of it that is spent outside the models' passes, and tokens per second
+over plain decoding's, on code prompts, greedy. Systems alternate prompt by prompt; figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.common.prompts import code_prompts
+from foredraft import LLM, SamplingParams
+from foredraft.model import EMBEDDED, LanguageModel
+
+
+class Stopwatch:
+    """Counts the seconds inside a model's passes."""
+
+    def __init__(self, models: list[LanguageModel]) -> None:
+        self.seconds = 0.0
+        for model in models:
+            for name in ("read", "write"):
+                self._watch(model, name)
+
+    def _watch(self, model: LanguageModel, name: str) -> None:
+        original = getattr(model, name)
+
+        def timed(*args: object) -> object:
+            start = time.perf_counter()
+            try:
+                return original(*args)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        setattr(model, name, timed)
+
+
+@dataclass
+class System:
+    name: str
+    llm: LLM
+    gamma: int
+    watch: Stopwatch = field(init=False)
+    step_ms: list[float] = field(default_factory=list)
+    outside: list[float] = field(default_factory=list)
+    speed: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch = Stopwatch([m for m in (self.llm.target, self.llm.draft) if m is not None])
+
+    def measure(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
+        for prompt in self.llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0)):
+            assert prompt.finished  # warm, and the prompts' pages are there
+        requests = self.llm._prepare(prompts, [params] * len(prompts))
+        for request in requests:
+            self.llm.frontend.start(request)
+        num_steps, inside, start = 0, self.watch.seconds, time.perf_counter()
+        while self.llm.engine.has_work:
+            self.llm.engine.step()
+            num_steps += 1
+        took, inside = time.perf_counter() - start, self.watch.seconds - inside
+        self.step_ms.append(1e3 * took / num_steps)
+        self.outside.append(1 - inside / took)
+        self.speed.append(len(prompts) * max_tokens / took)
+        return [request.output().outputs[0].token_ids for request in requests]
+
+
+def systems(args: argparse.Namespace) -> list[System]:
+    found = []
+    for method in args.methods:
+        draft = args.draft if method == "draft_model" else None
+        llm = LLM(
+            args.target,
+            draft,
+            method=method,
+            quantization=args.quantization,
+            dtype="bfloat16",
+            enable_prefix_caching=False,
+        )
+        found.append(System(method, llm, 0 if method == "none" else args.gamma))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
+    parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
+    parser.add_argument("--methods", nargs="+", default=["none", "draft_model", "ngram", "suffix", "self-int8"])
+    parser.add_argument("--quantization", choices=["none", "int8"], default="none")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--gamma", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    args = parser.parse_args()
+    compared = systems(args)
+    print(f"quantization {args.quantization}, γ = {args.gamma}, {args.max_tokens} tokens\n")
+    print(
+        "| batch | drafter | step, ms | outside forwards | tokens/s | over plain | identical |\n|---|---|---|---|---|---|---|"
+    )
+    for batch in args.batch:
+        prompts = code_prompts(batch * args.rounds)
+        same = {system.name: 0 for system in compared}
+        for system in compared:
+            system.step_ms, system.outside, system.speed = [], [], []
+        for r in range(args.rounds):
+            some = prompts[r * batch : (r + 1) * batch]
+            texts = {system.name: system.measure(some, args.max_tokens) for system in compared}
+            for name, text in texts.items():
+                same[name] += text == texts[compared[0].name]
+        plain = compared[0].speed
+        for system in compared:
+            over = statistics.median(a / b for a, b in zip(system.speed, plain, strict=True))
+            step, outside = statistics.median(system.step_ms), statistics.median(system.outside)
+            print(
+                f"| {batch} | {system.name} | {step:.2f} | {100 * outside:.1f} % | {statistics.median(system.speed):.0f} "
+                f"| {over:.2f} | {same[system.name]} of {args.rounds} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""foredraft: an engine for plain decoding (γ = 0) and the drafters without a model, one more per method with a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import foredraft
+from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
+from foredraft import LLM, SamplingParams
+from foredraft.drafters import NgramDrafter, SuffixDrafter
+from foredraft.outputs import RequestOutput
+from foredraft.proposal import Drafter, DraftRequest, Proposal
+from foredraft.stats import SpeculationStats
+
+_CACHE_BYTES = 1 << 30
+
+
+class _Lookups:
+    """The drafters that need no model of their own, in one engine: whichever is chosen drafts. Saves memory."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
+        self.chosen = "suffix"
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        return self.known[self.chosen].propose(requests)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        for drafter in self.known.values():
+            drafter.forget(seq_ids)
+
+
+def load(settings: Settings) -> tuple[dict[str, str], Any]:
+    torch.set_num_threads(settings.threads)
+    lookups = _Lookups()
+    shared = _engine(settings, lookups)
+    others: dict[str, LLM] = {}
+
+    def pipeline(job: Job) -> Run:
+        if job.mode in lookups.known:
+            lookups.chosen = job.mode
+        elif job.mode != "plain":
+            if job.mode not in others:
+                others[job.mode] = _engine(settings, job.mode)
+            return lambda job: _write(others[job.mode], job)
+        return lambda job: _write(shared, job)
+
+    versions = {"foredraft": foredraft.__version__, "torch": torch.__version__}
+    return versions | {
+        "dtype": "bfloat16",
+        "quantization": "int8" if settings.precision == "int8" else "none",
+    }, pipeline
+
+
+def _engine(settings: Settings, method: str | Drafter) -> LLM:
+    more: dict[str, Any] = {"quantization": "int8"} if settings.precision == "int8" else {}
+    if method == "draft_model":
+        more["draft_model"] = str(settings.models / "draft")
+    return LLM(
+        str(settings.models / "target"),
+        method=method,
+        dtype="bfloat16",
+        seed=0,
+        num_threads=settings.threads,
+        cache_memory=_CACHE_BYTES,
+        max_num_seqs=max(settings.batch, 1),
+        enable_prefix_caching=False,
+        **more,
+    )
+
+
+def _write(llm: LLM, job: Job) -> tuple[Ids, Count]:
+    gamma = 0 if job.mode == "plain" else job.gamma
+    params = SamplingParams(
+        max_tokens=job.max_tokens,
+        temperature=job.temperature,
+        top_p=1.0,
+        top_k=0,
+        ignore_eos=True,
+        speculative_tokens=gamma,
+    )
+    outputs = llm.generate(job.prompts, params)
+    return [output.outputs[0].token_ids for output in outputs], lambda: _counts(outputs)
+
+
+def _counts(outputs: list[RequestOutput]) -> Counts:
+    stats = sum((output.metrics.stats for output in outputs), SpeculationStats())
+    return Counts(stats.num_steps, stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_tokens)
+
+
+if __name__ == "__main__":
+    serve(load)

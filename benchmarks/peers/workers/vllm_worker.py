@@ -1,0 +1,106 @@
+"""vLLM's CPU build: one engine per mode and γ, in this process, so that no message passing is in its times."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve, settings_from_command_line
+
+_CONTEXT = 1024
+_COUNTERS = {
+    "spec_steps": "vllm:spec_decode_num_drafts",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
+
+
+class _Counters:
+    """The engine's counters since the last look."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._last = self._read()
+
+    def _read(self) -> dict[str, int]:
+        values = {metric.name: metric.value for metric in self._llm.get_metrics() if metric.name in _COUNTERS.values()}
+        return {ours: int(values.get(theirs, 0)) for ours, theirs in _COUNTERS.items()}
+
+    def since_last(self) -> Counts:
+        """Accepted tokens that max_tokens cut off are in it, so the passes cannot be told from it."""
+        now = self._read()
+        new = {name: now[name] - self._last[name] for name in now}
+        self._last = now
+        return Counts(**new)
+
+
+def load(settings: Settings) -> tuple[dict[str, str], Any]:
+    import torch
+    import vllm
+    from vllm import LLM
+
+    more: dict[str, Any] = {}
+    if settings.mode != "plain":
+        more["speculative_config"] = _speculation(settings)
+    llm = LLM(
+        str(settings.models / "target"),
+        dtype="bfloat16",
+        max_model_len=_CONTEXT,
+        max_num_seqs=max(settings.batch, 1),
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        disable_log_stats=settings.mode == "plain",
+        seed=0,
+        **more,
+    )
+
+    counters = None if settings.mode == "plain" else _Counters(llm)
+
+    def write(job: Job) -> tuple[Ids, Count]:
+        if (job.mode, job.gamma) != (settings.mode, settings.gamma):
+            raise ValueError("this engine was started for another mode")
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in job.prompts], _params(job), use_tqdm=False)
+        return [
+            list(output.outputs[0].token_ids) for output in outputs
+        ], lambda: Counts() if counters is None else counters.since_last()
+
+    def pipeline(job: Job) -> Run:
+        return write
+
+    versions = {"vllm": vllm.__version__, "torch": torch.__version__, "dtype": "bfloat16"}
+    return versions, pipeline
+
+
+def _speculation(settings: Settings) -> dict[str, Any]:
+    gamma = {"num_speculative_tokens": settings.gamma}
+    if settings.mode == "draft_model":
+        return {"method": "draft_model", "model": str(settings.models / "draft"), **gamma}
+    if settings.mode == "ngram":
+        return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, **gamma}
+    raise ValueError(f"no mode {settings.mode}")
+
+
+def _params(job: Job) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=job.temperature,
+        top_p=1.0,
+        top_k=0,
+        seed=None,
+        max_tokens=job.max_tokens,
+        ignore_eos=True,
+        detokenize=False,
+    )
+
+
+if __name__ == "__main__":
+    threads = settings_from_command_line().threads
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+    )
+    serve(load)
