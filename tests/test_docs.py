@@ -84,7 +84,7 @@ def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", (*PAGES, "benchmarks/README.md"))
+@pytest.mark.parametrize("page", [*PAGES, "benchmarks/README.md"])
 def test_every_benchmark_that_is_named_exists(page: str) -> None:
     named = re.findall(r"python -m (benchmarks\.[\w.]*\w)", (ROOT / page).read_text(encoding="utf-8"))
     assert not [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]

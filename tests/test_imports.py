@@ -1,9 +1,11 @@
-"""Imports go one way: the order of `LAYERS`, read off the source with `ast`, wherever in a file an import stands."""
+"""Imports go one way: the order of `LAYERS`, and no circle inside a package. Read off the source with `ast`, wherever in a file an import
+stands."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,7 @@ def violations(source: Path) -> list[str]:
     packages = {name for name in trees if (source / Path(*name.split(".")[1:]) / "__init__.py").exists()}
     unknown = sorted({unit(name) for name in trees} - LEVEL.keys())
     found = [f"{PACKAGE}.{name} has no place yet: add it to LAYERS in {Path(__file__).name}" for name in unknown]
+    edges: dict[str, set[str]] = {name: set() for name in trees}
     for importer, tree in trees.items():
         for line, name in imported_names(importer, tree, is_package=importer in packages):
             imported = longest_module(name, set(trees))
@@ -119,7 +122,18 @@ def violations(source: Path) -> list[str]:
                 problem = imported and edge_problem(importer, imported, trees)
             if problem:
                 found.append(f"{importer}, line {line}, imports {name}: {problem}")
-    return found
+            elif imported and imported != importer:
+                edges[importer].add(imported)
+    return found + circles(edges)
+
+
+def circles(edges: dict[str, set[str]]) -> list[str]:
+    """The first circle of imports inside a package, if there is one."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return [f"modules import each other in a circle: {' < '.join(error.args[1])}"]
+    return []
 
 
 def test_imports_go_one_way() -> None:
@@ -189,6 +203,8 @@ def test_a_sound_tree_passes(tmp_path: Path) -> None:
         ("engine.py", "import tokenizers", "`engine` must not know tokenizers"),
         ("server/routes.py", "from torch.nn import functional", "`server` must not know torch"),
         ("novelty.py", "", "foredraft.novelty has no place yet"),
+        ("sampling/laws.py", "from foredraft.sampling import LAWS", "in a circle"),
+        ("sampling/laws.py", "if TYPE_CHECKING:\n    import foredraft.sampling", "in a circle"),
     ],
 )
 def test_a_planted_fault_is_caught(tmp_path: Path, file: str, text: str, expected: str) -> None:

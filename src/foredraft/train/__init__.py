@@ -4,7 +4,8 @@ from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, pred
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.loop import StepRecord, ValidationRecord
 from foredraft.train.optimiser import FITTING, LearningRates
-from foredraft.train.run import Data, Outcome, Recipe, Start, Watch, train_distill, train_lm
+from foredraft.train.recipe import Data, Outcome, Recipe, Start
+from foredraft.train.run import Watch, train_distill, train_lm
 
 __all__ = [
     "FITTING",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from foredraft.train.corpus import SourceFile
+from foredraft.train.recipe import Data, Outcome, Recipe, Start
 from foredraft.train.turns import Turns
-
-if TYPE_CHECKING:
-    from foredraft.train.run import Data, Outcome, Recipe, Start
 
 
 def card(

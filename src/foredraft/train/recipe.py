@@ -1,0 +1,111 @@
+"""What a training run is asked for, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foredraft.errors import ForedraftError
+from foredraft.train.corpus import SEPARATOR
+from foredraft.train.loop import ValidationRecord
+from foredraft.train.objectives import autocast_dtype
+from foredraft.train.optimiser import OPTIMISERS, LearningRates
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """files: to train on. exclude: files whose documents are kept out wherever they come. validation: held-out files by the
+    kind of their text; without any, validation_share of the documents is held out. separator, separator_line, text_field: see
+    read_file. licences: of the files by their names, for the card."""
+
+    files: tuple[Path, ...]
+    exclude: tuple[Path, ...] = ()
+    validation: Mapping[str, Path] = field(default_factory=dict)
+    validation_share: float = 0.02
+    separator: str = SEPARATOR
+    separator_line: str | None = None
+    text_field: str = "text"
+    licences: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the student comes from, one of: init, a draft to go on from; architecture, a config.json; layers, that many of
+    the target's. tokenizer: a folder, where there is no target to take it from. own_head: where head and embeddings are tied,
+    part them."""
+
+    init: str | None = None
+    architecture: Path | None = None
+    layers: int | None = None
+    tokenizer: str | None = None
+    own_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; steps take them in turn, and read what
+    the target wrote at that temperature (turns.py). generations: texts of the target's own to train on as well; or instead of
+    the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is CUDA where there is one."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    context: int = 512
+    batch_size: int = 8
+    optimiser: str = "muon"
+    rates: LearningRates = field(default_factory=LearningRates)
+    clip: float = 1.0
+    dtype: str = "float32"
+    seed: int = 0
+    loss: str = "kl+tv"
+    kl_until: float = 0.5
+    temperatures: tuple[float, ...] = (1.0,)
+    generations: int = 0
+    only_generations: bool = False
+    checkpoint_every: float = 60.0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ForedraftError("give one of --steps, --epochs and --budget: how long to train")
+        for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0)):
+            _at_least(name, getattr(self, name), least)
+        if getattr(self, given[0]) <= 0:
+            raise ForedraftError(f"{given[0]} must be above 0, not {getattr(self, given[0])}")
+        for temperature in self.temperatures:
+            if not 0 <= temperature < float("inf"):
+                raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
+        if not self.temperatures:
+            raise ForedraftError("give at least one --temperature")
+        if self.only_generations and self.generations < len(self.temperatures):
+            raise ForedraftError(
+                f"--only-generations needs --generations, how many texts the target is to write: at least "
+                f"{len(self.temperatures)}, one for each --temperature"
+            )
+        if self.optimiser not in OPTIMISERS:
+            raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}")
+        for rate in (self.rates.matrices, self.rates.others, self.clip):
+            if not rate > 0:
+                raise ForedraftError(f"learning rates and --clip must be above 0, not {rate}")
+        if not 0 <= self.rates.warm_up < 1 or not 0 <= self.kl_until <= 1:
+            raise ForedraftError("--warm-up must be from 0 to below 1, and --kl-until from 0 to 1: shares of the run")
+        autocast_dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """complete: whether the run came to its end. num_parameters: of the student. history: what held-out text said, from
+    before the first step to after the last."""
+
+    complete: bool
+    step: int
+    seconds: float
+    num_parameters: int
+    history: list[ValidationRecord]
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ForedraftError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
