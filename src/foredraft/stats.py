@@ -114,7 +114,3 @@ class PrefixStats:
     def record(self, num_asked: int, num_found: int) -> None:
         self.num_asked_tokens += num_asked
         self.num_found_tokens += num_found
-
-    @property
-    def hit_rate(self) -> float | None:
-        return self.num_found_tokens / self.num_asked_tokens if self.num_asked_tokens else None

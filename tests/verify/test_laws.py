@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.proposal import CERTAIN, Proposal
 from foredraft.sampling import Row, SamplingParams, choose, pick
 from foredraft.sampling.laws import Laws, inverse_cdf
-from foredraft.sampling.noise import exponentials, stream_key
+from foredraft.sampling.noise import exponentials, stream_keys
 from foredraft.verify import RULES, Case, draw, verify, walk
 from foredraft.verify.law import OutcomeLaw
 from tests.laws import (
@@ -315,6 +315,10 @@ def test_a_seeded_text_has_the_targets_law() -> None:
 
 
 # --- the shared noise ---------------------------------------------------------------------------------------------
+
+
+def stream_key(seed: int, child: int, position: int) -> int:
+    return stream_keys(seed, child, position, 1)[0]
 
 
 def noise(seed: int = 0, child: int = 0, position: int = 0, *, ids: int = 4) -> Tensor:

@@ -38,14 +38,6 @@ class SuffixAutomaton:
         for token in tokens:
             self.append(token)
 
-    @property
-    def num_states(self) -> int:
-        return len(self._nexts)
-
-    @property
-    def num_transitions(self) -> int:
-        return sum(map(len, self._nexts))
-
     def followers(self, state: int) -> dict[int, int]:
         """token -> state, for each token that has followed the strings of `state`; do not write to it."""
         return self._nexts[state]

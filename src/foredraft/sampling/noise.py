@@ -31,13 +31,8 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def stream_key(seed: int, child: int, position: int) -> int:
-    """The 64-bit key of one draw: the noise of token `id` is hash(key + id * gamma)."""
-    return stream_keys(seed, child, position, 1)[0]
-
-
 def stream_keys(seed: int, child: int, position: int, count: int) -> list[int]:
-    """The keys of `count` draws, from this position on."""
+    """The 64-bit keys of `count` draws, from this position on. The noise of token `id` is hash(key + id * gamma)."""
     key = _mix(_mix(seed + _GAMMA) + (child + 1) * _GAMMA)
     return [_signed(_mix(key + (place + 1) * _GAMMA)) for place in range(position, position + count)]
 

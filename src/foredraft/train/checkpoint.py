@@ -98,10 +98,6 @@ class RunFolder:
             partial.rmdir()
             _sync(self.out)
 
-    @property
-    def is_published(self) -> bool:
-        return (self.out / "config.json").exists()
-
     def write_text(self, name: str, text: str) -> None:
         """The whole file or the one before."""
         partial = self.out / f"{_PARTIAL}{name}"
