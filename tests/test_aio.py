@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from foredraft import LLM, AsyncLLM, ForedraftError, RequestError, SamplingParams
 from foredraft.model import LanguageModel
-from foredraft.outputs import Delta
+from foredraft.outputs import Delta, RequestOutput
+from foredraft.proposal import Proposal
 from foredraft.request import Request
+from foredraft.sampling import Sampler
 from foredraft.step import Step
+from foredraft.text import TextStream
 
 STORY = "Once upon a time, there was a little"
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
@@ -93,6 +97,46 @@ def test_bad_requests_fail_alone(llm: LLM) -> None:
         assert isinstance(results[1], RequestError)
         assert "broken raised ValueError: no" in str(results[1])
         assert not isinstance(results[2], BaseException)
+
+    run(llm, body)
+
+
+@pytest.mark.parametrize("place", ["verification", "stop rule", "text"])
+def test_one_request_that_raises_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """In the engine's shared work, in its own part of a step, and while its text is made. Sixteen others finish."""
+    raised = KeyError("injected")
+    seeded = SamplingParams(max_tokens=20, temperature=0.9, seed=5)
+    wanted = [GREEDY, seeded] * 8
+    expected = [output.outputs[0].text for output in llm.generate([STORY] * 16, wanted)]
+    bad_params = SamplingParams(max_tokens=20, temperature=0.0, stop="never", top_k=3)
+
+    def for_bad(original: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            if is_bad(*args):
+                raise raised
+            return original(*args, **kwargs)
+
+        return faulty
+
+    def samples_badly(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], *_: object) -> bool:
+        return any(sampler.params.top_k == 3 for sampler in samplers)
+
+    owner, name, is_bad = {
+        "verification": (llm.engine, "_verifier", samples_badly),
+        "stop rule": (TextStream, "__call__", lambda stream, *_: stream._stop == ("never",)),
+        "text": (Request, "deltas", lambda request: request.params.top_k == 3),
+    }[place]
+
+    async def body(engine: AsyncLLM) -> None:
+        params = [*wanted[:8], bad_params, *wanted[8:]]
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, for_bad(getattr(owner, name), is_bad))
+            results = await asyncio.gather(*(engine.generate(STORY, one) for one in params), return_exceptions=True)
+        bad = results.pop(8)
+        assert isinstance(bad, RequestError)
+        assert "KeyError: 'injected'" in str(bad)
+        assert bad.__cause__ is raised
+        assert [output.outputs[0].text for output in results if isinstance(output, RequestOutput)] == expected
 
     run(llm, body)
 

@@ -345,10 +345,14 @@ def test_a_failed_allocation_gives_back_what_it_took(bench: Bench, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(Region, "resize", fails)
-        with pytest.raises(MemoryError):
-            engine.step()
+        assert engine.step() == [sequence]
+    assert sequence.finish_reason == "error"
+    assert sequence.error == "MemoryError: no message"
+    assert isinstance(sequence.failure, MemoryError)
+    assert_idle(engine)
+    again = engine.add(PROMPTS[0], params(6, **GREEDY))
     run(engine)
-    assert sequence.num_output == 6
+    assert again.num_output == 6
 
 
 def test_what_is_retained_does_not_starve_the_draft(bench: Bench) -> None:
@@ -479,7 +483,9 @@ def test_what_cannot_run_is_refused_at_the_door(
 
 
 @pytest.mark.parametrize("bad", [lambda r: [99999], lambda r: [1] * (r.max_len + 1)])
-def test_a_dishonest_drafter_is_named(bench: Bench, bad: Callable[..., list[int]]) -> None:
+def test_a_dishonest_drafter_is_named_and_left_alone(
+    bench: Bench, bad: Callable[..., list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     class Dishonest(ScriptedDrafter):
         def propose(self, requests):  # type: ignore[no-untyped-def]
             from foredraft.proposal import Proposal
@@ -487,9 +493,12 @@ def test_a_dishonest_drafter_is_named(bench: Bench, bad: Callable[..., list[int]
             return Proposal.certain([bad(r) for r in requests])
 
     engine = bench.engine(Dishonest(lambda r: []))
-    engine.add(PROMPTS[0], params(4, **GREEDY))
-    with pytest.raises(RuntimeError, match="Dishonest proposed"):
-        engine.step()
+    sequence = engine.add(PROMPTS[0], params(4, **GREEDY))
+    run(engine)
+    assert sequence.output_ids == bench.plain(PROMPTS[0], params(4, **GREEDY))
+    (record,) = caplog.records
+    assert "drafter Dishonest failed: Dishonest proposed" in record.getMessage()
+    assert "not asked for the next 32 steps" in record.getMessage()
 
 
 def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 from foredraft import LLM, ForedraftError, ModelError, RequestError, SamplingParams, VocabularyError
 from foredraft.drafters import ScriptedDrafter
 from foredraft.model import EMBEDDED, Demand, LanguageModel
+from foredraft.proposal import DraftRequest, Proposal
+from foredraft.request import Request
+from foredraft.text import TextStream
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
 STORY = "Once upon a time, there was a little"
@@ -266,6 +270,56 @@ def test_a_failed_request_is_raised_after_the_others_are_done(llm: LLM) -> None:
     assert bad.outputs[0].finish_reason == "error"  # type: ignore[attr-defined]
     with pytest.raises(RequestError, match="broken"):
         list(llm.stream(CODE, params[1]))
+
+
+@pytest.mark.parametrize("place", ["start", "text", "output"])
+def test_whatever_raises_for_one_prompt_the_others_are_not_lost(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Before its text begins, in its stop rule, and when its output is made."""
+    raised = KeyError("injected")
+
+    def of_code(original: Callable[..., Any], is_code: Callable[..., bool]) -> Callable[..., Any]:
+        def faulty(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_code(self, *args):
+                raise raised
+            return original(self, *args, **kwargs)
+
+        return faulty
+
+    owner, name, is_code = {
+        "start": (type(llm.frontend), "start", lambda _, request: request.prompt == CODE),
+        "text": (TextStream, "__call__", lambda stream, new_ids, before: stream._stop == ("never",) and before >= 3),
+        "output": (Request, "output", lambda request: request.prompt == CODE),
+    }[place]
+    stop = SamplingParams(max_tokens=24, temperature=0.0, stop="never")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, of_code(getattr(owner, name), is_code))
+        with pytest.raises(RequestError, match="KeyError: 'injected'") as caught:
+            llm.generate([STORY, CODE, STORY], [GREEDY, stop, GREEDY])
+    assert caught.value.__cause__ is raised
+    first, bad, last = caught.value.outputs
+    expected = text(llm, STORY)
+    assert first.outputs[0].text == last.outputs[0].text == expected  # type: ignore[attr-defined]
+    assert [one.finish_reason for one in bad.outputs] == ([] if place == "start" else ["error"])  # type: ignore[attr-defined]
+    assert not llm.engine.has_work
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained
+
+
+def test_a_drafter_that_fails_is_named_and_counted_and_changes_no_text(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        def propose(self, requests: list[DraftRequest]) -> Proposal:
+            raise ZeroDivisionError
+
+        def forget(self, seq_ids: list[int]) -> None: ...
+
+    own = llm.with_drafter(Fails(), speculative_tokens=3)
+    assert text(own, STORY) == text(llm, STORY)
+    assert own.fallbacks == {("Fails", "failed"): 1}
+    assert own.resting in ({}, {"Fails": "failed"})
+    assert any("drafter Fails failed: ZeroDivisionError at test_llm.py" in r.getMessage() for r in caplog.records)
 
 
 @pytest.mark.parametrize(

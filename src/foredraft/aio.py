@@ -152,7 +152,7 @@ class AsyncLLM:
             try:
                 self._post(request)
             except Exception as error:  # its text could not be made: that is nobody else's affair
-                self._failures[request] = error
+                self._failures[request] = _own(request, error)
         self._send()
 
     def _run_what_is_left(self) -> None:
@@ -168,7 +168,7 @@ class AsyncLLM:
             try:
                 self.llm.frontend.start(request)
             except Exception as error:  # whatever it is, it is this request's own
-                self._fail(request, error)
+                self._fail(request, _own(request, error))
 
     def _end(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -177,7 +177,7 @@ class AsyncLLM:
 
     def _post(self, request: Request) -> None:
         if request.error:
-            raise RequestError(f"request {request.request_id}: {request.error}", [request.output()])
+            raise request.as_error()
         inbox, place = self._running[request]
         self._mail += [(inbox, (place, delta)) for delta in request.deltas()]
         if request.is_finished:
@@ -224,6 +224,14 @@ class _Inbox:
         self._has_some.clear()
         items, self._items = self._items, []
         return items
+
+
+def _own(request: Request, error: Exception) -> ForedraftError:
+    """What ends one request, as its caller meets it."""
+    if isinstance(error, ForedraftError):
+        return error
+    request.fail(error)
+    return request.as_error()
 
 
 class _Place(NamedTuple):

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate, count, pairwise
 
 import torch
 from torch import Tensor
 
 from foredraft.cache import MemoryPool
-from foredraft.errors import ForedraftError, PromptLengthError
+from foredraft.errors import ForedraftError, PromptLengthError, shown
+from foredraft.faults import DrafterFaults
+from foredraft.isolation import Shield, together_or_apart
+from foredraft.logprobs import logprobs_of, record_prompt
 from foredraft.model import LanguageModel, Read
 from foredraft.panel import Panel
-from foredraft.policy import FixedPolicy, Policy
+from foredraft.policy import FixedPolicy, Policy, SafePolicy
 from foredraft.proposal import Drafter, Proposal
-from foredraft.sampling import Constraint, Sampler, SamplingParams, sent
+from foredraft.sampling import Constraint, Sampler, SamplingParams
 from foredraft.scheduler import Limits, Scheduler
-from foredraft.sequence import StopRule, TokenLogprobs, TokenSequence
+from foredraft.sequence import StopRule, TokenSequence
 from foredraft.stats import PrefixStats, SpeculationStats
-from foredraft.step import Observer, Outcome, Step, Work
+from foredraft.step import Attempt, Observer, Outcome, Work
 from foredraft.verify import Verifier, verify
 
 NEAR_TIE = 1e-4
@@ -37,6 +42,9 @@ class Engine:
     observers: are shown every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
     values, drafts' too, for histories that begin like them, until the room is needed. verifier: what decides on the draft
     tokens; another one only to test a test.
+
+    An exception in a step ends the sequence that caused it and no other: see `step`. Raises DrafterError for an object that
+    is no drafter.
     """
 
     def __init__(
@@ -60,7 +68,7 @@ class Engine:
         self.stats = SpeculationStats()
         self.observers = list(observers)
         self._panel = Panel(drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter})
-        self._policy = policy or FixedPolicy(self._panel.names[0])
+        self._policy = SafePolicy(policy or FixedPolicy(self._panel.names[0]))
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens
@@ -70,6 +78,8 @@ class Engine:
         self._retain = retain
         self._verifier = verifier
         self._seq_ids = count()
+        self._shield = Shield()
+        self._faults = DrafterFaults(self._panel, self._policy)
         self._near_tie = 0.0 if model.traits.row_exact else NEAR_TIE
 
     @property
@@ -94,6 +104,10 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def _running_ids(self) -> list[int]:
+        return [sequence.seq_id for sequence in self._scheduler.running]
 
     @property
     def num_waiting(self) -> int:
@@ -146,30 +160,73 @@ class Engine:
         """Advance every scheduled sequence; give those that got tokens or ended.
 
         meanwhile: called when the target's pass was handed to its device; what a device does by itself waits for nobody.
-        It may read sequences, and must neither end nor add any.
+        It may read sequences, must neither end nor add any, and must not raise.
+
+        What a sequence raises ends that sequence, with the error that plain decoding would have met: a pass or a
+        verification that raises is repeated without drafts, for smaller and smaller parts of the batch. What a drafter, the
+        policy or an observer raises ends none.
         """
         began = time.perf_counter()
-        works = self._scheduler.schedule()
-        if not works and self.has_work:
+        changed: list[TokenSequence] = []
+
+        def fail(sequence: TokenSequence, error: Exception) -> None:
+            self._fail(sequence, error)
+            changed.append(sequence)
+
+        works = self._scheduler.schedule(fail)
+        if not (works or changed) and self.has_work:
             raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
+        attempts, unexplained = together_or_apart(
+            works,
+            partial(self._attempt, began, meanwhile),
+            self._attempt_without_drafts,
+            lambda work, error: fail(work.sequence, error),
+        )
+        if unexplained is not None:  # it did not happen without drafts: whoever makes them is suspected
+            suspects = {work.drafter: unexplained for work in works if work.drafter and work.max_draft}
+            self._faults.leave_alone(suspects, self._running_ids)
+        for attempt in attempts:
+            num_kept = [
+                self._commit(work, outcome) for work, outcome in zip(attempt.scoring, attempt.outcomes, strict=True)
+            ]
+            self._report(attempt, num_kept)
+            changed += [work.sequence for work in attempt.scoring]
+        return changed
+
+    def _attempt(self, began: float, meanwhile: Callable[[], None] | None, works: Sequence[Work]) -> Attempt:
+        """Propose, score, verify. No history changes, so it may be repeated."""
         scoring = [work for work in works if work.scores]
-        proposal, draft_times = self._panel.propose(scoring, self.model.traits.vocab_size)
+        drafts = self._panel.propose(scoring, self.model.traits.vocab_size)
+        self._faults.leave_alone(drafts.failures, self._running_ids)
         drafted = time.perf_counter()
-        logits = self._score(works, proposal)
+        logits = self._score(works, drafts.proposal)
         if meanwhile is not None:
             meanwhile()
         scored = time.perf_counter()
-        outcomes = self._verify(scoring, proposal, logits) if scoring else []
+        outcomes = self._verify(scoring, drafts.proposal, logits) if scoring else []
         verified = time.perf_counter()
-        num_kept = [self._commit(work, outcome) for work, outcome in zip(scoring, outcomes, strict=True)]
-        total = time.perf_counter() - began
-        step = Step(
-            works, scoring, proposal, outcomes, num_kept, draft_times, scored - drafted, verified - scored, total
+        return Attempt(
+            works, scoring, drafts.proposal, outcomes, drafts.times, scored - drafted, verified - scored, began
         )
+
+    def _attempt_without_drafts(self, works: Sequence[Work]) -> Attempt:
+        """As plain decoding, from where the cache stood before the step."""
+        began = time.perf_counter()
+        for work in works:
+            self.cache.keep_prefix_of(work.sequence.seq_id, work.sequence.tokens, at_most=work.num_read)
+        return self._attempt(began, None, [replace(work, max_draft=0) for work in works])
+
+    def _report(self, attempt: Attempt, num_kept: list[int]) -> None:
+        """Tell those who look on."""
+        step = attempt.committed(num_kept)
         self._policy.observe(step)
-        for observer in self.observers:
-            observer.observe(step)
-        return [work.sequence for work in scoring]
+        for observer in list(self.observers):
+            self._shield.call(observer, partial(observer.observe, step), None)
+
+    def _fail(self, sequence: TokenSequence, error: Exception) -> None:
+        """End one sequence with what it raised."""
+        sequence.fail(error)
+        self._release(sequence)
 
     def abort(self, sequence: TokenSequence) -> None:
         """End a sequence at any moment between steps and give back what it holds. Harmless if it has ended."""
@@ -193,7 +250,7 @@ class Engine:
             raise ForedraftError("the prompt is empty: give at least one token")
         bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
         if bad is not None:
-            raise ForedraftError(f"the prompt holds token id {bad}: ids go from 0 to {vocab_size - 1}")
+            raise ForedraftError(f"the prompt holds token id {shown(bad)}: ids go from 0 to {vocab_size - 1}")
         if len(prompt) >= context_len:
             raise PromptLengthError(
                 f"the prompt has {len(prompt)} tokens and the context holds {context_len}: "
@@ -216,7 +273,7 @@ class Engine:
             if bad is not None:
                 raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")
 
-    def _score(self, works: list[Work], proposal: Proposal) -> list[Tensor]:
+    def _score(self, works: Sequence[Work], proposal: Proposal) -> list[Tensor]:
         """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
         drafts = iter(zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True))
@@ -237,7 +294,7 @@ class Engine:
         parts = [logits[a:b] for a, b in pairwise(ends)]
         for work, start, part in zip(works, starts, parts, strict=True):
             if self._wants_prompt_logprobs(work.sequence):
-                _record_prompt(work.sequence, start, part)
+                record_prompt(work.sequence, start, part)
         lens = iter(proposal.lens.tolist())
         return [part[-(next(lens) + 1) :] for work, part in zip(works, parts, strict=True) if work.scores]
 
@@ -262,6 +319,14 @@ class Engine:
 
     def _commit(self, work: Work, outcome: Outcome) -> int:
         """-> how many of the outcome's tokens the text kept"""
+        length = len(work.sequence.tokens)
+        try:
+            self._grow(work, outcome)
+        except Exception as error:
+            self._fail(work.sequence, error)
+        return len(work.sequence.tokens) - length
+
+    def _grow(self, work: Work, outcome: Outcome) -> None:
         sequence, new_ids = work.sequence, outcome.new_ids
         num_accepted = outcome.num_accepted
         failed = _first_failed(sequence, num_accepted)
@@ -271,7 +336,7 @@ class Engine:
             sequence.finish("error", sequence.sampler.errors[len(sequence.tokens)])
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
-            sequence.logprobs += _logprobs(outcome.logits[:num_kept], new_ids[:num_kept], num_top)
+            sequence.logprobs += logprobs_of(outcome.logits[:num_kept], new_ids[:num_kept], num_top)
         num_ties = sum(outcome.near_ties[:num_kept])
         for stats in (self.stats, sequence.stats):
             stats.record(
@@ -280,7 +345,6 @@ class Engine:
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
             self._release(sequence)
-        return num_kept
 
     def _release(self, sequence: TokenSequence) -> None:
         """What was read for it may serve others, also if nobody waits for the rest of its text."""
@@ -302,29 +366,3 @@ def _first_failed(sequence: TokenSequence, num_accepted: int) -> int | None:
     """How many draft tokens come before the first row in which something went wrong, of the rows that were reached."""
     first = len(sequence.tokens)
     return next((i for i in range(num_accepted + 1) if first + i in sequence.sampler.errors), None)
-
-
-def _record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
-    """Row i of a read that began at position `start` holds the law of token start + i + 1; a preempted prompt is read
-    again but recorded once."""
-    known = len(sequence.prompt_logprobs) - start
-    next_ids = sequence.tokens[start + 1 : start + 1 + len(logits)][known:]
-    num_top = sequence.sampler.params.prompt_logprobs or 0
-    sequence.prompt_logprobs += _logprobs(logits[known : known + len(next_ids)], next_ids, num_top)
-
-
-def _logprobs(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """The raw distributions at these tokens. logits: [N, V], ids: N of them"""
-    if not ids:
-        return []
-    laws = torch.log_softmax(logits.float(), dim=-1)
-    own = laws.gather(1, sent(ids, laws.device, torch.int64)[:, None])
-    ranks = (laws > own).sum(-1, keepdim=True) + 1
-    top = laws.topk(min(num_top, laws.shape[1]), dim=-1)
-    # in one copy: each waits for the device
-    told = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
-    count = top.values.shape[1]
-    return [
-        TokenLogprobs(token, row[0], int(row[1]), [int(i) for i in row[2 + count :]], row[2 : 2 + count])
-        for token, row in zip(ids, told, strict=True)
-    ]

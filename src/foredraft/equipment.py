@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 
 from foredraft.cache import MemoryPool
+from foredraft.contract import check_drafter
 from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, build
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, available_memory
@@ -23,7 +24,7 @@ _UNKNOWN_MEMORY = 4 * 2**30
 
 
 def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Method]:
-    """The drafters' names, or the drafters themselves. methods: one, several, or names with "+" between them. Raises ForedraftError for a name that is none, and for a draft model
+    """The drafters' names, or the drafters themselves. methods: one, several, or names with "+" between them. Raises ForedraftError for a name that is none, for an object that is no drafter, and for a draft model
     that is missing or that nobody asks for."""
     if methods is None:
         return ["draft_model" if has_draft_model else "suffix"]
@@ -33,7 +34,9 @@ def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Me
     if NO_DRAFT in names and len(names) > 1:
         raise ForedraftError('method "none" stands alone: every choice among drafters has it in it')
     for method in chosen:
-        if isinstance(method, str) and method not in REGISTRY:
+        if not isinstance(method, str):
+            check_drafter(method)
+        elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
     if "draft_model" in names and not has_draft_model:
         raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')

@@ -98,9 +98,9 @@ def _write(
     finally:
         for sequence in sequences:
             engine.abort(sequence)
-    failed = next((sequence.error for sequence in sequences if sequence.error), None)
-    if failed:
-        raise RequestError(failed)
+    failed = next((sequence for sequence in sequences if sequence.error), None)
+    if failed is not None:
+        raise RequestError(str(failed.error)) from failed.failure
     return _padded(input_ids, [sequence.output_ids for sequence in sequences], config)
 
 

@@ -17,7 +17,7 @@ from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
 from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of, names_of
-from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
+from foredraft.errors import ForedraftError, ModelError, VocabularyError
 from foredraft.grammar import Grammars
 from foredraft.machine import this_machine
 from foredraft.model import (
@@ -297,8 +297,8 @@ class LLM:
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
-        """How often a drafter was left alone that had drafted, by drafter and reason: a threshold that was set, "memory_short"
-        or "does_not_pay". Counts, to be added up."""
+        """How often a drafter was left alone that had drafted, by drafter and reason: a threshold that was set, "memory_short",
+        "failed" or "does_not_pay". Counts, to be added up."""
         return self.policy.fallbacks
 
     @property
@@ -320,7 +320,7 @@ class LLM:
 
     @property
     def resting(self) -> dict[str, str]:
-        """The drafters that are left alone now, and why: "memory_short", or a threshold."""
+        """The drafters that are left alone now, and why: "memory_short", "failed", or a threshold."""
         return self.policy.resting()
 
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
@@ -349,7 +349,8 @@ class LLM:
         progress: called with (finished, all) whenever a prompt finishes.
 
         Raises ForedraftError before anything runs if a prompt or its parameters cannot be honoured, and RequestError
-        after all others are complete (its `outputs` has them) if one failed on the way.
+        after all others are complete (its `outputs` has them) if one failed on the way; where an exception ended it, that
+        is the error's `__cause__`.
         """
         batch = _as_batch(prompts)
         requests = self._prepare(batch, _one_each(sampling_params, len(batch)))
@@ -396,7 +397,7 @@ class LLM:
                 self.engine.step()
                 yield from request.deltas()
             if request.error:
-                raise RequestError(f"request {request.request_id}: {request.error}", [request.output()])
+                raise request.as_error()
             yield from request.deltas()
         finally:
             self.frontend.abort(request)
@@ -414,7 +415,7 @@ class LLM:
         num_finished = 0
         try:
             for request in requests:
-                self.frontend.start(request)
+                self._start(request)
             while not all(request.is_finished for request in requests):
                 self.engine.step()
                 finished = sum(request.is_finished for request in requests)
@@ -425,11 +426,19 @@ class LLM:
             # on Ctrl-C, or whatever else ends the loop early, nothing is left behind
             for request in requests:
                 self.frontend.abort(request)
-        outputs = [request.output() for request in requests]
+        outputs = [request.final_output() for request in requests]
         failed = next((request for request in requests if request.error), None)
         if failed is not None:
-            raise RequestError(f"request {failed.request_id}: {failed.error}", list(outputs))
+            raise failed.as_error(outputs)
         return outputs
+
+    def _start(self, request: Request) -> None:
+        """What keeps it from starting is its own affair; the others go on."""
+        try:
+            self.frontend.start(request)
+        except Exception as error:
+            self.frontend.abort(request)
+            request.fail(error)
 
 
 def _check_draft_len(speculative_tokens: int | str) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from foredraft.contract import check_drafter, check_laws, check_proposal
 from foredraft.forced import Lead, fitted
+from foredraft.isolation import Shield
 from foredraft.proposal import Drafter, DraftRequest, Proposal
 from foredraft.stats import PrefixStats
 from foredraft.step import Work
+
+NUM_CHECKED = 16
+"""Answers of a drafter whose laws are summed up. In Python's development mode (python -X dev) all are."""
 
 
 @runtime_checkable
@@ -26,52 +34,68 @@ class RetainingDrafter(Drafter, Protocol):
     def drop_retained(self) -> None: ...
 
 
+class Drafts(NamedTuple):
+    """What came of asking. proposal: row b for works[b]. times: the seconds each drafter that was asked took. failures: what
+    a drafter raised, or how it broke its contract, by its name; its rows have no draft."""
+
+    proposal: Proposal
+    times: dict[str, float]
+    failures: dict[str, Exception]
+
+
 class Panel:
-    """drafters: by the names that a policy knows them by."""
+    """drafters: by the names that a policy knows them by. What one of them raises ends nobody's request.
+
+    Raises DrafterError for an object that is no drafter.
+    """
 
     def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+        for drafter in drafters.values():
+            check_drafter(drafter)
         self._drafters = dict(drafters)
+        self._shield = Shield()
+        self._num_sampled: Counter[str] = Counter()
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._drafters)
 
-    def propose(self, works: Sequence[Work], vocab_size: int) -> tuple[Proposal, dict[str, float]]:
-        """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced.
-
-        -> the proposal, row b for works[b], and the seconds each drafter took.
-
-        Raises RuntimeError for a drafter that breaks the contract.
-        """
+    def propose(self, works: Sequence[Work], vocab_size: int) -> Drafts:
+        """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced."""
         if not any(work.max_draft for work in works):
-            return Proposal.merged([], len(works)), {}
+            return Drafts(Proposal.merged([], len(works)), {}, {})
         leads = [Lead.of(work.sequence, work.max_draft) for work in works]
         places: dict[str, list[int]] = {}
         for b, (work, lead) in enumerate(zip(works, leads, strict=True)):
             if work.drafter and lead.room:
                 places.setdefault(work.drafter, []).append(b)
-        parts, times = [], {}
+        parts, times, failures = [], {}, {}
         for name, rows in places.items():
             started = time.perf_counter()
-            parts.append((rows, self._ask(name, [leads[b] for b in rows], vocab_size)))
+            try:
+                parts.append((rows, self._ask(name, [leads[b] for b in rows], vocab_size)))
+            except Exception as error:
+                failures[name] = error
             times[name] = time.perf_counter() - started
-        return fitted(Proposal.merged(parts, len(works)), leads), times
+        return Drafts(fitted(Proposal.merged(parts, len(works)), leads), times, failures)
 
-    def forget(self, seq_ids: list[int]) -> None:
-        for drafter in self._drafters.values():
-            drafter.forget(seq_ids)
+    def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
+        """names: of the drafters that forget these sequences; None: all."""
+        for name in self.names if names is None else names:
+            drafter = self._drafters[name]
+            self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
         """A sequence ended whose beginning others may share; who keeps nothing forgets it."""
         for drafter in self._drafters.values():
             if isinstance(drafter, RetainingDrafter):
-                drafter.retain(seq_id, history)
+                self._shield.call(drafter, partial(drafter.retain, seq_id, history), None)
             else:
-                drafter.forget([seq_id])
+                self._shield.call(drafter, partial(drafter.forget, [seq_id]), None)
 
     def drop_retained(self) -> None:
         for drafter in self._retaining:
-            drafter.drop_retained()
+            self._shield.call(drafter, drafter.drop_retained, None)
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -80,7 +104,9 @@ class Panel:
 
     def give_up(self, seq_ids: list[int]) -> list[str]:
         """Forget, to make room -> the names of the drafters that held any of the cache memory."""
-        held = [name for name, drafter in self._drafters.items() if getattr(drafter, "bytes_held", 0)]
+        held = [
+            name for name, drafter in self._drafters.items() if self._shield.call(drafter, partial(_held, drafter), 0)
+        ]
         self.forget(seq_ids)
         return held
 
@@ -90,13 +116,15 @@ class Panel:
 
     def _ask(self, name: str, leads: list[Lead], vocab_size: int) -> Proposal:
         drafter = self._drafters[name]
-        proposal = drafter.propose(
-            [DraftRequest(lead.sequence.seq_id, lead.tokens, lead.room, lead.sequence.sampler) for lead in leads]
-        )
-        lens, allowed = proposal.lens.tolist(), [lead.room for lead in leads]
-        if len(lens) != len(allowed) or any(length > most for length, most in zip(lens, allowed, strict=True)):
-            raise RuntimeError(f"{type(drafter).__name__} proposed {lens}, allowed {allowed}")
-        ids = [token for row, length in zip(proposal.ids.tolist(), lens, strict=True) for token in row[:length]]
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise RuntimeError(f"{type(drafter).__name__} proposed an id outside the vocabulary")
+        requests = [DraftRequest(lead.sequence.seq_id, lead.tokens, lead.room, lead.sequence.sampler) for lead in leads]
+        proposal = drafter.propose(requests)
+        check_proposal(drafter, proposal, requests, vocab_size)
+        if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
+            self._num_sampled[name] += 1
+            check_laws(drafter, proposal)
         return proposal
+
+
+def _held(drafter: Drafter) -> int:
+    """Bytes of the cache memory."""
+    return int(getattr(drafter, "bytes_held", 0))

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine import Engine
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, RequestError, message_of
 from foredraft.grammar import Grammar, Grammars
 from foredraft.outputs import (
     CompletionOutput,
@@ -51,6 +51,7 @@ class Request:
     bad_words: list[tuple[int, ...]]
     grammar: Grammar | None = None
     texts: list[_Text] = field(default_factory=list)
+    failure: Exception | None = None
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -69,7 +70,21 @@ class Request:
 
     @property
     def error(self) -> str | None:
+        """What went wrong, of a request that failed."""
+        if self.failure is not None:
+            return message_of(self.failure)
         return next((sequence.error for sequence in self.sequences if sequence.error), None)
+
+    def fail(self, error: Exception) -> None:
+        """What was raised outside of its texts' steps."""
+        self.failure = self.failure or error
+
+    def as_error(self, outputs: Sequence[RequestOutput] | None = None) -> RequestError:
+        """outputs: of the whole call; None: this request's."""
+        found = [self.final_output()] if outputs is None else outputs
+        error = RequestError(f"request {self.request_id}: {self.error}", list(found))
+        error.__cause__ = self.failure or next((s.failure for s in self.sequences if s.failure), None)
+        return error
 
     def deltas(self) -> list[Delta]:
         """What is new since the last call. The last one of the request carries its output."""
@@ -100,6 +115,22 @@ class Request:
             outputs=[self._completion(index, text) for index, text in enumerate(self.texts)],
             finished=self.is_finished,
             metrics=self._metrics(),
+        )
+
+    def final_output(self) -> RequestOutput:
+        """The output; where it cannot be made the request has failed, and it has the ids alone."""
+        try:
+            return self.output()
+        except Exception as error:
+            self.fail(error)
+            outputs = [self._bare_completion(index, text.sequence) for index, text in enumerate(self.texts)]
+            return RequestOutput(
+                self.request_id, self.prompt, list(self.prompt_ids), None, outputs, self.is_finished, self._metrics()
+            )
+
+    def _bare_completion(self, index: int, sequence: TokenSequence) -> CompletionOutput:
+        return CompletionOutput(
+            index, "", sequence.output_ids, list(sequence.origins), None, None, "error", None, error=self.error
         )
 
     def _completion(self, index: int, text: _Text) -> CompletionOutput:
@@ -138,7 +169,7 @@ class Request:
     def _metrics(self) -> RequestMetrics:
         sequences = self.sequences
         stats = sum((sequence.stats for sequence in sequences), SpeculationStats())
-        arrived = min(sequence.arrived_at for sequence in sequences)
+        arrived = min((sequence.arrived_at for sequence in sequences), default=0.0)
         firsts = [s.first_token_at for s in sequences if s.first_token_at is not None]
         begun = [s.begun_at for s in sequences if s.begun_at is not None]
         lasts = [s.last_token_at for s in sequences if s.last_token_at is not None]
@@ -154,7 +185,7 @@ class Request:
             inter_token_latency=sum(t for t, _ in gaps) / num_gaps if num_gaps else None,
             tokens_per_second=num_output / (max(lasts) - arrived) if lasts else None,
             num_preemptions=sum(s.num_preemptions for s in sequences),
-            num_cached_tokens=sequences[0].num_cached,
+            num_cached_tokens=sequences[0].num_cached if sequences else 0,
             speculative_decoding=SpeculativeDecodingMetrics.of(stats),
             stats=stats,
             time_in_queue=min(begun) - arrived if begun else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,6 +30,13 @@ class Limits:
 
     max_num_seqs: int = 64
     max_batch_tokens: int = 512
+
+
+Fail = Callable[[TokenSequence, Exception], None]
+
+
+def _raise(_: TokenSequence, error: Exception) -> None:
+    raise error
 
 
 class Holder(Protocol):
@@ -76,7 +84,8 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self, fail: Fail = _raise) -> list[Work]:
+        """fail: ends one sequence, for which no work could be planned; it removes it."""
         works: list[Work] = []
         budget = self._limits.max_batch_tokens
         self._policy.begin(self.running)
@@ -85,7 +94,11 @@ class Scheduler:
                 continue  # gave way to one before it
             # everyone behind gets a row at least, so that nobody starves
             behind = len(self.running) - self.running.index(sequence) - 1
-            work = self._plan(sequence, max(1, budget - behind))
+            try:
+                work = self._plan(sequence, max(1, budget - behind))
+            except Exception as error:
+                fail(sequence, error)
+                continue
             if work is not None:
                 works.append(work)
                 budget -= work.num_unread + work.max_draft
@@ -93,7 +106,11 @@ class Scheduler:
             waiting = self._next_waiting()
             if waiting is None:
                 break
-            work = self._admit(waiting, budget)
+            try:
+                work = self._admit(waiting, budget)
+            except Exception as error:
+                fail(waiting, error)
+                continue
             if work is None:
                 break
             works.append(work)
@@ -181,10 +198,11 @@ class Scheduler:
         # a step that was interrupted may have left draft tokens behind that nobody verified
         tokens = sequence.tokens
         num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
+        num_read = len(tokens) - num_unread
         if num_unread > budget:
-            return Work(sequence, budget, False, 0)
+            return Work(sequence, budget, False, 0, num_read=num_read)
         ask = self._policy.ask(sequence)
-        return Work(sequence, num_unread, True, min(ask.max_draft, budget - num_unread), ask.drafter)
+        return Work(sequence, num_unread, True, min(ask.max_draft, budget - num_unread), ask.drafter, num_read)
 
     def _reserve(self, work: Work) -> bool:
         held = self._cache.num_held(work.sequence.seq_id)

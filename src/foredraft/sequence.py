@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from foredraft.errors import message_of
 from foredraft.sampling import Sampler
 from foredraft.stats import SpeculationStats
 
@@ -41,6 +42,7 @@ class TokenSequence:
     tokens: the history, prompt first; it only grows. The last one is the pending token.
     max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: the text's own say.
     speculative_tokens: at most that many draft tokens per step; None: as many as pay.
+    error: what went wrong, in one line; failure: the exception that it was, where it was one.
     wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
     it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began.
     """
@@ -63,6 +65,7 @@ class TokenSequence:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    failure: Exception | None = None
     num_preemptions: int = 0
     arrived_at: float = field(default_factory=time.perf_counter)
     begun_at: float | None = None
@@ -119,6 +122,12 @@ class TokenSequence:
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason = self.finish_reason or reason
         self.error = self.error or error
+
+    def fail(self, error: Exception) -> None:
+        """It ends with what was raised on its way."""
+        self.finish_reason = "error"
+        self.failure = self.failure or error
+        self.error = self.error or message_of(error)
 
     def _cut(self, ids: list[int]) -> list[int]:
         end = next((i for i, token in enumerate(ids) if token in self.end_ids), None)

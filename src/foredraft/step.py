@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -15,13 +16,15 @@ from foredraft.sequence import TokenSequence
 @dataclass(frozen=True, slots=True)
 class Work:
     """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
-    (`scores`), at most max_draft draft tokens behind it, from the drafter of this name."""
+    (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
+    the cache held when the step was planned."""
 
     sequence: TokenSequence
     num_unread: int
     scores: bool
     max_draft: int
     drafter: str = ""
+    num_read: int = 0
 
 
 class Outcome(NamedTuple):
@@ -67,6 +70,34 @@ class Step:
     @property
     def draft_time(self) -> float:
         return sum(self.draft_times.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A step before anything is committed; as in Step. began: when, by time.perf_counter."""
+
+    works: Sequence[Work]
+    scoring: Sequence[Work]
+    proposal: Proposal
+    outcomes: Sequence[Outcome]
+    draft_times: Mapping[str, float]
+    read_time: float
+    verify_time: float
+    began: float
+
+    def committed(self, num_kept: Sequence[int]) -> Step:
+        """The whole step, which ends now."""
+        return Step(
+            self.works,
+            self.scoring,
+            self.proposal,
+            self.outcomes,
+            num_kept,
+            self.draft_times,
+            self.read_time,
+            self.verify_time,
+            time.perf_counter() - self.began,
+        )
 
 
 class Observer(Protocol):

@@ -8,37 +8,46 @@ from typing import Any
 
 import pytest
 
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, shown
 from foredraft.sampling import SamplingParams
 
 NAN, INF = math.nan, math.inf
+UNPRINTABLE = 10**5000
+"""An integer of more digits than Python prints."""
 
 BAD: dict[str, list[Any]] = {
-    "n": [0, -1, 1.5, True, None, "2"],
-    "temperature": [-0.1, NAN, INF, "hot", True],
+    "n": [0, -1, 1.5, True, None, "2", 2**20, UNPRINTABLE],
+    "temperature": [-0.1, NAN, INF, "hot", True, 1e39, UNPRINTABLE],
     "top_p": [0, 0.0, -0.5, 1.01, NAN, "1", True],
-    "top_k": [-2, 1.5, True, "5"],
+    "top_k": [-2, 1.5, True, "5", 2**63, UNPRINTABLE, -UNPRINTABLE],
     "min_p": [-0.1, 1.1, NAN, "0"],
-    "repetition_penalty": [0, -1.0, NAN, INF, "1"],
+    "repetition_penalty": [0, -1.0, NAN, INF, "1", 1e-300, 1e300],
     "presence_penalty": [-2.1, 2.1, NAN, None, "0"],
     "frequency_penalty": [-2.1, 2.1, NAN, None, "0"],
-    "logit_bias": [{3: NAN}, {3: "x"}, {3: None}, {3: INF}, {"3": 1.0}, {1.5: 1.0}, [3], 3],
+    "logit_bias": [
+        *({3: value} for value in (NAN, "x", None, INF, 1e39, -1e39, UNPRINTABLE)),
+        *({token: 1.0} for token in ("3", 1.5, -1, 2**63, UNPRINTABLE)),
+        [3],
+        3,
+    ],
     "bad_words": ["word", [""], [3], None, 3],
-    "min_tokens": [-1, 1.5, True, None, "1"],
-    "max_tokens": [0, -1, 2.0, True, "16"],
+    "min_tokens": [-1, 1.5, True, None, "1", 2**63],
+    "max_tokens": [0, -1, 2.0, True, "16", 2**63, UNPRINTABLE],
     "stop": ["", [""], [3], 3, ["a", None], b"x"],
-    "stop_token_ids": [["a"], [1.5], [None], 3, "12"],
-    "seed": [1.5, "x", True],
-    "logprobs": [-1, 1.5, True, "1"],
-    "prompt_logprobs": [-1, 1.5, True],
+    "stop_token_ids": [["a"], [1.5], [None], 3, "12", [-1], [2**63], [UNPRINTABLE]],
+    "seed": [1.5, "x", True, 2**64, -(2**63) - 1, UNPRINTABLE],
+    "logprobs": [-1, 1.5, True, "1", 2**63],
+    "prompt_logprobs": [-1, 1.5, True, 2**63],
     "logits_processors": [[3], ["f"], [None], 3],
-    "speculative_tokens": [-1, 1.5, True, "4"],
-    "verification": ["greedy", "", 3],
+    "speculative_tokens": [-1, 1.5, True, "4", 2**63, UNPRINTABLE],
+    "verification": ["greedy", "", 3, "two\nlines"],
     "prefix_caching": [None, 1, "false"],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values], ids=shown
+)
 def test_a_bad_value_is_refused_in_one_line_that_names_it(name: str, value: Any) -> None:
     with pytest.raises(ForedraftError) as caught:
         SamplingParams(**{name: value})
@@ -50,20 +59,20 @@ def test_a_bad_value_is_refused_in_one_line_that_names_it(name: str, value: Any)
 
 GOOD: dict[str, list[Any]] = {
     "n": [1, 5],
-    "temperature": [None, 0, 0.0, 1e-9, 2],
-    "top_p": [None, 1, 1e-9],
-    "top_k": [None, -1, 0, 1, 10**9],
+    "temperature": [None, 0, 0.0, 1e-9, 2, 1e4],
+    "top_p": [None, 1, 1e-9, 5e-324],
+    "top_k": [None, -1, 0, 1, 10**9, 2**63 - 1],
     "min_p": [None, 0, 1],
     "repetition_penalty": [None, 0.1, 5],
     "presence_penalty": [-2, 2.0],
     "logit_bias": [None, {}, {3: -INF, 5: 2}],
     "bad_words": [(), ["a", "b c"]],
-    "max_tokens": [None, 1],
+    "max_tokens": [None, 1, 2**63 - 1],
     "stop": ["END", [], ["a", "b"]],
     "stop_token_ids": [(), [1, 2]],
-    "seed": [None, 0, -5, 2**70],
-    "logprobs": [None, 0, 20],
-    "speculative_tokens": [None, 0, 16],
+    "seed": [None, 0, -5, -(2**63), 2**64 - 1],
+    "logprobs": [None, 0, 20, 2**63 - 1],
+    "speculative_tokens": [None, 0, 16, 2**63 - 1],
     "verification": [None, "block", "rejection"],
 }
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import openai
+import pytest
 
 from foredraft import LLM, SamplingParams
+from foredraft.proposal import Proposal
+from foredraft.sampling import Sampler
+from foredraft.verify import verify
 from tests.server.conftest import running
 
 PROMPTS = ("Once upon a time", "def area(width, height):", "One day, a little cat", "import json\n")
@@ -49,3 +54,28 @@ def test_texts_do_not_depend_on_who_else_is_there(llm: LLM) -> None:
     assert len(finished) > 30
     if llm.target.traits.row_exact:  # elsewhere only up to near ties
         assert all(text == expected[key] for key, text in finished)
+
+
+def test_what_one_request_raises_in_the_engine_is_its_own_500(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen others get the texts that they get without it."""
+    expected = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20, temperature=0))[0].outputs[0].text
+
+    def faulty(logits: Any, proposal: Proposal, samplers: Sequence[Sampler], *args: Any, **kwargs: Any) -> Any:
+        if any(sampler.params.top_k == 3 for sampler in samplers):
+            raise RuntimeError("injected")
+        return verify(logits, proposal, samplers, *args, **kwargs)
+
+    async def main(url: str) -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            settings: dict[str, Any] = {"model": "pair", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
+            bad = client.completions.create(**settings, extra_body={"top_k": 3})
+            good = [client.completions.create(**settings) for _ in range(16)]
+            return await asyncio.gather(bad, *good, return_exceptions=True)
+
+    monkeypatch.setattr(llm.engine, "_verifier", faulty)
+    with running(llm) as server:
+        bad, *good = asyncio.run(main(server.url))
+        server.wait_until_idle()
+    assert isinstance(bad, openai.InternalServerError)
+    assert "injected" not in str(bad)  # which is for the log
+    assert {answer.choices[0].text for answer in good} == {expected}

@@ -14,7 +14,7 @@ from foredraft.bench.environment import Environment
 from foredraft.bench.records import Answer, GroupRun, Turn
 from foredraft.bench.result import BenchResult
 from foredraft.bench.workload import Question, Workload, category_of
-from foredraft.errors import ForedraftError, RequestError
+from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.request import Prompt, Request
 from foredraft.sampling import SamplingParams
@@ -278,7 +278,7 @@ def _write(
             llm.frontend.abort(text.request)
     failed = next((text.request for text in texts if text.request.error), None)
     if failed is not None:
-        raise RequestError(f"request {failed.request_id}: {failed.error}", [failed.output()])
+        raise failed.as_error()
     ended = max(text.times[-1] for text in texts)
     return ended - started, [text.written(started) for text in texts]
 

@@ -88,7 +88,7 @@ class Trial:
 
     def _text(self, request: Request, sequence: TokenSequence) -> Text:
         if sequence.error:
-            raise RequestError(f"request {request.request_id}: {sequence.error}")
+            raise RequestError(f"request {request.request_id}: {sequence.error}") from sequence.failure
         firsts = {
             position: first
             for drafter in self._drafters.values()

@@ -1,12 +1,14 @@
 """Whom to ask for draft tokens, and for how many."""
 
-from foredraft.policy.base import MEMORY_SHORT, Ask, FixedPolicy, Policy
+from foredraft.policy.base import FAILED, MEMORY_SHORT, Ask, FixedPolicy, Policy
 from foredraft.policy.controller import Controller, CostStore
 from foredraft.policy.costs import Costs
 from foredraft.policy.guard import Guard, check_thresholds
+from foredraft.policy.safe import SafePolicy
 from foredraft.policy.store import CostFile
 
 __all__ = [
+    "FAILED",
     "MEMORY_SHORT",
     "Ask",
     "Controller",
@@ -16,5 +18,6 @@ __all__ = [
     "FixedPolicy",
     "Guard",
     "Policy",
+    "SafePolicy",
     "check_thresholds",
 ]

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from foredraft.sequence import TokenSequence
 from foredraft.step import Step
 
-MEMORY_SHORT, DOES_NOT_PAY = "memory_short", "does_not_pay"
+MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
 """Reasons to leave a drafter alone."""
 
 
@@ -42,7 +42,7 @@ class Policy(Protocol):
 
     def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         """Leave these alone for so many steps, whatever their drafts would bring; they have forgotten all texts. reason:
-        "memory_short", or a threshold. -> those that were not resting already"""
+        "memory_short", "failed", or a threshold. -> those that were not resting already"""
         ...
 
     def resting(self) -> dict[str, str]:

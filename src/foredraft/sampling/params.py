@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.structured import FIELD, StructuredOutputs
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
@@ -37,6 +37,38 @@ _NUMBERS: dict[str, tuple[type | UnionType, bool]] = {
     "frequency_penalty": (int | float, False),
 }
 """Field -> its type, and whether None is a value."""
+MOST_INT = 2**63 - 1
+"""The largest number that a count, an id or a length may be: what an int64 holds."""
+MOST_SEED, LEAST_SEED = 2**64 - 1, -(2**63)
+MOST_N = 2**14
+MOST_TEMPERATURE = 1e4
+LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-3, 1e3
+MOST_BIAS = 1e4
+LEAST_TOP_P = 1e-30
+"""What is smaller keeps the likeliest id alone as well, and float32 would make it 0."""
+MOST_TOP_K = 2**31 - 1
+"""No vocabulary is larger: a larger top_k keeps every id."""
+
+_BOUNDS: dict[str, tuple[float, float, str]] = {
+    "n": (1, MOST_N, f"from 1 to {MOST_N}"),
+    "temperature": (0, MOST_TEMPERATURE, f"from 0 (greedy) to {MOST_TEMPERATURE:g}"),
+    "top_p": (math.ulp(0), 1, "in (0, 1]"),
+    "top_k": (0, MOST_INT, "-1 or 0 (keep all) or from 1 to 2^63 - 1"),
+    "min_p": (0, 1, "in [0, 1]"),
+    "repetition_penalty": (
+        LEAST_REPETITION_PENALTY,
+        MOST_REPETITION_PENALTY,
+        f"from {LEAST_REPETITION_PENALTY:g} to {MOST_REPETITION_PENALTY:g}",
+    ),
+    "presence_penalty": (-2, 2, "in [-2, 2]"),
+    "frequency_penalty": (-2, 2, "in [-2, 2]"),
+    "max_tokens": (1, MOST_INT, "from 1 to 2^63 - 1"),
+    "min_tokens": (0, MOST_INT, "from 0 to 2^63 - 1"),
+    "seed": (LEAST_SEED, MOST_SEED, "from -2^63 to 2^64 - 1"),
+    "logprobs": (0, MOST_INT, "from 0 to 2^63 - 1"),
+    "prompt_logprobs": (0, MOST_INT, "from 0 to 2^63 - 1"),
+}
+"""Field -> the smallest and the largest value, and both in words. None is always left to the types."""
 _NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -45,7 +77,8 @@ class SamplingParams:
     """How to sample one request; names, defaults and order of application as in vLLM.
 
     temperature, top_p, top_k, min_p, repetition_penalty: None takes the checkpoint's generation_config, else the
-        neutral value. Temperature 0 is greedy. top_k 0 (or -1) and top_p 1 keep everything.
+        neutral value. Temperature 0 is greedy. top_k 0 (or -1, or more than the vocabulary holds) and top_p 1 keep
+        everything.
     max_tokens: None runs to the end of the context.
     stop: strings that end the text; checked once min_tokens were written. stop_token_ids: the same for ids.
     bad_words: strings whose last token is masked where it would complete them.
@@ -98,6 +131,10 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         self._check_types()
         self._check_ranges()
+        if self.top_k is not None and self.top_k > MOST_TOP_K:
+            object.__setattr__(self, "top_k", 0)
+        if self.top_p is not None and self.top_p < LEAST_TOP_P:
+            object.__setattr__(self, "top_p", LEAST_TOP_P)
         self._check_combinations()
 
     @property
@@ -130,13 +167,13 @@ class SamplingParams:
             infinite = isinstance(value, float) and not math.isfinite(value)
             if isinstance(value, bool) or not isinstance(value, kind) or infinite:
                 what = "an integer" if kind is int else "a finite number"
-                raise ForedraftError(f"{name} must be {what}, not {value!r}")
+                raise ForedraftError(f"{name} must be {what}, not {shown(value)}")
         if not isinstance(self.prefix_caching, bool):
-            raise ForedraftError(f"prefix_caching must be true or false, not {self.prefix_caching!r}")
+            raise ForedraftError(f"prefix_caching must be true or false, not {shown(self.prefix_caching)}")
         if not _is_draft_len(self.speculative_tokens):
             raise ForedraftError(
-                f'speculative_tokens must be an integer of at least 0 (plain decoding) or "{AUTO}", '
-                f"not {self.speculative_tokens!r}"
+                f'speculative_tokens must be an integer from 0 (plain decoding) to 2^63 - 1, or "{AUTO}", '
+                f"not {shown(self.speculative_tokens)}"
             )
         _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
@@ -145,40 +182,29 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             kind = type(self.structured_outputs).__name__
             raise ForedraftError(f"{FIELD} must be StructuredOutputs, not {kind}")
+        if self.verification not in (None, *VERIFICATIONS):
+            known = ", ".join(VERIFICATIONS)
+            raise ForedraftError(f"verification must be one of {known}, not {shown(self.verification)}")
+        self._check_bias()
+
+    def _check_bias(self) -> None:
         bias = self.logit_bias
-        if bias is not None and not isinstance(bias, Mapping):
-            raise ForedraftError(f"logit_bias must map token ids to numbers, not {bias!r}")
-        for token, value in (bias or {}).items():
-            if (
-                not _is_id(token)
-                or isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not value < math.inf
-            ):
+        if bias is None:
+            return
+        if not isinstance(bias, Mapping):
+            raise ForedraftError(f"logit_bias must map token ids to numbers, not {shown(bias)}")
+        for token, value in bias.items():
+            if not _is_id(token) or not _is_bias(value):
                 raise ForedraftError(
-                    f"logit_bias must map token ids to numbers below infinity, not {token!r} to {value!r}"
+                    f"logit_bias must map token ids to numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}, or to -inf, "
+                    f"not {shown(token)} to {shown(value)}"
                 )
 
     def _check_ranges(self) -> None:
-        def require(name: str, good: bool, right: str) -> None:
-            if getattr(self, name) is not None and not good:
-                raise ForedraftError(f"{name} must be {right}, not {getattr(self, name)}")
-
-        require("n", self.n >= 1, "at least 1")
-        require("temperature", (self.temperature or 0) >= 0, "0 (greedy) or more")
-        require("top_p", 0 < (1 if self.top_p is None else self.top_p) <= 1, "in (0, 1]")
-        require("top_k", (self.top_k or 0) >= 0, "-1 or 0 (keep all) or at least 1")
-        require("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1]")
-        require(
-            "repetition_penalty", (1 if self.repetition_penalty is None else self.repetition_penalty) > 0, "above 0"
-        )
-        require("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]")
-        require("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]")
-        require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        require("min_tokens", self.min_tokens >= 0, "0 or more")
-        require("logprobs", (self.logprobs or 0) >= 0, "0 or more")
-        require("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "0 or more")
-        require("verification", self.verification in (None, *VERIFICATIONS), f"one of {', '.join(VERIFICATIONS)}")
+        for name, (least, most, right) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ForedraftError(f"{name} must be {right}, not {shown(value)}")
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -200,13 +226,20 @@ class SamplingParams:
 
 
 def _is_draft_len(value: object) -> bool:
-    return value is None or value == AUTO or (_is_id(value) and isinstance(value, int) and value >= 0)
+    return value is None or value == AUTO or _is_id(value)
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether it may be a token id, or a count; the vocabulary's size is the engine's to compare with."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_INT
+
+
+def _is_bias(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == -math.inf or -MOST_BIAS <= value <= MOST_BIAS
 
 
 def _check_items(name: str, items: object, is_good: Callable[[Any], bool], what: str) -> None:
     if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not all(is_good(item) for item in items):
-        raise ForedraftError(f"{name} must hold {what}, not {items!r}")
+        raise ForedraftError(f"{name} must hold {what}, not {shown(items)}")

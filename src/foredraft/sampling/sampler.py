@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, message_of, one_line
 from foredraft.kernels import Way
 from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
@@ -140,14 +140,14 @@ class Sampler:
         would need to know says so itself."""
         try:
             return len(drafted) if self.constraint is None else self.constraint.num_allowed(history, drafted)
-        except ForedraftError:
+        except Exception:
             return 0
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
         """The ids that follow history + drafted because the constraint leaves no other."""
         try:
             return [] if self.constraint is None else self.constraint.forced(history, drafted, at_most)
-        except ForedraftError:
+        except Exception:  # no draft token is worth an error: see num_allowed
             return []
 
     def mask(self, history: Sequence[int], drafted: Sequence[int]) -> Bits | None:
@@ -155,8 +155,8 @@ class Sampler:
         assert self.constraint is not None
         try:
             return self.constraint.allowed(history, drafted)
-        except ForedraftError as error:
-            self.fail(len(history) + len(drafted), str(error))
+        except Exception as error:
+            self.fail(len(history) + len(drafted), message_of(error))
             return None
 
     def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
@@ -176,10 +176,10 @@ class Sampler:
         for processor in self.params.logits_processors:
             try:
                 out = processor(list(prefix), logits.clone())
+                wrong = _what_is_wrong(out, logits)
             except Exception as error:
-                self.fail(len(prefix), f"logits processor {_name(processor)} raised {type(error).__name__}: {error}")
+                self.fail(len(prefix), f"logits processor {_name(processor)} raised {one_line(error)}")
                 return logits
-            wrong = _what_is_wrong(out, logits)
             if wrong:
                 self.fail(len(prefix), f"logits processor {_name(processor)} must return {wrong}")
                 return logits

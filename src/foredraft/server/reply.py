@@ -160,11 +160,17 @@ class Reply(Response):
             self._timer.aborted("shutdown")
             return ApiError(503, "the server is shutting down", code="unavailable", headers={"Retry-After": "5"})
         self._timer.aborted("error")
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError) and not _is_internal(error):
             reason = ForedraftError(str(error).partition(": ")[2])  # the engine's number means nothing out there
             return ApiError(400, str(reason), param=self._body.blamed(reason), code="request_failed")
-        log("failed", logging.ERROR, error=type(error).__name__, at=places(error.__traceback__))
+        cause = error.__cause__ or error
+        log("failed", logging.ERROR, error=type(cause).__name__, at=places(cause.__traceback__))
         return internal_error()
+
+
+def _is_internal(error: RequestError) -> bool:
+    """Whether an exception ended the request that no field of it explains."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, ForedraftError)
 
 
 def _event(chunk: Answer) -> bytes:

@@ -9,6 +9,14 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from foredraft.errors import ForedraftError
 from foredraft.sampling import SamplingParams, StructuredOutputs
+from foredraft.sampling.params import (
+    LEAST_REPETITION_PENALTY,
+    LEAST_SEED,
+    MOST_INT,
+    MOST_REPETITION_PENALTY,
+    MOST_SEED,
+    MOST_TEMPERATURE,
+)
 from foredraft.server.wire.base import MOST_TEXTS, Choices, Ids, Only, Strings, TopCount, Wire
 from foredraft.server.wire.structured import ResponseFormat, StructuredFields, of_response_format
 
@@ -74,22 +82,22 @@ class SamplingFields(Wire):
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MOST_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[Any, AfterValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=LEAST_SEED, le=MOST_SEED)] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=1000)] | Strings | None = None
     user: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="Whose request it is; goes to the log."
     )
     response_format: ResponseFormat | None = None
 
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=MOST_REPETITION_PENALTY)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST_INT)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
@@ -104,7 +112,7 @@ class SamplingFields(Wire):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
-    speculative_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] | None = None
+    speculative_tokens: Annotated[int, Field(ge=0, le=MOST_INT)] | Literal["auto"] | None = None
     verification: Literal["block", "rejection", "coupled"] | None = None
     prefix_caching: bool | None = Field(None, description="False: use nothing that was read for others, leave nothing.")
     metrics: bool | None = Field(None, description="Add this request's metrics to the answer.")

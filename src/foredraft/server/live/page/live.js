@@ -178,7 +178,7 @@
 
   /** Whether drafts are asked for, and if not, why. */
   function tellState(isRunning, start, last) {
-    const reasons = { memory_short: "cache memory is short", min_acceptance_rate: "too few of its draft tokens stood", max_draft_memory: "it held too much memory" };
+    const reasons = { memory_short: "cache memory is short", failed: "it failed, and the log says how", min_acceptance_rate: "too few of its draft tokens stood", max_draft_memory: "it held too much memory" };
     const rests = Object.entries(latest.resting).map(([drafter, why]) => `${drafter} is left alone: ${reasons[why] ?? why}`);
     let said = "Idle.";
     if (isRunning && series.grown("num_asked_steps", start, last) > 0) said = `Drafting with ${about.method}.`;

@@ -1,0 +1,40 @@
+"""A policy whose errors end no request: where it cannot decide, nothing is drafted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from foredraft.isolation import Shield
+from foredraft.policy.base import Ask, Policy
+from foredraft.sequence import TokenSequence
+from foredraft.step import Step
+
+_NO_DRAFT = Ask("", 0)
+
+
+class SafePolicy:
+    """policy: decides. Its first error is logged."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._shield = Shield()
+
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        return self._policy.fallbacks
+
+    def begin(self, running: Sequence[TokenSequence]) -> None:
+        self._shield.call(self._policy, lambda: self._policy.begin(running), None)
+
+    def ask(self, sequence: TokenSequence) -> Ask:
+        return self._shield.call(self._policy, lambda: self._policy.ask(sequence), _NO_DRAFT)
+
+    def observe(self, step: Step) -> None:
+        self._shield.call(self._policy, lambda: self._policy.observe(step), None)
+
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        return self._shield.call(self._policy, lambda: self._policy.rest(drafters, reason, num_steps), [])
+
+    def resting(self) -> dict[str, str]:
+        return self._shield.call(self._policy, self._policy.resting, {})
