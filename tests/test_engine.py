@@ -509,3 +509,89 @@ def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:
     run(engine)
     assert len(sequence.tokens) == 2048
     assert sequence.finish_reason == "length"
+
+
+# --- allowed ids, nothing to write, and many clients ----------------------------------------------------------------
+
+ALLOWED = (0, *range(300, 340), *range(500, 560))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_allowed_ids_are_kept_to_and_no_draft_changes_the_text(bench: Bench, method: str) -> None:
+    ways = [GREEDY, *SEEDED, {"temperature": 0.0, "frequency_penalty": -0.5, "min_tokens": 4}]
+    engine = bench.engine(method, speculative_tokens=5)
+    runs = [
+        (prompt, wanted, engine.add(prompt, wanted))
+        for wanted in (params(**way, allowed_token_ids=ALLOWED) for way in ways)
+        for prompt in PROMPTS
+    ]
+    free = engine.add(PROMPTS[0], params(**GREEDY))
+    run(engine)
+    for prompt, wanted, sequence in runs:
+        assert set(sequence.output_ids) <= set(ALLOWED)
+        assert sequence.output_ids == bench.plain(prompt, wanted), (method, wanted)
+    assert free.output_ids == bench.plain(PROMPTS[0], params(**GREEDY))
+    assert not set(free.output_ids) <= set(ALLOWED)
+
+
+def test_an_allowed_id_that_does_not_exist_is_refused(bench: Bench) -> None:
+    engine = bench.engine("none")
+    with pytest.raises(ForedraftError, match="allowed_token_ids holds token id 99999999"):
+        engine.add(PROMPTS[0], params(allowed_token_ids=[1, 99999999]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_to_write_still_reads_the_prompt(bench: Bench, method: str) -> None:
+    engine = bench.engine(method, limits=Limits(max_batch_tokens=7))
+    other = engine.add(PROMPTS[1], params(**GREEDY))
+    empty = engine.add(PROMPTS[2], params(0, prompt_logprobs=2, logprobs=0, stop=["x"]))
+    one = engine.add(PROMPTS[2], params(1, prompt_logprobs=2, **GREEDY))
+    run(engine)
+    assert (empty.output_ids, empty.finish_reason, empty.error) == ([], "length", None)
+    assert empty.first_token_at is None
+    assert len(empty.prompt_logprobs) == len(PROMPTS[2]) - 1
+    assert empty.prompt_logprobs == one.prompt_logprobs
+    assert other.output_ids == bench.plain(PROMPTS[1], params(**GREEDY))
+
+
+def test_nothing_to_write_leaves_its_prompt_to_others(bench: Bench) -> None:
+    engine = bench.engine("none")
+    engine.add(PROMPTS[2], params(0))
+    while engine.has_work:
+        engine.step()
+    sequence = engine.add(PROMPTS[2], params(**GREEDY))
+    run(engine)
+    assert sequence.num_cached >= len(PROMPTS[2]) - 2
+    assert sequence.output_ids == bench.plain(PROMPTS[2], params(**GREEDY))
+
+
+def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) -> None:
+    engine = bench.engine("none")
+    full = [9] * bench.target.traits.context_len
+    with pytest.raises(ForedraftError, match="so that one can be written"):
+        engine.add(full, params(1))
+    sequence = engine.add(full, params(0))
+    run(engine)
+    assert sequence.finish_reason == "length"
+    with pytest.raises(ForedraftError, match="the context holds"):
+        engine.add([*full, 9], params(0))
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_are_the_same_whoever_else_asks(bench: Bench, method: str, retain: bool) -> None:
+    """A flood gives way to small requests in the middle of its texts."""
+    wanted = [params(20, **GREEDY), *(params(20, **way) for way in SEEDED)]
+    engine = bench.engine(method, speculative_tokens=3, limits=Limits(4, 32), retain=retain)
+    runs = [(prompt, p, engine.add(prompt, p, client="flood")) for p in wanted for prompt in PROMPTS]
+
+    def ask(step: int) -> None:
+        if step % 3 == 2 and step < 40:
+            p, prompt = wanted[step % len(wanted)], PROMPTS[step % len(PROMPTS)]
+            client, priority = f"small {step % 2}", -step
+            runs.append((prompt, p, engine.add(prompt, p, client=client, priority=priority)))
+
+    run(engine, ask)
+    assert sum(sequence.num_preemptions for _, _, sequence in runs) > 0
+    for prompt, p, sequence in runs:
+        assert sequence.output_ids == bench.plain(prompt, p), (method, p)

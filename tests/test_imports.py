@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # Lowest first. A module may import from the lines above its own, never from its own line or from below.
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
-    {"errors", "folders", "machine", "prefix"},
+    {"errors", "fairness", "folders", "machine", "prefix"},
     {"settings", "isolation"},
     {"kernels"},
     {"sampling"},

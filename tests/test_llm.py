@@ -427,3 +427,42 @@ def test_a_missing_shard_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((EMBEDDED / "target" / "config.json").read_bytes())
     with pytest.raises(ModelError):
         LLM(tmp_path)
+
+
+def test_the_last_message_can_be_gone_on_with(llm: LLM) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    talk = [{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "Once upon"}]
+    assert llm.tokenizer is not None
+    for settings, end in (({}, "Once upon</><a>"), ({"continue_final_message": True}, "<assistant>Once upon")):
+        (output,) = llm.chat(talk, GREEDY, chat_template=template, **settings)  # type: ignore[arg-type]
+        assert llm.tokenizer.decode(output.prompt_token_ids).endswith(end)
+    for messages, more, words in (
+        (talk, {"add_generation_prompt": True}, "exclude each other"),
+        (talk[:1], {}, "of the assistant"),
+        ([*talk, {"role": "assistant", "content": " "}], {}, "with text"),
+        ([*talk, {"role": "assistant", "content": None}], {}, "must be a string"),
+    ):
+        with pytest.raises(ForedraftError, match=words):
+            llm.chat(messages, GREEDY, chat_template=template, continue_final_message=True, **more)  # type: ignore[arg-type]
+
+
+def test_urgent_prompts_begin_first_and_nobodys_text_changes() -> None:
+    llm = LLM(max_num_seqs=1, seed=0)
+    prompts, params = [STORY, CODE, "Another"], SamplingParams(max_tokens=4, temperature=0)
+    plain = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, priority=[3, 2, -1])
+    assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in plain]
+    waited = [output.metrics.time_in_queue or 0 for output in outputs]
+    assert sorted(waited, reverse=True) == waited
+    for bad, words in (([1], "one for each of the 3 prompts"), (["a", 1, 2], "priority must be an integer")):
+        with pytest.raises(ForedraftError, match=words):
+            llm.generate(prompts, params, priority=bad)  # type: ignore[arg-type]
+
+
+def test_a_prompt_is_scored_without_writing(llm: LLM) -> None:
+    (scored,) = llm.generate(CODE, SamplingParams(max_tokens=0, prompt_logprobs=1, n=2))
+    (written,) = llm.generate(CODE, SamplingParams(max_tokens=2, prompt_logprobs=1))
+    assert scored.prompt_logprobs == written.prompt_logprobs
+    assert [(o.text, o.token_ids, o.finish_reason) for o in scored.outputs] == [("", [], "length")] * 2
+    assert scored.metrics.time_to_first_token is None
+    assert scored.metrics.tokens_per_second is None

@@ -63,11 +63,26 @@ class World:
         self.next_id = 0
 
     def add(
-        self, prompt_len: int, max_tokens: int, *, gamma: int = 0, wait_for: TokenSequence | None = None, first: int = 0
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        *,
+        gamma: int = 0,
+        wait_for: TokenSequence | None = None,
+        first: int = 0,
+        client: str = "",
+        priority: int = 0,
     ) -> TokenSequence:
         prompt = [first, *range(1, prompt_len)]
         sequence = TokenSequence(
-            self.next_id, prompt, sampler_for({}, prompt=prompt), prompt_len + max_tokens, gamma, wait_for=wait_for
+            self.next_id,
+            prompt,
+            sampler_for({}, prompt=prompt),
+            prompt_len + max_tokens,
+            gamma,
+            wait_for=wait_for,
+            client=client,
+            priority=priority,
         )
         self.next_id += 1
         self.scheduler.add(sequence)
@@ -168,8 +183,9 @@ def test_a_long_prompt_leaves_a_row_for_everyone_behind_it() -> None:
     world.step()
     assert world.scheduler.running[0].num_output == 0
     shorts = [world.add(1, 3) for _ in range(3)]
-    world.scheduler.running.extend(shorts)  # as after a preemption of all and a new start
-    world.scheduler.waiting.clear()
+    for short in shorts:  # as after a preemption of all and a new start
+        world.scheduler.waiting.start(short)
+        world.scheduler.running.append(short)
     works = world.step()
     assert [w.num_unread for w in works] == [3, 1, 1, 1]
 
@@ -430,3 +446,159 @@ def test_removing_is_harmless_wherever_it_stands() -> None:
     world.scheduler.remove(running)
     world.scheduler.remove(running)
     assert not world.scheduler.has_work
+
+
+# --- fairness among clients ---------------------------------------------------------------------------------------
+
+
+def flood(world: World, count: int, *, prompt_len: int = 3, max_tokens: int = 50) -> list[TokenSequence]:
+    return [world.add(prompt_len, max_tokens, client="flood", first=1000 + i) for i in range(count)]
+
+
+def test_a_flood_does_not_hold_all_places_while_another_client_waits() -> None:
+    world = World(seqs=8)
+    flood(world, 30)
+    for _ in range(5):
+        world.step()
+    small = [world.add(3, 4, client=f"small-{i}") for i in range(3)]
+    world.step()
+    assert all(s.num_output == 1 for s in small)
+    assert world.scheduler.waiting.num_started("flood") == 5
+    world.run()
+
+
+def test_two_floods_hold_as_many_places_each() -> None:
+    world = World(seqs=8)
+    flood(world, 30)
+    world.step()
+    for i in range(30):
+        world.add(3, 50, client="other", first=2000 + i)
+    world.step()
+    assert [world.scheduler.waiting.num_started(client) for client in ("flood", "other")] == [4, 4]
+    preempted = sum(s.num_preemptions for s in world.scheduler.waiting)
+    for _ in range(20):
+        world.step()
+    assert sum(s.num_preemptions for s in world.scheduler.waiting) == preempted, "nobody is moved twice"
+    world.run()
+
+
+def test_a_client_alone_takes_all_places() -> None:
+    world = World(seqs=8)
+    small = world.add(3, 2, client="small")
+    flood(world, 30)
+    while not small.is_finished:
+        world.step()
+    world.step()
+    assert world.scheduler.waiting.num_started("flood") == 8
+    world.run()
+
+
+def test_a_flood_gives_back_memory_that_another_client_waits_for() -> None:
+    world = World(units=6)
+    sequences = flood(world, 6, max_tokens=40)
+    world.step()
+    assert world.pool.free == 0
+    small = world.add(3, 4, client="small")
+    world.step()
+    assert small.num_output == 1
+    assert [s.num_preemptions for s in sequences] == [0, 0, 0, 0, 0, 1]
+    world.run()
+
+
+def test_nobody_gives_way_to_one_that_would_not_fit_even_then() -> None:
+    world = World(units=6)
+    held = world.add(100, 20, client="big")
+    sequences = flood(world, 4, max_tokens=40)
+    world.step()
+    big = world.add(300, 5, client="big")
+    world.step()
+    assert [s.num_preemptions for s in (held, *sequences, big)] == [0] * 6
+    world.run()
+
+
+def test_a_long_prompt_of_one_client_leaves_rows_for_the_prompts_of_another() -> None:
+    world = World(rows=40)
+    world.add(1000, 5, client="long")
+    world.step()
+    other = world.add(15, 5, client="other", first=9)
+    works = {w.sequence.client: w.num_unread for w in world.step()}
+    assert works == {"long": 25, "other": 15}
+    second = world.add(500, 5, client="other", first=10)
+    world.step()
+    works = {w.sequence.seq_id: w.num_unread for w in world.step()}
+    assert works[second.seq_id] == 19
+    assert other.num_output == 3
+    world.run()
+
+
+def test_drafts_of_one_client_leave_rows_for_the_prompts_of_another() -> None:
+    world = World(rows=40)
+    world.add(3, 200, gamma=100, client="long")
+    world.step()
+    other = world.add(15, 5, client="other", first=9)
+    world.step()
+    assert other.num_output == 1
+    world.run()
+
+
+def test_a_client_that_was_served_less_goes_first() -> None:
+    world = World(seqs=2)
+    for client in "ab":
+        world.add(3, 20, client=client)
+    later = [world.add(3, 20, client="a", first=i) for i in range(3)]
+    last = world.add(3, 20, client="b", first=9)
+    while last.num_output == 0:
+        world.step()
+    assert sum(s.num_output > 0 for s in later) <= 1
+    world.run()
+
+
+def test_priority_orders_the_requests_of_one_client_and_nobody_elses() -> None:
+    world = World(seqs=1)
+    world.add(3, 5, client="a")
+    world.step()
+    late, early = world.add(3, 5, client="a", priority=3), world.add(3, 5, client="a", priority=-1)
+    other = world.add(3, 5, client="b", priority=100)
+    world.run()
+    assert world.finished.index(other.seq_id) == 1
+    assert world.finished.index(early.seq_id) < world.finished.index(late.seq_id)
+
+
+def test_the_least_urgent_gives_way_first() -> None:
+    world = World(units=3)
+    urgent, other, last = (world.add(60, 60, first=i, priority=p) for i, p in enumerate((0, 5, 0)))
+    world.run()
+    assert (urgent.num_preemptions, last.num_preemptions) == (0, 1)
+    assert other.num_preemptions >= 1
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]),
+            st.integers(1, 150),
+            st.integers(1, 40),
+            st.integers(0, 5),
+            st.integers(0, 6),
+            st.integers(-1, 1),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    units=st.integers(3, 8),
+    seqs=st.integers(1, 6),
+    rows=st.integers(6, 40),
+    draft_bytes=st.sampled_from([0, UNIT // 2, UNIT]),
+)
+@settings(max_examples=250, deadline=None)
+def test_everyone_finishes_whoever_asked(
+    arrivals: list[tuple[str, int, int, int, int, int]], units: int, seqs: int, rows: int, draft_bytes: int
+) -> None:
+    world = World(units, seqs=seqs, rows=rows, draft_bytes=draft_bytes)
+    sequences = []
+    for i, (client, prompt_len, max_tokens, gamma, gap, priority) in enumerate(arrivals):
+        sequences.append(world.add(prompt_len, max_tokens, gamma=gamma, first=i, client=client, priority=priority))
+        for _ in range(gap):
+            world.step()
+    world.run()
+    assert all(s.num_output == one[2] for s, one in zip(sequences, arrivals, strict=True))

@@ -53,29 +53,50 @@ class AsyncLLM:
             self._calls.put(None)
         self._thread.join()
 
-    async def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[Delta]:
-        """Deltas as they are written. Leaving the loop, or cancelling the task, ends the request.
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
+    ) -> AsyncIterator[Delta]:
+        """Deltas as they are written. Leaving the loop, or cancelling the task, ends the request. client, priority: see
+        prepare.
 
         Raises ForedraftError for what cannot be honoured, RequestError if the request fails on the way.
         """
         self._require_open()
-        request = await self.prepare(prompt, sampling_params)
+        request = await self.prepare(prompt, sampling_params, client=client, priority=priority)
         async with contextlib.aclosing(self.follow([request])) as batches:
             async for batch in batches:
                 for _, delta in batch:
                     yield delta
 
-    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
-        """The whole request. Many at once share the engine's batch: `asyncio.gather` them."""
-        async for delta in self.stream(prompt, sampling_params):
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
+    ) -> RequestOutput:
+        """The whole request. Many at once share the engine's batch: `asyncio.gather` them. client, priority: see prepare."""
+        async for delta in self.stream(prompt, sampling_params, client=client, priority=priority):
             if delta.output is not None:
                 return delta.output
         raise RequestError("the request ended without an output")
 
-    async def prepare(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Request:
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        client: str = "",
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> Request:
         """A request that can be followed; it is checked and tokenised in a thread of its own, where a long prompt keeps
-        nobody waiting. Raises ForedraftError for what cannot be honoured."""
-        return await asyncio.to_thread(self.llm.frontend.prepare, prompt, sampling_params)
+        nobody waiting. Clients are served fairly; priority (the lower, the earlier) orders the requests of one of them.
+        Raises ForedraftError for what cannot be honoured."""
+        return await asyncio.to_thread(
+            self.llm.frontend.prepare,
+            prompt,
+            sampling_params,
+            client=client,
+            priority=priority,
+            request_id=request_id,
+        )
 
     async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         """Run prepared requests: what is new of them, each delta with its request's place, until all are complete.

@@ -72,7 +72,7 @@ class Engine:
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens
-        self._scheduler = Scheduler(self.cache, self._panel, self._policy, limits or Limits())
+        self._scheduler = Scheduler(self.cache, self._panel, self._policy, limits or Limits(), retain=retain)
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
         self._retain = retain
@@ -123,9 +123,11 @@ class Engine:
         constraint: Constraint | None = None,
         child: int = 0,
         wait_for: TokenSequence | None = None,
+        client: str = "",
+        priority: int = 0,
     ) -> TokenSequence:
         """Queue one text. params: resolved against the checkpoint. child: which of the n texts of its request. constraint:
-        what structured_outputs come to, for this text alone.
+        what structured_outputs come to, for this text alone. client, priority: see TokenSequence.
 
         Raises ForedraftError for a prompt that cannot be run.
         """
@@ -152,6 +154,8 @@ class Engine:
             end_ids=end_ids,
             stop_rule=stop_rule,
             wait_for=wait_for,
+            client=client,
+            priority=priority,
         )
         self._scheduler.add(sequence)
         return sequence
@@ -251,10 +255,11 @@ class Engine:
         bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
         if bad is not None:
             raise ForedraftError(f"the prompt holds token id {shown(bad)}: ids go from 0 to {vocab_size - 1}")
-        if len(prompt) >= context_len:
+        most = context_len if params.max_tokens == 0 else context_len - 1
+        if len(prompt) > most:
             raise PromptLengthError(
-                f"the prompt has {len(prompt)} tokens and the context holds {context_len}: "
-                f"give at most {context_len - 1}, so that one can be written"
+                f"the prompt has {len(prompt)} tokens and the context holds {context_len}: give at most {most}"
+                + (", so that one can be written" if most < context_len else "")
             )
         self._refuse_unknown_ids(params, vocab_size)
         wanted = context_len if params.max_tokens is None else len(prompt) + params.max_tokens
@@ -268,7 +273,8 @@ class Engine:
 
     @staticmethod
     def _refuse_unknown_ids(params: SamplingParams, vocab_size: int) -> None:
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            ids = getattr(params, name) or ()
             bad = next((token for token in ids if not 0 <= token < vocab_size), None)
             if bad is not None:
                 raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")

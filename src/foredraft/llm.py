@@ -342,18 +342,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: Callable[[int, int], None] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, batched; outputs in the order of the prompts.
 
         prompts: a string, strings, a list of token ids, or lists of them. sampling_params: one for all, or one each.
-        progress: called with (finished, all) whenever a prompt finishes.
+        progress: called with (finished, all) whenever a prompt finishes. priority: one each; the lower, the earlier it
+        begins.
 
         Raises ForedraftError before anything runs if a prompt or its parameters cannot be honoured, and RequestError
         after all others are complete (its `outputs` has them) if one failed on the way; where an exception ended it, that
         is the error's `__cause__`.
         """
         batch = _as_batch(prompts)
-        requests = self._prepare(batch, _one_each(sampling_params, len(batch)))
+        requests = self._prepare(batch, _one_each(sampling_params, len(batch)), _priorities(priority, len(batch)))
         return self._run(requests, progress)
 
     def chat(
@@ -362,14 +364,23 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **template_args: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many; messages are {"role": ..., "content": ...} as for the chat template."""
+        """Answer one conversation or many; messages are {"role": ..., "content": ...} as for the chat template.
+
+        continue_final_message: go on with the last message, an assistant's, instead of beginning another; the output is
+        what comes behind it. add_generation_prompt excludes it; None: true without it.
+        """
         return self.generate(
             [
                 self.chat_prompt(
-                    m, chat_template=chat_template, add_generation_prompt=add_generation_prompt, **template_args
+                    m,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **template_args,
                 )
                 for m in _as_conversations(messages)
             ],
@@ -387,7 +398,7 @@ class LLM:
 
         Other requests of the engine advance meanwhile. Raises as generate does.
         """
-        (request,) = self._prepare([prompt], [sampling_params])
+        (request,) = self._prepare([prompt], [sampling_params], [0])
         return self._stream(request)
 
     def _stream(self, request: Request) -> Generator[Delta, None, None]:
@@ -402,11 +413,13 @@ class LLM:
         finally:
             self.frontend.abort(request)
 
-    def _prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None]) -> list[Request]:
+    def _prepare(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], priorities: Sequence[int]
+    ) -> list[Request]:
         requests = []
-        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, one, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
-                requests.append(self.frontend.prepare(prompt, one))
+                requests.append(self.frontend.prepare(prompt, one, priority=priority))
             except ForedraftError as error:
                 raise type(error)(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
         return requests
@@ -528,3 +541,11 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     if not isinstance(params, Sequence) or len(params) != count:
         raise ForedraftError(f"sampling_params must be one SamplingParams, or one for each of the {count} prompts")
     return list(params)
+
+
+def _priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:
+    if priority is None:
+        return [0] * count
+    if not isinstance(priority, Sequence) or len(priority) != count:
+        raise ForedraftError(f"priority must be a list of integers, one for each of the {count} prompts")
+    return priority

@@ -41,7 +41,7 @@ class _Text:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its n texts."""
+    """One prompt and its n texts. client, priority: see TokenSequence."""
 
     request_id: str
     prompt: str | None
@@ -50,6 +50,8 @@ class Request:
     tokenizer: PreTrainedTokenizerBase | None
     bad_words: list[tuple[int, ...]]
     grammar: Grammar | None = None
+    client: str = ""
+    priority: int = 0
     texts: list[_Text] = field(default_factory=list)
     failure: Exception | None = None
 
@@ -214,8 +216,22 @@ class Frontend:
         self.grammars = grammars
         self._request_ids = count()
 
-    def prepare(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        """Everything that can be refused, before anything runs. Raises ForedraftError."""
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        client: str = "",
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> Request:
+        """Everything that can be refused, before anything runs. Raises ForedraftError.
+
+        client: whose request it is; clients are served fairly. priority: among the requests of one client; the lower, the
+        earlier. request_id: None makes one.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ForedraftError(f"priority must be an integer, not {priority!r}")
         if params is not None and not isinstance(params, SamplingParams):
             raise ForedraftError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
         resolved = (params or SamplingParams()).resolve(self._defaults)
@@ -225,7 +241,8 @@ class Frontend:
         self.engine.check(ids, resolved)
         words = bad_words_ids(self.tokenizer, resolved.bad_words) if self.tokenizer else []
         grammar = self._grammar_of(resolved)
-        return Request(str(next(self._request_ids)), text, ids, resolved, self.tokenizer, words, grammar)
+        name = str(next(self._request_ids)) if request_id is None else request_id
+        return Request(name, text, ids, resolved, self.tokenizer, words, grammar, client, priority)
 
     def start(self, request: Request) -> None:
         """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
@@ -241,6 +258,8 @@ class Frontend:
                 constraint=request.grammar.start(len(request.prompt_ids)) if request.grammar else None,
                 child=child,
                 wait_for=request.sequences[0] if child and request.params.prefix_caching else None,
+                client=request.client,
+                priority=request.priority,
             )
             request.texts.append(_Text(sequence, stream))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from foredraft.cache import KVCache
+from foredraft.fairness import FairQueue, fair_shares
 from foredraft.policy import MEMORY_SHORT, Policy
 from foredraft.prefix import common_prefix
 from foredraft.sequence import TokenSequence
@@ -50,15 +51,22 @@ class Holder(Protocol):
 
 
 class Scheduler:
-    """First come, first served. When memory is short the drafts' memory goes first; then who came last gives way, and
-    starts again later."""
+    """Fair among clients (`FairQueue`); within a client by priority, then first come first served. When memory is short the
+    drafts' memory goes first; then who came last of the client with most sequences gives way, and starts again later. The
+    same happens when another client waits for a place and has at least two fewer.
 
-    def __init__(self, cache: KVCache, drafters: Holder, policy: Policy, limits: Limits) -> None:
+    retain: keep what was read for those that gave up their place, until the room is needed.
+    """
+
+    def __init__(
+        self, cache: KVCache, drafters: Holder, policy: Policy, limits: Limits, *, retain: bool = False
+    ) -> None:
+        self._retain = retain
         self._cache = cache
         self._drafters = drafters
         self._policy = policy
         self._limits = limits
-        self.waiting: deque[TokenSequence] = deque()
+        self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: list[TokenSequence] = []
         self.prefix_stats = PrefixStats()
 
@@ -73,49 +81,86 @@ class Scheduler:
         """Forget a sequence that ended, wherever it stands. Its memory is not touched."""
         if sequence in self.running:
             self.running.remove(sequence)
+            self.waiting.end(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def preempt(self, sequence: TokenSequence) -> None:
         """Give up all that is held for a running sequence; it waits at the front and will read its history again."""
-        self.running.remove(sequence)
         self._cache.drop([sequence.seq_id])
-        self._drafters.forget([sequence.seq_id])
-        sequence.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+        self._put_back(sequence)
 
     def schedule(self, fail: Fail = _raise) -> list[Work]:
         """fail: ends one sequence, for which no work could be planned; it removes it."""
         works: list[Work] = []
         budget = self._limits.max_batch_tokens
         self._policy.begin(self.running)
+        shares = self._row_shares()
         for sequence in list(self.running):
             if sequence not in self.running:
                 continue  # gave way to one before it
-            # everyone behind gets a row at least, so that nobody starves
-            behind = len(self.running) - self.running.index(sequence) - 1
             try:
-                work = self._plan(sequence, max(1, budget - behind))
+                work = self._plan(sequence, self._rows_for(sequence, budget, shares))
             except Exception as error:
                 fail(sequence, error)
                 continue
             if work is not None:
                 works.append(work)
-                budget -= work.num_unread + work.max_draft
-        while budget > 0 and len(self.running) < self._limits.max_num_seqs:
+                budget -= work.num_rows
+                if shares:
+                    shares[sequence.client] -= work.num_rows
+        works = self._admit_waiting([work for work in works if work.sequence in self.running], budget, fail)
+        for work in works:
+            self.waiting.charge(work.sequence.client, work.num_rows)
+        return works
+
+    def _row_shares(self) -> dict[str, int]:
+        """Rows of this pass that each client may have. Empty where one client alone has work: it may have all."""
+        clients = {sequence.client for sequence in self.running}
+        first = self._next_waiting() if self.waiting else None
+        if first is None or (first.client not in clients and not self._cache.fits(len(first.tokens))):
+            first = None
+        if len(clients | ({first.client} if first else set())) < 2:
+            return {}
+        demands: Counter[str] = Counter()
+        for sequence in self.running:
+            demands[sequence.client] += len(sequence.tokens) - self._cache.num_held(sequence.seq_id)
+        if first is not None:
+            demands[first.client] += len(first.tokens)
+        return fair_shares(demands, self._limits.max_batch_tokens)
+
+    def _rows_for(self, sequence: TokenSequence, budget: int, shares: dict[str, int]) -> int:
+        """Everyone behind gets a row at least, so that nobody starves."""
+        behind = self.running[self.running.index(sequence) + 1 :]
+        most = budget - len(behind)
+        if sequence.client in shares:
+            num_own = sum(other.client == sequence.client for other in behind)
+            most = min(most, shares[sequence.client] - num_own)
+        return max(1, most)
+
+    def _admit_waiting(self, works: list[Work], budget: int, fail: Fail) -> list[Work]:
+        """-> works, without those who gave way, and the works of those who begin"""
+        while budget > 0:
             waiting = self._next_waiting()
             if waiting is None:
                 break
             try:
                 work = self._admit(waiting, budget)
+                if work is None and self._make_way_for(waiting):
+                    works = [one for one in works if one.sequence in self.running]
+                    work = self._admit(waiting, budget)
             except Exception as error:
                 fail(waiting, error)
                 continue
             if work is None:
                 break
             works.append(work)
-            budget -= work.num_unread + work.max_draft
+            budget -= work.num_rows
         return works
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self.running) < self._limits.max_num_seqs
 
     def _plan(self, sequence: TokenSequence, budget: int) -> Work | None:
         """The work of a running sequence, its memory reserved; others give way for it. None: it gave way itself."""
@@ -124,13 +169,59 @@ class Scheduler:
             return work
         work = self._give_up_drafts(work)
         while not self._reserve(work):
-            last = self.running[-1]
-            if last is self.running[0]:
+            if len(self.running) == 1:
                 raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory alone")
+            last = self._last_of(self._largest_client())
             self.preempt(last)
             if last is sequence:
                 return None
         return work
+
+    def _largest_client(self) -> str:
+        """Of clients with as many running sequences, the one whose last one came last."""
+        counts: Counter[str] = Counter()
+        for sequence in reversed(self.running):
+            counts[sequence.client] += 1
+        return counts.most_common(1)[0][0]
+
+    def _last_of(self, client: str) -> TokenSequence:
+        return next(self._latest_of(client))
+
+    def _latest_of(self, client: str) -> Iterator[TokenSequence]:
+        """A client's running sequences in the order in which they give way: the least urgent first, then who came last."""
+        own = [sequence for sequence in reversed(self.running) if sequence.client == client]
+        return iter(sorted(own, key=lambda sequence: -sequence.priority))
+
+    def _make_way_for(self, waiting: TokenSequence) -> bool:
+        """The client with most running sequences gives up its last ones if that makes room, and if it has still more than
+        the other then. False: nobody gave way."""
+        largest = self._largest_client() if self.running else waiting.client
+        may_go = self.waiting.num_started(largest) - self.waiting.num_started(waiting.client) - 1
+        needed = self._cache.bytes_for(len(waiting.tokens)) - self._cache.pool.available
+        gone: list[TokenSequence] = []
+        for sequence in self._latest_of(largest):
+            if len(gone) >= may_go or (needed <= 0 and (gone or self._has_place)):
+                break
+            gone.append(sequence)
+            needed -= self._cache.region(sequence.seq_id).capacity * self._cache.bytes_per_token
+        if needed > 0:
+            return False
+        for sequence in gone:
+            self._give_up_place(sequence)
+        return bool(gone)
+
+    def _give_up_place(self, sequence: TokenSequence) -> None:
+        if self._retain and sequence.shares_prefix:
+            self._cache.retain(sequence.seq_id, sequence.tokens)
+        else:
+            self._cache.drop([sequence.seq_id])
+        self._put_back(sequence)
+
+    def _put_back(self, sequence: TokenSequence) -> None:
+        self.running.remove(sequence)
+        self._drafters.forget([sequence.seq_id])
+        sequence.num_preemptions += 1
+        self.waiting.put_back(sequence)
 
     def _give_up_drafts(self, work: Work) -> Work:
         """A draft is worth less than a sequence that would have to start again: its memory goes first."""
@@ -141,9 +232,9 @@ class Scheduler:
         return work if self._reserve(work) else replace(work, max_draft=0)
 
     def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:
-        """Start a waiting sequence if its whole history fits; nobody gives way for it."""
+        """Start a waiting sequence if there is a place and its whole history fits; nobody gives way for it."""
         seq_id, tokens = sequence.seq_id, sequence.tokens
-        if not self._cache.fits(len(tokens)):
+        if not self._has_place or not self._cache.fits(len(tokens)):
             return None
         num_found = self._cache.start(seq_id, tokens) if sequence.shares_prefix else 0
         if not self._cache.reserve(seq_id, len(tokens)):
@@ -153,7 +244,7 @@ class Scheduler:
         work = self._cut_to(sequence, budget)
         if not self._reserve(work):
             work = replace(work, max_draft=0)
-        self.waiting.remove(sequence)
+        self.waiting.start(sequence)
         self.running.append(sequence)
         sequence.begin()
         return work

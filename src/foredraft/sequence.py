@@ -45,6 +45,7 @@ class TokenSequence:
     error: what went wrong, in one line; failure: the exception that it was, where it was one.
     wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
     it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began.
+    client: whose it is; clients are served fairly. priority: among those of its client; the lower, the earlier.
     """
 
     seq_id: int
@@ -57,6 +58,8 @@ class TokenSequence:
     wait_for: TokenSequence | None = None
     wait_len: int | None = None
     num_cached: int = 0
+    client: str = ""
+    priority: int = 0
     prompt_len: int = 0
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -112,9 +115,10 @@ class TokenSequence:
         own = _origin_of_own(num_drafted, num_accepted)
         self.origins.extend(Origin.ACCEPTED if i < num_accepted else own for i in range(len(kept)))
         self.tokens.extend(kept)
-        now = time.perf_counter()
-        self.first_token_at = self.first_token_at or now
-        self.last_token_at = now
+        if kept:
+            now = time.perf_counter()
+            self.first_token_at = self.first_token_at or now
+            self.last_token_at = now
         if self.finish_reason is None and self.room <= 0:
             self.finish_reason = "length"
         return len(kept)

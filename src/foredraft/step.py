@@ -26,6 +26,11 @@ class Work:
     drafter: str = ""
     num_read: int = 0
 
+    @property
+    def num_rows(self) -> int:
+        """Of the target's pass, at most."""
+        return self.num_unread + self.max_draft
+
 
 class Outcome(NamedTuple):
     """What verification said of one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.

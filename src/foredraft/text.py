@@ -528,16 +528,22 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
     *,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
     chat_template: str | None = None,
     **template_args: Any,
 ) -> list[int]:
     """The ids of a conversation under the tokenizer's chat template, or the given one (Jinja).
 
+    add_generation_prompt: end where the assistant's next message begins; None: unless continue_final_message, which
+    ends in the middle of the last message, to be gone on with.
+
     Special tokens are those the template writes; none are added. template_args (tools, documents, a template's own
     switches) go to the template.
     """
     _check_messages(messages)
+    if continue_final_message:
+        _check_continuation(messages, add_generation_prompt)
     if chat_template is None and not tokenizer.chat_template:
         raise ForedraftError(
             "this tokenizer has no chat template: pass chat_template= (a Jinja string) or generate from a text prompt"
@@ -546,13 +552,24 @@ def render_chat(
         text = tokenizer.apply_chat_template(
             cast("list[dict[str, str]]", [dict(message) for message in messages]),
             chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=continue_final_message,
             tokenize=False,
             **template_args,
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ForedraftError(f"the chat template fails on these messages: {_one_line(error)}") from error
     return _encode(tokenizer, cast(str, text), add_special_tokens=False)
+
+
+def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:
+    if add_generation_prompt:
+        raise ForedraftError("continue_final_message and add_generation_prompt exclude each other: leave one out")
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or not last["content"].strip():
+        raise ForedraftError("continue_final_message needs a last message of the assistant, with text as its content")
 
 
 def bad_words_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[tuple[int, ...]]:

@@ -161,6 +161,22 @@ def test_logit_bias_is_added_after_the_penalties() -> None:
     torch.testing.assert_close(sampler.adjust(logits, prompt, []), expected, rtol=0, atol=EXACT)
 
 
+def test_only_allowed_ids_are_left_and_keep_their_logits() -> None:
+    logits, prompt = random_logits(6), [2]
+    settings = {"allowed_token_ids": [4, 2, 2], "logit_bias": {4: 1.5, 5: 100}, "frequency_penalty": 0.5}
+    sampler = sampler_for(settings, prompt=prompt)
+    expected = torch.full_like(logits, -torch.inf)
+    expected[2], expected[4] = logits[2], logits[4] + 1.5 - 0.5
+    for history, drafted in (([2], [4]), ([2, 4], [])):
+        torch.testing.assert_close(sampler.adjust(logits, history, drafted), expected, rtol=0, atol=EXACT)
+
+
+def test_a_mask_that_leaves_nothing_fails_its_row() -> None:
+    sampler = sampler_for({"allowed_token_ids": [3], "min_tokens": 2}, prompt=[1], end_ids=[3])
+    sampler.adjust(random_logits(6), [1], [])
+    assert sampler.errors == {1: "nothing is left to sample after bias, bad words and masks"}
+
+
 def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order() -> None:
     seen: list[list[int]] = []
 
@@ -380,9 +396,10 @@ def test_kept_laws_read_and_spread_alike() -> None:
         {"presence_penalty": 1.1},
         {"frequency_penalty": 0.4, "repetition_penalty": 0.8},
         {"min_tokens": 3},
+        {"allowed_token_ids": [1, 2, 4], "frequency_penalty": 0.3},
         {"logits_processors": [lambda prefix, logits: logits.roll(sum(prefix))]},
     ],
-    ids=["repetition", "presence", "frequency", "min_tokens", "processor"],
+    ids=["repetition", "presence", "frequency", "min_tokens", "allowed", "processor"],
 )
 def test_a_row_depends_on_its_prefix_alone(params: dict[str, Any]) -> None:
     """However much of it is history and however much is draft, in whatever order it grows and rewinds."""

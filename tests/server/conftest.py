@@ -17,6 +17,7 @@ from foredraft import LLM
 from foredraft.server import ServerSettings, create_app
 from foredraft.server.run import Server, listen, make_server
 from foredraft.server.service import Service
+from foredraft.server.tls import TlsFiles
 
 TEMPLATE = (
     "{% for tool in tools or [] %}<tool>{{ tool.function.name }}</tool>\n{% endfor %}"
@@ -64,15 +65,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @contextmanager
-def running(llm: LLM, settings: ServerSettings = SETTINGS) -> Iterator[Running]:
+def running(llm: LLM, settings: ServerSettings = SETTINGS, tls: TlsFiles | None = None) -> Iterator[Running]:
     app = create_app(settings, lambda: llm)
     listener = listen("127.0.0.1", 0)
-    server = make_server(app)
+    server = make_server(app, tls=tls)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     wait_for(lambda: server.started)
     port = listener.getsockname()[1]
-    yield Running(f"http://127.0.0.1:{port}", app, server, thread)
+    scheme = "http" if tls is None else "https"
+    yield Running(f"{scheme}://127.0.0.1:{port}", app, server, thread)
     if not server.should_exit:
         server.end()
     thread.join(30)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx2
 import openai
 import pytest
 
-from foredraft import LLM
+from foredraft import LLM, ForedraftError
 from foredraft.server import ServerSettings
 from foredraft.server.auth import LOOPBACK_HOSTS, host_name
 from tests.server.conftest import Running, running
@@ -75,6 +76,48 @@ def test_other_names_for_this_machine_are_not_answered(local: Running) -> None:
         answer = local.get("/v1/models", headers={"host": host})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "wrong_host"
+
+
+def test_each_of_several_keys_opens(llm: LLM) -> None:
+    keys = ("first", "second", "first")
+    settings = ServerSettings(api_key=keys)
+    assert settings.api_keys == ("first", "second")
+    assert "first" not in repr(settings)
+    with running(llm, settings) as server:
+        for key, status in (("first", 200), ("second", 200), ("firs", 401), ("firstsecond", 401)):
+            assert server.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+
+
+@pytest.mark.parametrize("keys", ["", (), ("good", "")])
+def test_an_empty_key_is_refused(keys: str | tuple[str, ...]) -> None:
+    with pytest.raises(ForedraftError, match="the API key is empty"):
+        ServerSettings(api_key=keys)
+
+
+def test_pages_elsewhere_may_read_nothing_unless_they_are_named(llm: LLM, server: Running) -> None:
+    origin = "https://app.example:8443"
+    preflight = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+    assert "access-control-allow-origin" not in server.get("/health", headers={"origin": origin}).headers
+    with running(llm, ServerSettings(api_key=KEY, allowed_origins=(origin,))) as open_to_one:
+        asked = httpx2.options(open_to_one.url + "/v1/completions", headers=preflight)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == origin
+        assert "x-a" in asked.headers["access-control-allow-headers"]
+        for headers, status in (({"authorization": f"Bearer {KEY}".encode()}, 200), ({}, 401)):
+            answer = open_to_one.get("/v1/models", headers={"origin": origin, **headers})
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == origin
+            assert "access-control-allow-credentials" not in answer.headers
+        other = httpx2.options(
+            open_to_one.url + "/v1/completions", headers={**preflight, "origin": "https://evil.example"}
+        )
+        assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://Example.com", "", "https://"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ForedraftError, match="is no origin"):
+        ServerSettings(allowed_origins=(origin,))
 
 
 def test_host_names() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from foredraft import ForedraftError
 from foredraft.cli import app
+from foredraft.cli.keys import api_keys
 
 
 def serve(*args: str) -> Any:
@@ -28,6 +31,12 @@ def serve(*args: str) -> Any:
         (("--request-timeout", "0"), "request_seconds"),
         (("--log-level", "loud"), "debug, info"),
         (("--chat-template", "no-such-file"), "cannot be read"),
+        (("--api-key-file", "no-such-file"), "cannot be read"),
+        (("--api-key", "a", "--api-key", ""), "empty"),
+        (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
+        (("--ssl-certfile", "no-such-file"), "no such file"),
+        (("--allowed-origins", "example.com"), "no origin"),
+        (("--allowed-origins", '["*", "example.com"]'), "'example.com' is no origin"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -46,3 +55,31 @@ def test_a_port_that_is_taken() -> None:
         result = serve("--port", str(taken.getsockname()[1]))
     assert result.exit_code == 2
     assert "cannot listen there" in result.stderr
+
+
+def test_keys_come_from_options_and_a_file_or_else_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\none two\n\n  three\n")
+    monkeypatch.setenv("FOREDRAFT_API_KEY", "four\nfive six\n")
+    assert api_keys(["zero"], file) == ("zero", "one two", "three")
+    assert api_keys(None, file) == ("one two", "three")
+    assert api_keys(["zero"], None) == ("zero",)
+    assert api_keys(None, None) == ("four", "five six")
+    monkeypatch.delenv("FOREDRAFT_API_KEY")
+    assert api_keys(None, None) == ()
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "holds no key"), ("# a comment\n\n", "holds no key")])
+def test_a_file_without_a_key_opens_nothing(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ForedraftError, match=words):
+        api_keys(["zero"] if not text else None, tmp_path / "keys")
+
+
+@pytest.mark.parametrize("value", ["", " \n# none"])
+def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FOREDRAFT_API_KEY", value)
+    with pytest.raises(ForedraftError, match="the API key is empty"):
+        api_keys(None, None)

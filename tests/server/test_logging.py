@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from foredraft import LLM
 from foredraft.server.logging import JsonLines
-from tests.server.conftest import SETTINGS, running
+from tests.server.conftest import SETTINGS, Running, running
 
 SECRET = "the rabbit lives under the stairs"
 KEY = "key-of-keys"
@@ -58,7 +59,7 @@ def talk(llm: LLM, **settings: Any) -> list[dict[str, Any]]:
 
 
 def _break(llm: LLM) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError(f"no room for {SECRET}")
 
     llm.frontend.prepare = fail  # type: ignore[method-assign]
@@ -79,6 +80,25 @@ def test_neither_prompts_nor_keys_are_in_it(llm: LLM) -> None:
     (failed,) = [line for line in lines if line["event"] == "failed"]
     assert failed["error"] == "RuntimeError"
     assert any("fail" in place for place in failed["at"])
+
+
+@pytest.mark.parametrize("given", ["abc-123", "a.b_c:d/e+f=g@h", "x" * 128])
+def test_a_clients_request_id_is_kept(llm: LLM, given: str) -> None:
+    with logged() as lines, running(llm, SETTINGS) as server:
+        body = {"prompt": "a", "max_tokens": 1}
+        answer = server.post("/v1/completions", body, headers={"x-request-id": given})
+        assert answer.headers["x-request-id"] == given
+        assert answer.json()["id"] == f"cmpl-{given}"
+        refused = server.post("/v1/completions", {"prompt": ""}, headers={"x-request-id": given})
+        assert refused.headers["x-request-id"] == given
+    assert [line["request_id"] for line in lines if line["event"] == "request"] == [given] * 2
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "two words", 'quo"te', "b\u00fc", "a\tb", "{}"])
+def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM, server: Running, given: str) -> None:
+    answer = server.get("/version", headers={"x-request-id": given.encode()})
+    assert answer.status_code == 200
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
 def test_prompts_are_there_when_asked_for(llm: LLM) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ import typer
 
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text, seconds_of
+from foredraft.cli.keys import api_keys
 from foredraft.cli.options import (
     BatchInvariantOption,
     ConfigOption,
@@ -40,8 +43,10 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
     from foredraft.server import ServerSettings
     from foredraft.server.replicas import ClusterSettings
+    from foredraft.server.tls import TlsFiles
 
 _NO_LIMIT = "none"
+_ACCESS = "Who may use it"
 
 
 @app.command()
@@ -57,12 +62,39 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen. Beyond this machine only with a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
     api_key: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--api-key",
-            envvar="FOREDRAFT_API_KEY",
-            show_envvar=True,
-            help="What clients must send as a bearer token. The variable keeps it out of the list of processes.",
+            help="What clients must send as a bearer token; repeatable. Default: the lines of FOREDRAFT_API_KEY, which "
+            "keeps them out of the list of processes.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="More keys, one a line.", rich_help_panel=_ACCESS)
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option("--ssl-certfile", help="Speak HTTPS, with this certificate (PEM).", rich_help_panel=_ACCESS),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option("--ssl-keyfile", help="Its private key, where it is in another file.", rich_help_panel=_ACCESS),
+    ] = None,
+    ssl_ca_certs: Annotated[
+        Path | None,
+        typer.Option(
+            "--ssl-ca-certs",
+            help="Answer only clients with a certificate that one of these vouches for.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origins",
+            help="Web pages whose scripts may use the server, as https://example.com, or *; repeatable. Default: none.",
+            rich_help_panel=_ACCESS,
         ),
     ] = None,
     served_model_name: Annotated[
@@ -72,6 +104,13 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file, in the place of the checkpoint's template.")
     ] = None,
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Take templates that requests bring. They can keep a thread busy for as long as they like.",
+        ),
+    ] = False,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, help="Texts that are written at a time.")] = 64,
     max_num_batched_tokens: Annotated[
         int,
@@ -135,28 +174,13 @@ def serve(
     """
     level = _log_level(log_level)
     models = Models.of(context)
-    limits = {
-        "max_body_bytes": num_bytes(max_body),
-        "max_prompt_tokens": max_prompt_tokens,
-        "max_queue": max_queue,
-        "request_seconds": _seconds_or_none(request_timeout),
-    }
     drain_seconds = _seconds_or_none(drain_timeout)
-    _require_key(host, api_key)
+    settings = _settings(context, models)
+    tls = _tls(ssl_certfile, ssl_keyfile, ssl_ca_certs)
     cache_bytes = None if cache_memory is None else num_bytes(cache_memory)
-    from foredraft.server import RequestLimits, ServerSettings, create_app
-    from foredraft.server.auth import LOOPBACK_HOSTS
+    from foredraft.server import create_app
     from foredraft.server.run import listen, serve
 
-    settings = ServerSettings(
-        model_names=tuple(served_model_name or (_default_name(models),)),
-        api_key=api_key,
-        allowed_hosts=LOOPBACK_HOSTS if api_key is None else None,
-        chat_template=None if chat_template is None else read_text(chat_template),
-        limits=RequestLimits(**limits),  # type: ignore[arg-type]
-        log_prompts=log_prompts,
-        show_text=_is_loopback(host) if show_text is None else show_text,
-    )
     engine = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -174,8 +198,61 @@ def serve(
             _log_to_standard_error(level)
             make_llm = partial(_load_in_replica, models, engine)
             app = create_front(settings, stack.enter_context(running_replicas(cluster, settings, make_llm)))
-        _announce(settings, host, listener.getsockname()[1])
-        serve(app, listener, drain_seconds=drain_seconds)
+        _announce(settings, "http" if tls is None else "https", host, listener.getsockname()[1])
+        serve(app, listener, drain_seconds=drain_seconds, tls=tls)
+
+
+def _settings(context: typer.Context, models: Models) -> ServerSettings:
+    """What the options ask for, models and engine aside."""
+    given = context.params
+    host, template, show_text = given["host"], given["chat_template"], given["show_text"]
+    keys = api_keys(given["api_key"], given["api_key_file"])
+    limits = {
+        "max_body_bytes": num_bytes(given["max_body"]),
+        "max_prompt_tokens": given["max_prompt_tokens"],
+        "max_queue": given["max_queue"],
+        "request_seconds": _seconds_or_none(given["request_timeout"]),
+    }
+    _require_key(host, keys)
+    from foredraft.server import RequestLimits, ServerSettings
+    from foredraft.server.auth import LOOPBACK_HOSTS
+
+    return ServerSettings(
+        model_names=tuple(given["served_model_name"] or (_default_name(models),)),
+        api_key=keys or None,
+        allowed_hosts=None if keys else LOOPBACK_HOSTS,
+        allowed_origins=_origins(given["allowed_origins"] or ()),
+        chat_template=None if template is None else read_text(template),
+        trust_request_chat_template=given["trust_request_chat_template"],
+        limits=RequestLimits(**limits),
+        log_prompts=given["log_prompts"],
+        show_text=_is_loopback(host) if show_text is None else show_text,
+    )
+
+
+def _origins(given: Sequence[str]) -> tuple[str, ...]:
+    """vLLM takes them as a list in JSON; that is understood too."""
+    found: list[str] = []
+    for one in given:
+        try:
+            more = json.loads(one) if one.startswith("[") else [one]
+        except ValueError:
+            more = [one]
+        found += map(str, more)
+    return tuple(found)
+
+
+def _tls(certfile: Path | None, keyfile: Path | None, ca_certs: Path | None) -> TlsFiles | None:
+    """None without a certificate."""
+    if certfile is None:
+        if keyfile or ca_certs:
+            raise ForedraftError("--ssl-keyfile and --ssl-ca-certs go with a certificate: give --ssl-certfile too")
+        return None
+    from foredraft.server.tls import TlsFiles
+
+    files = TlsFiles(certfile, keyfile, ca_certs)
+    files.check()
+    return files
 
 
 def _cluster(context: typer.Context, models: Models) -> ClusterSettings | None:
@@ -206,8 +283,8 @@ def _load_in_replica(models: Models, engine: dict[str, Any], num_threads: int) -
     return replace(models, num_threads=num_threads).load(**engine)
 
 
-def _require_key(host: str, api_key: str | None) -> None:
-    if api_key is None and not _is_loopback(host):
+def _require_key(host: str, keys: Sequence[str]) -> None:
+    if not keys and not _is_loopback(host):
         raise ForedraftError(
             f"--host {host} can be reached from other machines: give --api-key, or set FOREDRAFT_API_KEY"
         )
@@ -250,10 +327,13 @@ def _log_to_standard_error(level: int) -> None:
         logger.propagate = False
 
 
-def _announce(settings: ServerSettings, host: str, port: int) -> None:
+def _announce(settings: ServerSettings, scheme: str, host: str, port: int) -> None:
     from foredraft.server.logging import log
 
     address = f"[{host}]" if ":" in host else host
     log(
-        "listening", url=f"http://{address}:{port}", models=settings.model_names, needs_key=settings.api_key is not None
+        "listening",
+        url=f"{scheme}://{address}:{port}",
+        models=settings.model_names,
+        needs_key=bool(settings.api_keys),
     )

@@ -62,7 +62,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     ),
     "presence_penalty": (-2, 2, "in [-2, 2]"),
     "frequency_penalty": (-2, 2, "in [-2, 2]"),
-    "max_tokens": (1, MOST_INT, "from 1 to 2^63 - 1"),
+    "max_tokens": (0, MOST_INT, "from 0 to 2^63 - 1"),
     "min_tokens": (0, MOST_INT, "from 0 to 2^63 - 1"),
     "seed": (LEAST_SEED, MOST_SEED, "from -2^63 to 2^64 - 1"),
     "logprobs": (0, MOST_INT, "from 0 to 2^63 - 1"),
@@ -79,9 +79,11 @@ class SamplingParams:
     temperature, top_p, top_k, min_p, repetition_penalty: None takes the checkpoint's generation_config, else the
         neutral value. Temperature 0 is greedy. top_k 0 (or -1, or more than the vocabulary holds) and top_p 1 keep
         everything.
-    max_tokens: None runs to the end of the context.
+    max_tokens: None runs to the end of the context. 0 writes nothing: the prompt is read, for its prompt_logprobs or for
+        requests that begin like it.
     stop: strings that end the text; checked once min_tokens were written. stop_token_ids: the same for ids.
     bad_words: strings whose last token is masked where it would complete them.
+    allowed_token_ids: no other id may come; None: any. An end-of-sequence id ends the text only if it is among them.
     seed: the text then depends on model, prompt, parameters and seed alone (verification "coupled").
     n: that many texts from one prompt.
     logprobs, prompt_logprobs: how many of the target's most likely tokens to report beside the one at hand, from
@@ -108,6 +110,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: str | Sequence[str] = ()
@@ -178,6 +181,10 @@ class SamplingParams:
         _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")
+        if self.allowed_token_ids is not None:
+            _check_items("allowed_token_ids", self.allowed_token_ids, _is_id, "token ids")
+            if not self.allowed_token_ids:
+                raise ForedraftError("allowed_token_ids is empty: give one id at least, or None for any")
         _check_items("logits_processors", self.logits_processors, callable, "callables (prefix ids, logits) -> logits")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             kind = type(self.structured_outputs).__name__

@@ -56,6 +56,7 @@ class Sampler:
         self.constraint = constraint
         self.errors: dict[int, str] = {}
         self._bias = _bias_tensors(params)
+        self._allowed = _allowed_tensor(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
@@ -98,7 +99,12 @@ class Sampler:
         """Whether they change by more than a constraint, which leaves each of them or takes it away."""
         p = self.params
         return bool(
-            self._counts or self._bias or self.bad_words or p.logits_processors or (p.min_tokens and self.end_ids)
+            self._counts
+            or self._bias
+            or self.bad_words
+            or p.logits_processors
+            or (p.min_tokens and self.end_ids)
+            or p.allowed_token_ids is not None
         )
 
     @property
@@ -133,6 +139,8 @@ class Sampler:
                 logits[word[-1]] = -torch.inf
         if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
             logits.index_fill_(0, sent(self.end_ids, logits.device, torch.int64), -torch.inf)
+        if self._allowed is not None:
+            logits = _only(logits, sent(self._allowed, logits.device, torch.int64))
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
@@ -420,6 +428,15 @@ def _bias_tensors(p: SamplingParams) -> tuple[Tensor, Tensor] | None:
         return None
     ids = torch.tensor(list(p.logit_bias), dtype=torch.int64)
     return ids, torch.tensor(list(p.logit_bias.values()), dtype=torch.float32)
+
+
+def _allowed_tensor(p: SamplingParams) -> Tensor | None:
+    return None if p.allowed_token_ids is None else torch.tensor(sorted(set(p.allowed_token_ids)), dtype=torch.int64)
+
+
+def _only(logits: Tensor, ids: Tensor) -> Tensor:
+    """No id but these may come. logits: [V], ids: [N] -> [V]"""
+    return torch.full_like(logits, -torch.inf).index_copy_(0, ids, logits[ids])
 
 
 def _ends_with(history: Sequence[int], drafted: Sequence[int], prompt_len: int, suffix: tuple[int, ...]) -> bool:

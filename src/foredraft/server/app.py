@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from prometheus_client import Counter
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from foredraft import __version__
 from foredraft.llm import LLM
@@ -45,7 +46,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
     app.state.service = service
     add_error_handlers(app)
     guarded = (
-        [Depends(HTTPBearer(auto_error=False))] if settings.api_key else []
+        [Depends(HTTPBearer(auto_error=False))] if settings.api_keys else []
     )  # for the document; Gate is what guards
     for make_routes in (api_routes, token_routes, operation_routes):
         app.include_router(make_routes(service), dependencies=guarded)
@@ -58,9 +59,20 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
 def guards(settings: ServerSettings, http: Counter) -> list[Middleware]:
     """What every request goes through, the first one first. http: counts answers, by route and status."""
     limits = settings.limits
+    origins = settings.allowed_origins
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("X-Request-Id",),
+    )
     return [
         Middleware(Watch, http=http),
-        Middleware(Gate, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS),
+        *([cross_origin] if origins else []),
+        Middleware(
+            Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
+        ),
         Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 import traceback
 from collections.abc import MutableMapping
@@ -12,6 +13,7 @@ from typing import IO, Any
 from uuid import uuid4
 
 from prometheus_client import Counter
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foredraft.server.errors import internal_error
@@ -20,6 +22,10 @@ logger = logging.getLogger("foredraft.server")
 
 NOTE = "foredraft.note"
 """Where a request's scope keeps what is to be said of it."""
+
+REQUEST_ID = "foredraft.request_id"
+"""Where it keeps its id: the client's X-Request-Id, or one of ours."""
+_GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Watch:
@@ -36,7 +42,8 @@ class Watch:
             return
         note: dict[str, Any] = {}
         scope[NOTE] = note
-        request_id, started, status = uuid4().hex, time.perf_counter(), 0
+        request_id, started, status = _id_of(scope), time.perf_counter(), 0
+        scope[REQUEST_ID] = request_id
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -72,6 +79,12 @@ class Watch:
                 seconds=seconds,
                 **note,
             )
+
+
+def _id_of(scope: Scope) -> str:
+    """The client's, unless it is too long for a log or has characters that do not belong there."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _GOOD_ID.fullmatch(given) else uuid4().hex
 
 
 _QUIET = {"/health", "/ready", "/metrics", "/live/{name}"}

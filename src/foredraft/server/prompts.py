@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from foredraft.errors import ForedraftError, PromptLengthError
 from foredraft.llm import LLM
@@ -21,24 +22,33 @@ _CHARACTERS_PER_TOKEN = 32
 
 
 class Prompts:
-    """max_tokens: of a prompt; None: what the context holds. chat_template: Jinja, in the place of the checkpoint's."""
+    """max_tokens: of a prompt; None: what the context holds. chat_template: Jinja, in the place of the checkpoint's.
+    trusts_templates: whether a request may bring one of its own."""
 
-    def __init__(self, llm: LLM, *, max_tokens: int | None, chat_template: str | None) -> None:
+    def __init__(
+        self, llm: LLM, *, max_tokens: int | None, chat_template: str | None, trusts_templates: bool = False
+    ) -> None:
         self._llm = llm
         self._max_tokens = min(max_tokens or llm.max_model_len, llm.max_model_len)
         self._chat_template = chat_template
+        self._trusts_templates = trusts_templates
         if llm.tokenizer is not None:
             # a tokenizer may come with settings that its first call changes, and then another thread must not be using it
             encode_prompt(llm.tokenizer, "a")
 
-    async def requests(self, body: CompletionRequest | ChatRequest) -> list[Request]:
+    async def requests(
+        self, body: CompletionRequest | ChatRequest, *, client: str = "", request_id: str | None = None
+    ) -> list[Request]:
         """Checked and tokenised. Raises ApiError for everything that can be refused before it runs."""
         with _blaming(body):
             params = body.params()
             prompts: Sequence[Prompt] = [await self._rendered(body)] if isinstance(body, ChatRequest) else body.prompts
             for prompt in prompts:
                 self._check_length(prompt)
-            found = [await asyncio.to_thread(self._llm.frontend.prepare, prompt, params) for prompt in prompts]
+            prepare = partial(
+                self._llm.frontend.prepare, client=client, priority=body.priority or 0, request_id=request_id
+            )
+            found = [await asyncio.to_thread(prepare, prompt, params) for prompt in prompts]
             for request in found:
                 self._check_tokens("messages" if isinstance(body, ChatRequest) else "prompt", len(request.prompt_ids))
             return found
@@ -66,12 +76,19 @@ class Prompts:
     async def _rendered(self, body: TemplateFields) -> list[int]:
         if body.num_characters > self._max_tokens * _CHARACTERS_PER_TOKEN:
             raise self._too_long("messages", f"{body.num_characters} characters")
-        if not (self._chat_template or self._llm.text_tokenizer.chat_template):
+        if body.chat_template is not None and not self._trusts_templates:
+            raise ApiError(
+                400,
+                "chat_template is taken only by a server started with --trust-request-chat-template",
+                param="chat_template",
+            )
+        template = body.chat_template or self._chat_template
+        if not (template or self._llm.text_tokenizer.chat_template):
             raise ApiError(
                 400, "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
             )
         messages, args = body.template_messages(), body.template_args()
-        return await asyncio.to_thread(self._llm.chat_prompt, messages, chat_template=self._chat_template, **args)
+        return await asyncio.to_thread(self._llm.chat_prompt, messages, chat_template=template, **args)
 
     def _check_length(self, prompt: Prompt) -> None:
         if isinstance(prompt, str) and len(prompt) > self._max_tokens * _CHARACTERS_PER_TOKEN:

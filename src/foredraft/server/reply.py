@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -14,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Request
+from foredraft.server.auth import CLIENT
 from foredraft.server.errors import ApiError, error_event, internal_error
-from foredraft.server.logging import log, places
+from foredraft.server.logging import NOTE, REQUEST_ID, log, places
 from foredraft.server.presence import until_gone
 from foredraft.server.service import Service
+from foredraft.server.wire.answers import RunningUsage
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
@@ -48,14 +50,16 @@ class Reply(Response):
         service: Service,
         body: CompletionRequest | ChatRequest,
         make_writer: Callable[[list[Request]], Writer],
-        note: dict[str, Any],
+        scope: MutableMapping[str, Any],
     ) -> None:
         super().__init__(media_type="text/event-stream" if body.stream else "application/json")
         del self.headers["content-length"]  # it is not known yet
         self._service = service
         self._body = body
         self._make_writer = make_writer
-        self._note = note
+        self._note: dict[str, Any] = scope.get(NOTE, {})
+        self._client: str = scope.get(CLIENT, "")
+        self._request_id: str | None = scope.get(REQUEST_ID)
         self._timer = service.metrics.timer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,14 +100,15 @@ class Reply(Response):
     async def _write(self, begin: Callable[[], Awaitable[None]], send: Send) -> None:
         service, body = self._service, self._body
         num_prompts = len(body.prompts) if isinstance(body, CompletionRequest) else 1
-        with service.admitted(num_prompts * body.num_texts):
-            requests = await service.prompts.requests(body)
+        with service.admitted(num_prompts * body.num_texts, self._client):
+            requests = await service.prompts.requests(body, client=self._client, request_id=self._request_id)
             writer = self._make_writer(requests)
             self._say(requests)
             async with aclosing(service.engine.follow(requests)) as batches:
                 if body.stream:
                     await begin()
-                    outputs = await self._stream(batches, writer, send)
+                    usage = RunningUsage(requests) if body.repeats_usage else None
+                    outputs = await self._stream(batches, writer, usage, send)
                     rest = b"".join(map(_event, writer.last(outputs))) + DONE
                 else:
                     outputs = await self._collect(batches)
@@ -129,12 +134,22 @@ class Reply(Response):
             self._note["prompts"] = [request.prompt_text for request in requests]
 
     async def _stream(
-        self, batches: AsyncGenerator[list[tuple[int, Delta]], None], writer: Writer, send: Send
+        self,
+        batches: AsyncGenerator[list[tuple[int, Delta]], None],
+        writer: Writer,
+        usage: RunningUsage | None,
+        send: Send,
     ) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         async for batch in batches:
             self._take(batch, outputs)
-            events = [_event(chunk) for place, delta in batch for chunk in writer.chunks(place, delta)]
+            events: list[bytes] = []
+            for place, delta in batch:
+                chunks = writer.chunks(place, delta)
+                if usage is not None:
+                    usage.take(delta)
+                    chunks = usage.on(chunks)
+                events += map(_event, chunks)
             if events:
                 await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
         return [outputs[place] for place in sorted(outputs)]

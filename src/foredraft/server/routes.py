@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from foredraft import __version__
 from foredraft.request import Request as EngineRequest
 from foredraft.server.errors import ApiError
-from foredraft.server.logging import NOTE
+from foredraft.server.logging import REQUEST_ID
 from foredraft.server.reply import Reply, Writer
 from foredraft.server.service import Service
 from foredraft.server.wire.answers import Head
@@ -52,7 +52,7 @@ def api_routes(service: Service) -> APIRouter:
         responses={200: {"model": CompletionResponse, "content": _EVENTS}, **_errors(_WRITING)},
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        head = Head.new("cmpl", service.check_model(body.model))
+        head = Head.new("cmpl", service.check_model(body.model), request.scope.get(REQUEST_ID))
         return _reply(service, body, request, lambda found: Completions(body, head, _texts_of(body, found)))
 
     @router.post(
@@ -61,7 +61,7 @@ def api_routes(service: Service) -> APIRouter:
         responses={200: {"model": ChatResponse, "content": _EVENTS}, **_errors(_WRITING)},
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        head = Head.new("chatcmpl", service.check_model(body.model))
+        head = Head.new("chatcmpl", service.check_model(body.model), request.scope.get(REQUEST_ID))
         return _reply(service, body, request, lambda _: Chats(body, head))
 
     @router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **_errors(_LISTING)})
@@ -163,7 +163,7 @@ def _reply(
     request: Request,
     make_writer: Callable[[list[EngineRequest]], Writer],
 ) -> Reply:
-    return Reply(service, body, make_writer, request.scope.get(NOTE, {}))
+    return Reply(service, body, make_writer, request.scope)
 
 
 def _json(answer: Answer) -> Response:

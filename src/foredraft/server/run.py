@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from foredraft.errors import ForedraftError
 from foredraft.server.service import Service
 from foredraft.server.settings import RequestLimits
+from foredraft.server.tls import TlsFiles
 
 _LAST_GRACE = 3.0
 """Seconds from a second signal to the end, for what is still being said."""
@@ -41,13 +43,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(app: FastAPI, listener: socket.socket, *, drain_seconds: float | None = None) -> None:
+def serve(
+    app: FastAPI, listener: socket.socket, *, drain_seconds: float | None = None, tls: TlsFiles | None = None
+) -> None:
     """Until a signal. The first one ends it when all requests are finished, at the latest after drain_seconds; the second
     one ends them."""
-    make_server(app, drain_seconds=drain_seconds).run(sockets=[listener])
+    make_server(app, drain_seconds=drain_seconds, tls=tls).run(sockets=[listener])
 
 
-def make_server(app: FastAPI, *, drain_seconds: float | None = None) -> Server:
+def make_server(app: FastAPI, *, drain_seconds: float | None = None, tls: TlsFiles | None = None) -> Server:
+    """tls: None speaks plain HTTP."""
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
@@ -57,8 +62,20 @@ def make_server(app: FastAPI, *, drain_seconds: float | None = None) -> Server:
         access_log=False,
         server_header=False,
         timeout_keep_alive=75,
+        **_tls_options(tls),
     )
     return Server(config, service, drain_seconds)
+
+
+def _tls_options(tls: TlsFiles | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile,
+        "ssl_ca_certs": None if tls.ca_certs is None else str(tls.ca_certs),
+        "ssl_cert_reqs": ssl.CERT_NONE if tls.ca_certs is None else ssl.CERT_REQUIRED,
+    }
 
 
 class Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -28,7 +29,8 @@ class Service:
         self._make_llm = make_llm
         self._engine: AsyncLLM | None = None
         self._prompts: Prompts | None = None
-        self._num_texts = 0
+        self._num_texts: Counter[str] = Counter()
+        """Of each client that has any."""
         self._is_draining = False
 
     @asynccontextmanager
@@ -36,7 +38,12 @@ class Service:
         """The time in which requests are answered. Whatever still runs at its end is ended."""
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
-        self._prompts = Prompts(llm, max_tokens=limits.max_prompt_tokens, chat_template=self.settings.chat_template)
+        self._prompts = Prompts(
+            llm,
+            max_tokens=limits.max_prompt_tokens,
+            chat_template=self.settings.chat_template,
+            trusts_templates=self.settings.trust_request_chat_template,
+        )
         with self.metrics.watching(llm), self.feed.attached(llm):
             self._engine = AsyncLLM(llm=llm)
             try:
@@ -71,7 +78,7 @@ class Service:
     @property
     def num_texts(self) -> int:
         """That are written, or wait to be."""
-        return self._num_texts
+        return self._num_texts.total()
 
     @property
     def engine(self) -> AsyncLLM:
@@ -100,21 +107,27 @@ class Service:
         return name or names[0]
 
     @contextmanager
-    def admitted(self, num_texts: int) -> Iterator[None]:
-        """A place for so many texts, to be written or to wait. Raises ApiError 429 where there is none."""
+    def admitted(self, num_texts: int, client: str = "") -> Iterator[None]:
+        """A place for so many texts of this client, to be written or to wait. Raises ApiError 429 where there is none.
+
+        Where others hold all places, a client may still have what would be its share of them.
+        """
         most = self.engine.llm.max_num_seqs + self.settings.limits.max_queue
-        if self._num_texts and self._num_texts + num_texts > most:
+        num_now, own = self.num_texts, self._num_texts[client] + num_texts
+        share = most // len(self._num_texts.keys() | {client})
+        if num_now and num_now + num_texts > most and own > share:
             raise ApiError(
                 429,
-                f"{self._num_texts} texts are being written or wait, and at most {most} may: try again later",
+                f"{num_now} texts are being written or wait, and at most {most} may: try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self._num_texts += num_texts
+        self._num_texts[client] = own
         try:
             yield
         finally:
-            self._num_texts -= num_texts
+            self._num_texts[client] -= num_texts
+            self._num_texts = +self._num_texts
 
     def _unavailable(self) -> ApiError:
         what = "is shutting down" if self._is_draining else "is not ready yet"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from foredraft.errors import ForedraftError
 
 MEBIBYTE = 1 << 20
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+"""As browsers send it: in lower case, without a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,19 @@ class RequestLimits:
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """model_names: by which clients may ask for the model; the first one is shown. api_key: what a client must send as a
-    bearer token; None asks for nothing. allowed_hosts: the names in a Host header that are answered, so that a web page
-    elsewhere cannot reach a server on this machine under a name of its own; None: any. chat_template: Jinja, in the place
-    of the checkpoint's. log_prompts: put prompts and texts into the log. show_text: show them on the live page.
+    bearer token, or several, one of them; whose key it is decides which requests share fairly. None asks for nothing.
+    allowed_hosts: the names in a Host header that are answered, so that a web page
+    elsewhere cannot reach a server on this machine under a name of its own; None: any. allowed_origins: of web pages whose
+    scripts may read answers, as https://example.com, or *. chat_template: Jinja, in the place of the checkpoint's.
+    trust_request_chat_template: take a template from a request; it can run for as long as it likes. log_prompts: put prompts and texts into the log. show_text: show them on the live page.
     """
 
     model_names: tuple[str, ...] = ("foredraft",)
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | tuple[str, ...] | None = field(default=None, repr=False)
     allowed_hosts: frozenset[str] | None = None
+    allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
     limits: RequestLimits = RequestLimits()
     log_prompts: bool = False
     show_text: bool = False
@@ -58,5 +65,17 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.model_names:
             raise ForedraftError("a model needs at least one name")
-        if self.api_key is not None and not self.api_key:
+        if self.api_key is not None and not (self.api_keys and all(self.api_keys)):
             raise ForedraftError("the API key is empty: give one, or none")
+        bad = next((one for one in self.allowed_origins if one != "*" and not _ORIGIN.fullmatch(one)), None)
+        if bad is not None:
+            raise ForedraftError(
+                f"{bad!r} is no origin: write it as https://example.com or http://localhost:3000, or *"
+            )
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Each of them opens; none: nothing is asked for."""
+        if self.api_key is None:
+            return ()
+        return (self.api_key,) if isinstance(self.api_key, str) else tuple(dict.fromkeys(self.api_key))

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -194,3 +195,27 @@ def test_numbers_that_cannot_be() -> None:
         ClusterSettings(num_replicas=0)
     with pytest.raises(ForedraftError, match="fewer"):
         ClusterSettings(num_replicas=3, max_replicas=2)
+
+
+def test_a_replica_knows_whose_request_it_is_and_its_id(llm: LLM) -> None:
+    """Keys stay in front; fairness is among the clients there."""
+    seen: list[tuple[str, str]] = []
+    prepare = llm.frontend.prepare
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        seen.append((settings["client"], settings["request_id"]))
+        return prepare(*args, **settings)
+
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        for key in ("b", "a"):
+            headers = {"authorization": f"Bearer {key}", "x-request-id": f"mine-{key}"}
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert answer.headers.get_list("x-request-id") == [f"mine-{key}"]
+            assert answer.json()["id"] == f"cmpl-mine-{key}"
+
+    llm.frontend.prepare = watched  # type: ignore[method-assign]
+    try:
+        run(llm, use, settings=replace(SETTINGS, api_key=("a", "b")))
+    finally:
+        llm.frontend.prepare = prepare  # type: ignore[method-assign]
+    assert seen == [("key-2", "mine-b"), ("key-1", "mine-a")]

@@ -180,7 +180,7 @@ def _deployed(cluster: ClusterSettings, settings: ServerSettings, make_llm: Call
         logging_config=_LOGGING,
         **scale,
     )
-    inner = replace(settings, api_key=None, allowed_hosts=None)
+    inner = replace(settings, api_key=None, allowed_hosts=None, allowed_origins=())
     try:
         application = make(Worker).bind(_replica_name, inner, _Load(make_llm, threads))
         return serve.run(application, name=_APPLICATION, route_prefix=None)

@@ -7,16 +7,19 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from foredraft.server.auth import CLIENT
+from foredraft.server.logging import REQUEST_ID
+
 PREFIX_CHARACTERS = 256
 """Of a prompt, by which its replica is chosen: prompts that share fewer gain little from each other's keys and values."""
 
 _HEADERS = (b"content-type", b"content-length", b"accept", b"last-event-id")
-"""That a replica sees. Keys stay in front."""
+"""That a replica sees. Keys stay in front; of the request id it sees the one that stands in the log there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What a replica is told. prefix: how the prompt begins; empty where there is none."""
+    """What a replica is told. prefix: how the prompt begins; empty where there is none. client: whose request it is."""
 
     method: str
     path: str
@@ -24,11 +27,15 @@ class Forwarded:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     prefix: str
+    client: str = ""
 
     @classmethod
     def of(cls, scope: MutableMapping[str, Any], body: bytes) -> Forwarded:
         headers = tuple((name, value) for name, value in scope["headers"] if name.lower() in _HEADERS)
-        return cls(scope["method"], scope["path"], scope["query_string"], headers, body, prefix_of(body))
+        if REQUEST_ID in scope:
+            headers += ((b"x-request-id", scope[REQUEST_ID].encode()),)
+        client = scope.get(CLIENT, "")
+        return cls(scope["method"], scope["path"], scope["query_string"], headers, body, prefix_of(body), client)
 
     def scope(self) -> dict[str, Any]:
         """As an ASGI server would give it."""
@@ -46,6 +53,7 @@ class Forwarded:
             "client": None,
             "server": None,
             "state": {},
+            CLIENT: self.client,
         }
 
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from foredraft.outputs import Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
+from foredraft.outputs import Delta, Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
+from foredraft.request import Request
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.sampling import SamplingFields
 from foredraft.stats import SpeculationStats
@@ -42,8 +43,8 @@ class Head:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def new(cls, kind: str, model: str) -> Head:
-        return cls(f"{kind}-{uuid4().hex}", model)
+    def new(cls, kind: str, model: str, request_id: str | None = None) -> Head:
+        return cls(f"{kind}-{request_id or uuid4().hex}", model)
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
@@ -57,6 +58,30 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
             cached_tokens=sum(output.metrics.num_cached_tokens for output in outputs)
         ),
     )
+
+
+class RunningUsage:
+    """The numbers of tokens so far, of all texts of a body."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._num_written = 0
+
+    def take(self, delta: Delta) -> None:
+        self._num_written += len(delta.token_ids)
+
+    def on(self, chunks: Sequence[Answer]) -> list[Answer]:
+        """The same chunks, with the usage in each."""
+        num_prompt = sum(len(request.prompt_ids) for request in self._requests)
+        usage = Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=self._num_written,
+            total_tokens=num_prompt + self._num_written,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(request.sequences[0].num_cached for request in self._requests if request.texts)
+            ),
+        )
+        return [chunk.model_copy(update={"usage": usage}) for chunk in chunks]
 
 
 class Answers(ABC):

@@ -49,6 +49,7 @@ MOST_TEXTS = 128
 """Texts that one request may ask for, all prompts together; OpenAI's own bound for n."""
 MOST_STRINGS = 64
 MOST_IDS = 1024
+MOST_ALLOWED = 16384
 MOST_TOP = 20
 
 Strings = Annotated[
@@ -56,6 +57,7 @@ Strings = Annotated[
 ]
 Choices = Annotated[list[str], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, max_length=MOST_IDS)]
+AllowedIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1, max_length=MOST_ALLOWED)]
 TopCount = Annotated[int, Field(ge=0, le=MOST_TOP)]
 
 

@@ -28,6 +28,8 @@ from foredraft.server.wire.sampling import SamplingFields
 _MOST_MESSAGES = 4096
 _MOST_PARTS = 256
 _MOST_TOOLS = 128
+MOST_TEMPLATE = 65536
+"""Characters of a chat template that a request brings."""
 
 
 class TextPart(Wire):
@@ -116,14 +118,38 @@ class TemplateFields(Wire):
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message, an assistant's, instead of beginning another."
+    )
+    chat_template: Annotated[str, Field(min_length=1, max_length=MOST_TEMPLATE)] | None = Field(
+        None, description="Jinja, in the place of the model's; only where the server was told to trust it."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="A template's own switches.")
 
     @model_validator(mode="after")
     def _check_template_kwargs(self) -> Self:
-        taken = {"messages", "conversation", "tools", "add_generation_prompt", "chat_template", "tokenize"}
+        taken = {
+            "messages",
+            "conversation",
+            "tools",
+            "add_generation_prompt",
+            "continue_final_message",
+            "chat_template",
+            "tokenize",
+        }
         bad = next((name for name in self.chat_template_kwargs or {} if name in taken), None)
         if bad is not None:
             raise ValueError(f"chat_template_kwargs must not hold {bad!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ValueError("continue_final_message and add_generation_prompt exclude each other: leave one out")
+            last = self.messages[-1] if self.messages else None
+            if last is not None and (last.role != "assistant" or not last.content):
+                raise ValueError("continue_final_message needs a last message of the assistant, with content")
         return self
 
     @property
@@ -141,6 +167,8 @@ class TemplateFields(Wire):
             found["tools"] = [tool.for_template() for tool in self.tools]
         if self.add_generation_prompt is not None:
             found["add_generation_prompt"] = self.add_generation_prompt
+        if self.continue_final_message:
+            found["continue_final_message"] = True
         return found
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
+from foredraft.errors import ForedraftError
 from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams
 from foredraft.server.wire.answers import (
@@ -60,7 +61,9 @@ class CompletionRequest(SamplingFields):
     """What OpenAI's documents list for it, and vLLM's and our extras."""
 
     prompt: Annotated[Any, AfterValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description=f"Default: {DEFAULT_TOKENS}.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description=f"Default: {DEFAULT_TOKENS}. 0 goes with echo or prompt_logprobs: then nothing is written."
+    )
     logprobs: TopCount | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only as many as n: none is thrown away.")
@@ -83,6 +86,10 @@ class CompletionRequest(SamplingFields):
 
     def params(self) -> SamplingParams:
         """Raises ForedraftError for what cannot be honoured."""
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ForedraftError(
+                "max_tokens 0 writes nothing: it goes with echo or prompt_logprobs, else give at least 1"
+            )
         params = self._params(
             max_tokens=DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs
         )

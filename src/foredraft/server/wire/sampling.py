@@ -17,7 +17,7 @@ from foredraft.sampling.params import (
     MOST_SEED,
     MOST_TEMPERATURE,
 )
-from foredraft.server.wire.base import MOST_TEXTS, Choices, Ids, Only, Strings, TopCount, Wire
+from foredraft.server.wire.base import MOST_TEXTS, AllowedIds, Choices, Ids, Only, Strings, TopCount, Wire
 from foredraft.server.wire.structured import ResponseFormat, StructuredFields, of_response_format
 
 _MOST_BIASES = 1024
@@ -33,9 +33,11 @@ _FORMS = (
 
 
 class StreamOptions(Wire):
-    """include_usage: a last chunk with the numbers of tokens."""
+    """include_usage: a last chunk with the numbers of tokens. continuous_usage_stats: those so far, of all texts together, in
+    every chunk."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, Only(False, reason="chunks are not padded")] = None
 
 
@@ -103,8 +105,12 @@ class SamplingFields(Wire):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     bad_words: Strings | None = None
+    allowed_token_ids: AllowedIds | None = None
     prompt_logprobs: TopCount | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None, description="The lower, the earlier, among the requests of one client. Default: 0."
+    )
     structured_outputs: StructuredFields | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_json_object: bool | None = None
@@ -136,6 +142,10 @@ class SamplingFields(Wire):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def repeats_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def _forms(self) -> list[str]:
@@ -195,6 +205,7 @@ class SamplingFields(Wire):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             max_tokens=max_tokens,
+            allowed_token_ids=self.allowed_token_ids,
             seed=self.seed,
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs,

@@ -22,9 +22,9 @@ class TokenizeRequest(TemplateFields):
     def _check_own(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give prompt or messages, one of them")
-        of_template = (self.tools, self.add_generation_prompt, self.chat_template_kwargs)
-        if self.prompt is not None and any(one is not None for one in of_template):
-            raise ValueError("tools, add_generation_prompt and chat_template_kwargs go with messages")
+        of_template = TemplateFields.model_fields.keys() - {"messages"}
+        if self.prompt is not None and any(getattr(self, name) is not None for name in of_template):
+            raise ValueError(f"{', '.join(sorted(of_template))} go with messages")
         if self.messages is not None and self.add_special_tokens is not None:
             raise ValueError("add_special_tokens goes with a prompt: a chat template writes its own")
         return self

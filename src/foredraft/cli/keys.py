@@ -1,0 +1,34 @@
+"""The keys of a server: from options, a file, or the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from foredraft.cli.inputs import read_text
+from foredraft.errors import ForedraftError
+
+VARIABLE = "FOREDRAFT_API_KEY"
+
+
+def api_keys(options: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Those of the options and of the file; where there are neither, those of the environment. () where there are none.
+
+    Raises ForedraftError for a file without a key, and for an empty key.
+    """
+    of_file = [] if file is None else _lines(read_text(file))
+    if file is not None and not of_file:
+        raise ForedraftError(f"{file} holds no key: give one a line")
+    found = [*(options or ()), *of_file]
+    if not found and VARIABLE in os.environ:
+        found = _lines(os.environ[VARIABLE]) or [""]
+    if "" in found:
+        raise ForedraftError("the API key is empty: give one, or none")
+    return tuple(found)
+
+
+def _lines(text: str) -> list[str]:
+    """One key a line. Empty lines, and those that begin with #, are none."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -1,0 +1,120 @@
+"""Whose turn it is: a queue that is fair among clients, and fair shares of a budget. Pure: no clock, no models.
+
+The queue is a virtual token counter (arXiv:2401.00588): who was served least is served next, where a client that had
+nothing to ask for gains no credit meanwhile. Within a client: by priority, then first come first served. With one client
+it is a queue in order of arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import insort_left, insort_right
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+
+class Item(Protocol):
+    """priority: the lower, the earlier, among the items of one client."""
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+
+T = TypeVar("T", bound=Item)
+
+
+def _priority(item: Item) -> int:
+    return item.priority
+
+
+class FairQueue(Generic[T]):
+    """Items that wait. Iterating gives them client by client, the client whose turn it is first."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[T]] = {}
+        self._num_started: Counter[str] = Counter()
+        self._served: dict[str, int] = {}
+        self._clock = 0
+        """What the client had been served whose item started last."""
+
+    def __iter__(self) -> Iterator[T]:
+        for client in sorted(self._waiting, key=self._rank):
+            yield from self._waiting[client]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._waiting.get(item.client, ())
+
+    def append(self, item: T) -> None:
+        """It arrives."""
+        insort_right(self._queue_of(item.client), item, key=_priority)
+
+    def put_back(self, item: T) -> None:
+        """It had started, and waits again, before all others of its client and priority."""
+        self._num_started[item.client] -= 1
+        insort_left(self._queue_of(item.client), item, key=_priority)
+
+    def remove(self, item: T) -> None:
+        """It ended before it started."""
+        self._take(item)
+        self._forget_idle()
+
+    def start(self, item: T) -> None:
+        """It waits no longer."""
+        self._take(item)
+        self._num_started[item.client] += 1
+        self._clock = max(self._clock, self._served[item.client])
+
+    def end(self, item: T) -> None:
+        """It ended after it had started."""
+        self._num_started[item.client] -= 1
+        self._forget_idle()
+
+    def charge(self, client: str, amount: int) -> None:
+        """amount: what a step took for an item of this client that has started."""
+        self._served[client] += amount
+
+    def num_started(self, client: str) -> int:
+        """Items that have started and not ended."""
+        return self._num_started[client]
+
+    def _rank(self, client: str) -> tuple[int, int]:
+        """Sorting is stable: of equals the one that has waited longer."""
+        return self._served[client], self._num_started[client]
+
+    def _queue_of(self, client: str) -> list[T]:
+        """A client that asked for nothing until now begins where the others are."""
+        if client not in self._waiting:
+            self._waiting[client] = []
+            self._served[client] = max(self._served.get(client, 0), self._clock)
+        return self._waiting[client]
+
+    def _take(self, item: T) -> None:
+        self._waiting[item.client].remove(item)
+        if not self._waiting[item.client]:
+            del self._waiting[item.client]
+
+    def _forget_idle(self) -> None:
+        """Clients that have nothing here and would begin where the others are; when all have gone, everything."""
+        self._num_started = +self._num_started
+        active = self._waiting.keys() | self._num_started.keys()
+        if not active:
+            self._served.clear()
+            self._clock = 0
+        self._served = {c: n for c, n in self._served.items() if c in active or n > self._clock}
+
+
+def fair_shares(demands: Mapping[str, int], total: int) -> dict[str, int]:
+    """Max-min fair: nobody gets more than it demands while another that demands more has less; what nobody demands is split
+    evenly."""
+    shares: dict[str, int] = {}
+    rest = total
+    for client, demand in sorted(demands.items(), key=lambda pair: pair[1]):
+        shares[client] = min(demand, rest // (len(demands) - len(shares)))
+        rest -= shares[client]
+    return {client: share + rest // len(shares) for client, share in shares.items()}

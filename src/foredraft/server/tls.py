@@ -1,0 +1,45 @@
+"""Encryption of what the server says and is told."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from foredraft.errors import ForedraftError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """In PEM form. certfile: the certificate and what vouches for it. keyfile: its private key; None: it is in certfile too.
+    ca_certs: then only clients are answered that show a certificate which one of these vouches for."""
+
+    certfile: Path
+    keyfile: Path | None = None
+    ca_certs: Path | None = None
+
+    def check(self) -> None:
+        """Raises ForedraftError for files that cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile, password=_refuse_encrypted)
+        except (OSError, ValueError) as error:
+            files = f"{self.certfile} and {self.keyfile}" if self.keyfile else str(self.certfile)
+            raise ForedraftError(
+                f"{files}: no certificate in PEM form with its private key: {_reason(error)}"
+            ) from None
+        if self.ca_certs is not None:
+            try:
+                context.load_verify_locations(self.ca_certs)
+            except (OSError, ValueError) as error:
+                raise ForedraftError(f"{self.ca_certs}: no certificates in PEM form: {_reason(error)}") from None
+
+
+def _refuse_encrypted() -> str:
+    """Else OpenSSL would ask for it on the terminal."""
+    raise ValueError("the key is encrypted: give one that is not, readable by the server alone")
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(text).replace("_", " ").lower()
