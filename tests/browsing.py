@@ -14,7 +14,23 @@ import pytest
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True}
+NARROW = {**PHONE, "viewport": {"width": 390, "height": 844}}
 LOOKS = {"light": DESKTOP, "dark": {**DESKTOP, "color_scheme": "dark"}, "phone": PHONE}
+BROKEN_NUMBERS = r"""() => {
+    const found = [], range = document.createRange();
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const parent = text.parentElement;
+        if (!parent.checkVisibility() || parent.closest(".text, textarea, select, script")) continue;
+        for (const match of text.data.matchAll(/\d[\d.,]*/g)) {
+            range.setStart(text, match.index);
+            range.setEnd(text, match.index + match[0].length);
+            if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(match[0]);
+        }
+    }
+    return found;
+}"""
+"""Numbers that stand on more than one line, what models wrote left out."""
 NO_WEBGL = """
     const given = HTMLCanvasElement.prototype.getContext;
     HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -57,6 +58,61 @@ def test_every_answer_is_documented(case: Any, brief: Running) -> None:
 def test_it_is_well_afterwards(brief: Running) -> None:
     brief.wait_until_idle()
     assert brief.get("/health").status_code == 200
+
+
+CHAT = {"role": "user", "content": "a"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"model": None},
+        {"prompt": None},
+        {"prompt": "a"},
+        {"prompt": ["a"]},
+        {"prompt": [[1]]},
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"messages": None},
+        {"messages": []},
+        {"messages": [CHAT]},
+        {"messages": [CHAT], "prompt": "a"},
+        {"messages": [CHAT], "prompt": None},
+        {"messages": [CHAT], "add_special_tokens": True},
+        {"messages": [CHAT], "add_generation_prompt": True},
+        {"prompt": "a", "add_special_tokens": True},
+        {"prompt": "a", "add_generation_prompt": True},
+        {"prompt": "a", "chat_template_kwargs": None},
+        {"prompt": "a", "guided_choice": []},
+        {"prompt": "a", "guided_choice": [""]},
+        {"prompt": "a", "guided_choice": ["b"]},
+        {"messages": [{}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": ""}]},
+        {"messages": [{"role": "assistant", "content": None}, CHAT]},
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, CHAT]},
+        {"messages": [{"role": "assistant", "tool_calls": []}, CHAT]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"tokens": None},
+        {"tokens": []},
+        {"tokens": [1]},
+        {"tokens": [-1]},
+    ],
+    ids=str,
+)
+def test_the_document_says_what_is_needed(brief: Running, body: dict[str, Any]) -> None:
+    """Each route takes what fits its document, and nothing else."""
+    document = brief.app.openapi()
+    for path, operations in document["paths"].items():
+        if "post" in operations:
+            wanted = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+            fits = jsonschema.Draft202012Validator({**wanted, "components": document["components"]}).is_valid(body)
+            answer = brief.post(path, body, headers=AUTHORIZED)
+            assert (answer.status_code != 400) == fits, (path, fits, answer.text)
 
 
 def test_every_error_has_the_one_form(brief: Running) -> None:

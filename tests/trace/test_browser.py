@@ -14,7 +14,7 @@ from PIL import Image
 from foredraft import LLM, RequestOutput, SamplingParams
 from foredraft.stats import SpeculationStats
 from foredraft.trace import read_trace, record, write_page
-from tests.browsing import ARTIFACTS, DESKTOP, LOOKS, NO_WEBGL, chromium
+from tests.browsing import ARTIFACTS, BROKEN_NUMBERS, DESKTOP, LOOKS, NARROW, NO_WEBGL, chromium
 from tests.trace.test_reader import sound, written
 from tests.trace.test_view import HOSTILE
 
@@ -143,6 +143,18 @@ def test_it_fits_and_its_picture_is_kept(look: str, open_page: Callable[..., Any
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = false; })")
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"trace-{look}.png", full_page=True)
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_figures_stay_whole_on_a_phone(width: int, open_page: Callable[..., Any]) -> None:
+    page = open_page(**{**NARROW, "viewport": {"width": width, "height": 844}})
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"trace-{width}.png", full_page=True)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.evaluate(BROKEN_NUMBERS) == []
+    if width >= 390:  # the verdicts are in its last column
+        assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.round .scroll'))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_dark_is_dark(open_page: Callable[..., Any]) -> None:

@@ -126,6 +126,9 @@ def serve(
     max_body: Annotated[
         str, typer.Option("--max-body", help="The largest request; larger ones are answered 413.")
     ] = "2MiB",
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="That are open at a time; idle ones make place.")
+    ] = 1024,
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", min=1, help="Default: what the context holds.")
     ] = None,
@@ -211,6 +214,7 @@ def _settings(context: typer.Context, models: Models) -> ServerSettings:
         "max_body_bytes": num_bytes(given["max_body"]),
         "max_prompt_tokens": given["max_prompt_tokens"],
         "max_queue": given["max_queue"],
+        "max_connections": given["max_connections"],
         "request_seconds": _seconds_or_none(given["request_timeout"]),
     }
     _require_key(host, keys)

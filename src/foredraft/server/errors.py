@@ -21,8 +21,18 @@ _TYPES: Mapping[int, ErrorType] = {
 }
 
 
+MOST_SAID = 800
+
+
+def one_line(text: str, most: int = MOST_SAID) -> str:
+    """What can be printed as it is, and anything else by its number."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
 class ApiError(HTTPException):
-    """An answer that is an error. param: the field it is about. code: what a program may go by."""
+    """An answer that is an error. message: may quote what was sent; it becomes one line of at most MOST_SAID characters.
+    param: the field it is about. code: what a program may go by."""
 
     def __init__(
         self,
@@ -33,8 +43,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
-        self.param = param
+        super().__init__(status, one_line(message), headers)
+        self.param = None if param is None else one_line(param)
         self.code = code
 
     @property
@@ -67,7 +77,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         message = f"{request.method[:20]} is not for {request.url.path[:200]}"
     elif error.status_code == 400:
-        message = "the body cannot be read as JSON: it must be UTF-8, and not too deep"
+        message = "the body could not be read"
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 
@@ -102,8 +112,6 @@ def _place(error: Mapping[str, Any], body: Any) -> list[str]:
 
 def _message(error: Mapping[str, Any], param: str | None) -> str:
     kind, text = error["type"], str(error["msg"]).removeprefix("Value error, ")
-    if kind == "json_invalid":
-        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     if kind == UNKNOWN:
         return f"{param}: there is no such field here, and none is ignored: leave it out"
     if param is None and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):

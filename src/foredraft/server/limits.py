@@ -11,7 +11,8 @@ from foredraft.server.errors import ApiError
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too large, as soon as that is known, and 408 to one that does not come."""
+    """Answers 413 to a body that is too large, as soon as that is known, 408 to one that does not come, and 415 to one that
+    is compressed."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
         self._app = app
@@ -22,7 +23,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity") and (declared not in ("", "0") or "transfer-encoding" in headers):
+            await _compressed(coding).response()(scope, receive, send)
+            return
         if declared.isdecimal() and int(declared) > self._max_bytes:
             await self._too_large().response()(scope, receive, send)
             return
@@ -48,3 +54,9 @@ class BodyLimit:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body has more than {self._max_bytes} bytes", code="body_too_large")
+
+
+def _compressed(coding: str) -> ApiError:
+    message = f"the body is compressed (Content-Encoding: {coding[:40]}): send it as it is"
+    headers = {"Accept-Encoding": "identity"}
+    return ApiError(415, message, code="unsupported_content_encoding", headers=headers)

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from foredraft import __version__
 from foredraft.request import Request as EngineRequest
+from foredraft.server.bodies import JsonRoute
 from foredraft.server.errors import ApiError
 from foredraft.server.logging import REQUEST_ID
 from foredraft.server.reply import Reply, Writer
@@ -27,7 +28,13 @@ PUBLIC = frozenset({"/health", "/ready"})
 """Paths that need no key: they say nothing but that somebody is there."""
 
 _EVERYWHERE = {401: "The key is missing or wrong.", 400: "Something cannot be honoured; the message names it."}
-_WITH_BODY = {**_EVERYWHERE, 408: "It took too long.", 413: "The body is too large.", 503: "Starting or shutting down."}
+_WITH_BODY = {
+    **_EVERYWHERE,
+    408: "It took too long.",
+    413: "The body is too large.",
+    415: "The body is compressed.",
+    503: "Starting or shutting down.",
+}
 _WRITING = {
     **_WITH_BODY,
     404: "There is no such model.",
@@ -43,7 +50,7 @@ def _errors(of: dict[int, str]) -> dict[int | str, dict[str, Any]]:
 
 def api_routes(service: Service) -> APIRouter:
     """OpenAI's."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     created = int(time.time())
 
     @router.post(
@@ -88,7 +95,7 @@ _LISTING = {**_EVERYWHERE, 503: "Starting or shutting down."}
 
 def token_routes(service: Service) -> APIRouter:
     """vLLM's."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(
         "/tokenize",

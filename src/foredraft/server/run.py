@@ -1,4 +1,4 @@
-"""A socket for the application, and what happens at signals. The only file that knows uvicorn."""
+"""A socket for the application, and what happens at signals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from foredraft.errors import ForedraftError
+from foredraft.server.http import make_protocol
+from foredraft.server.logging import logger
 from foredraft.server.service import Service
-from foredraft.server.settings import RequestLimits
 from foredraft.server.tls import TlsFiles
 
+_OTHER_FILES = 256
+"""That the process opens beside its connections."""
 _LAST_GRACE = 3.0
 """Seconds from a second signal to the end, for what is still being said."""
 
@@ -48,20 +50,39 @@ def serve(
 ) -> None:
     """Until a signal. The first one ends it when all requests are finished, at the latest after drain_seconds; the second
     one ends them."""
+    _allow_connections(app.state.service.settings.limits.max_connections)
     make_server(app, drain_seconds=drain_seconds, tls=tls).run(sockets=[listener])
+
+
+def _allow_connections(most: int) -> None:
+    """A process may open few files on many systems, 1,024 by default, and each connection is one."""
+    try:
+        import resource
+    except ImportError:  # not where files have no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+        if allowed < wanted:
+            logger.warning(
+                "only %d files may be open, too few for %d connections: raise the limit (ulimit -n)", allowed, most
+            )
 
 
 def make_server(app: FastAPI, *, drain_seconds: float | None = None, tls: TlsFiles | None = None) -> Server:
     """tls: None speaks plain HTTP."""
     service: Service = app.state.service
+    limits = service.settings.limits
     config = uvicorn.Config(
         app,
-        http=_protocol(service.settings.limits),
+        http=make_protocol(limits, service.metrics.http),  # type: ignore[arg-type]  # a class, as uvicorn wants it
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=limits.keep_alive_seconds,
         **_tls_options(tls),
     )
     return Server(config, service, drain_seconds)
@@ -110,54 +131,3 @@ class Server(uvicorn.Server):
         assert self._loop is not None
         self._ending = self._loop.create_task(self._service.stop())
         self._loop.call_later(_LAST_GRACE, setattr, self, "force_exit", True)
-
-
-def _protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
-    """uvicorn's own, with an end to waiting: for a request that does not come, and for a client that does not read."""
-
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._reading: asyncio.TimerHandle | None = None
-            self._writing: asyncio.TimerHandle | None = None
-            self._expect_request()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._expect_request()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel()
-            super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            if self._writing is None:
-                self._writing = self.loop.call_later(limits.write_seconds, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._writing is not None:
-                self._writing.cancel()
-                self._writing = None
-
-        def _expect_request(self) -> None:
-            """A clock runs from a request's first byte, or the connection's beginning, to the end of its headers."""
-            is_answering = self.cycle is not None and not self.cycle.response_complete
-            if is_answering and self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
-            elif not is_answering and self._reading is None:
-                self._reading = self.loop.call_later(limits.header_seconds, self._give_up)
-
-        def _give_up(self) -> None:
-            self._reading = None
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.abort()
-
-        def _cancel(self) -> None:
-            for timer in (self._reading, self._writing):
-                if timer is not None:
-                    timer.cancel()
-
-    return Protocol

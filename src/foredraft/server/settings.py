@@ -12,6 +12,17 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]
 """As browsers send it: in lower case, without a path."""
 
 
+_LEAST = {
+    "max_body_bytes": 1,
+    "max_prompt_tokens": 1,
+    "max_queue": 0,
+    "max_request_line_bytes": 64,
+    "max_header_bytes": 256,
+    "max_headers": 1,
+    "max_connections": 1,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """What one client may ask of the others. None: no limit.
@@ -20,7 +31,9 @@ class RequestLimits:
     that may wait while as many as the engine takes are written, else 429. request_seconds: from arrival to the end, and
     body_seconds until the body is there, else 408; a stream that has begun ends with an error. header_seconds: until the
     request line and headers are there; write_seconds: that a client may leave an answer unread, before the connection
-    is cut.
+    is cut; keep_alive_seconds: that a connection may wait for its next request. max_request_line_bytes: else 414.
+    max_header_bytes and max_headers: of the header fields, and of a body's trailer fields, else 431. max_connections: that
+    are open at a time; one more takes the place of one that waits for a request, or is answered 503.
     """
 
     max_body_bytes: int = 2 * MEBIBYTE
@@ -30,13 +43,18 @@ class RequestLimits:
     body_seconds: float = 30.0
     header_seconds: float = 30.0
     write_seconds: float = 30.0
+    keep_alive_seconds: int = 75
+    max_request_line_bytes: int = 8192
+    max_header_bytes: int = 32768
+    max_headers: int = 100
+    max_connections: int = 1024
 
     def __post_init__(self) -> None:
-        for name, least in (("max_body_bytes", 1), ("max_prompt_tokens", 1), ("max_queue", 0)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ForedraftError(f"{name} must be at least {least}, not {value}")
-        for name in ("request_seconds", "body_seconds", "header_seconds", "write_seconds"):
+        for name in ("request_seconds", "body_seconds", "header_seconds", "write_seconds", "keep_alive_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ForedraftError(f"{name} must be more than 0, not {value}")

@@ -11,7 +11,7 @@ import pytest
 
 from foredraft import LLM, SamplingParams
 from foredraft.sequence import Origin
-from tests.browsing import ARTIFACTS, DESKTOP, LOOKS, NO_WEBGL, chromium
+from tests.browsing import ARTIFACTS, BROKEN_NUMBERS, DESKTOP, LOOKS, NARROW, NO_WEBGL, chromium
 from tests.server.conftest import SETTINGS, Running, running
 from tests.trace.test_view import HOSTILE
 
@@ -158,6 +158,25 @@ def test_it_fits_has_no_fault_of_accessibility_and_its_picture_is_kept(look: str
     assert page.evaluate("document.documentElement.scrollWidth") <= LOOKS[look]["viewport"]["width"]
     found = axe_playwright.Axe().run(page).response["violations"]
     assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_figures_stay_whole_on_a_phone(width: int, open_page: OpenPage) -> None:
+    """However many digits they have."""
+    page = ready(open_page(**{**NARROW, "viewport": {"width": width, "height": 844}}))
+    ask(page, PROMPT, max_tokens=50)
+    await_end(page, 50)
+    page.screenshot(path=ARTIFACTS / f"live-{width}.png", full_page=True)
+    broken = page.evaluate(
+        f"""() => {{
+            document.querySelectorAll("details").forEach((one) => {{ one.open = true; }});
+            document.querySelectorAll(".chart output").forEach((one) => {{ one.textContent = "123,456.78"; }});
+            document.querySelectorAll(".figures dd").forEach((one) => {{ one.firstChild.data = "123,456.7"; }});
+            return ({BROKEN_NUMBERS})();
+        }}"""
+    )
+    assert broken == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_every_control_is_reached_by_tab_and_a_key_submits(open_page: OpenPage) -> None:

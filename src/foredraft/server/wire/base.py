@@ -55,7 +55,10 @@ MOST_TOP = 20
 Strings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(fail_fast=True, max_length=MOST_STRINGS)
 ]
-Choices = Annotated[list[str], Field(fail_fast=True)]
+Choices = Annotated[
+    list[Annotated[str, Field(json_schema_extra={"minLength": 1})]],
+    Field(fail_fast=True, json_schema_extra={"minItems": 1}),
+]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, max_length=MOST_IDS)]
 AllowedIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1, max_length=MOST_ALLOWED)]
 TopCount = Annotated[int, Field(ge=0, le=MOST_TOP)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import from_json
 
 from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams
@@ -32,9 +32,22 @@ MOST_TEMPLATE = 65536
 """Characters of a chat template that a request brings."""
 
 
+def _text_only(kind: str) -> str:
+    if kind != "text":
+        raise ValueError(f"{kind[:40]!r} is not supported: the model reads text only, in parts of the type 'text'")
+    return kind
+
+
 class TextPart(Wire):
-    type: Literal["text"]
+    type: Annotated[str, AfterValidator(_text_only), WithJsonSchema({"const": "text", "type": "string"})]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_other_kinds(cls, value: Any) -> Any:
+        """An image is refused for being one, not for the fields that images have."""
+        is_other = isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "text"
+        return {"type": value["type"], "text": ""} if is_other else value
 
 
 class CalledFunction(Wire):
@@ -52,14 +65,27 @@ class ToolCall(Wire):
     def for_template(self) -> dict[str, Any]:
         """Templates print the arguments themselves, so they are handed over as what they stand for."""
         try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = from_json(self.function.arguments or "{}", allow_inf_nan=False)
+        except ValueError:
             arguments = self.function.arguments
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
+_CONTENT_OR_CALLS: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+        {
+            "required": ["tool_calls"],
+            "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+        },
+    ]
+}
+
+
 class Message(Wire):
     """A developer's message is handed to the template as a system's."""
+
+    model_config = ConfigDict(json_schema_extra=_CONTENT_OR_CALLS)
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MOST_PARTS)] | None = None

@@ -1,0 +1,39 @@
+"""Who stays and who goes when all places are taken."""
+
+from __future__ import annotations
+
+from foredraft.server.http.connections import Connections
+
+
+class Peer:
+    def __init__(self, *, is_answering: bool = False) -> None:
+        self.is_answering = is_answering
+        self.was_evicted = False
+
+    def evict(self) -> None:
+        self.was_evicted = True
+
+
+def test_the_one_that_waits_longest_goes() -> None:
+    connections = Connections(3)
+    busy, first, second = Peer(is_answering=True), Peer(), Peer()
+    for peer in (busy, first, second):
+        assert connections.admit(peer)
+    connections.served(first)  # so that now second waits longest
+    assert connections.admit(third := Peer())
+    assert [peer.was_evicted for peer in (busy, first, second, third)] == [False, False, True, False]
+    assert connections.admit(Peer())
+    assert first.was_evicted
+
+
+def test_nobody_goes_who_is_answered() -> None:
+    connections = Connections(2)
+    peers = [Peer(is_answering=True), Peer(is_answering=True)]
+    assert all(connections.admit(peer) for peer in peers)
+    late = Peer()
+    assert not connections.admit(late)
+    connections.served(late)  # it never had a place, so this gives it none
+    connections.leave(late)
+    connections.leave(peers[0])
+    assert connections.admit(Peer())
+    assert not any(peer.was_evicted for peer in peers)
