@@ -4,12 +4,15 @@ and seeded, finish with the texts that they have without it."""
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 import foredraft.engine as engine_module
@@ -26,6 +29,7 @@ from foredraft.sequence import TokenSequence
 from foredraft.step import Step
 from foredraft.verify import verify
 from tests.conftest import MakeEngine
+from tests.laws import FALSE_ALARM, chi_square
 
 PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], [0, *range(500, 540)], [0, 9])
 KINDS: tuple[dict[str, Any], ...] = (
@@ -243,6 +247,12 @@ FAULTS = {
     "constraint of drafts, too": Bad(
         add={"constraint": Broken("allowed", "num_allowed", "forced")}, error="KeyError: 'injected'", num_output=3
     ),
+    "constraint, unseeded": Bad(
+        {"temperature": 1.0, "top_k": 5},
+        add={"constraint": Broken("allowed")},
+        error="KeyError: 'injected'",
+        num_output=3,
+    ),
     "processor": Bad({"logits_processors": [raises]}, error="raises raised RuntimeError: injected", num_output=3),
     "processor's answer": Bad({"logits_processors": [gives_a_list]}, error="gives_a_list must return", num_output=3),
     "unprintable error": Bad(
@@ -263,7 +273,12 @@ FAULTS = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_row_that_raises_ends_its_own_request_alone(
-    make_engine: MakeEngine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, fault: str, method: str
+    make_engine: MakeEngine,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+    method: str,
 ) -> None:
     case = FAULTS[fault]
     engine = make_engine(method, limits=Limits(max_batch_tokens=64))
@@ -281,6 +296,7 @@ def test_one_row_that_raises_ends_its_own_request_alone(
     assert case.num_output is None or bad.num_output == case.num_output
     if method == "draft_model":
         assert engine.stats.num_draft_tokens > 50
+        assert not any("drafter DraftModelDrafter failed" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -501,3 +517,47 @@ def test_the_log_does_not_quote_what_others_raise(caplog: pytest.LogCaptureFixtu
     (record,) = caplog.records
     assert "a prompt" not in record.getMessage()
     assert brief(ForedraftError("ours")) == "ours"
+
+
+@pytest.mark.slow
+def test_unseeded_neighbours_keep_their_law(make_engine: MakeEngine) -> None:
+    """600 texts of three tokens in steps that fall apart again and again, against those texts' own probabilities. Odds of
+    a false alarm: 1e-6; the noise is seeded."""
+    wanted = params(3, temperature=1.0, top_k=3)
+
+    def faulty(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Any, **kwargs: Any) -> Any:
+        if any(s.params.top_k == 5 and len(h) > s.prompt_len for s, h in zip(samplers, histories, strict=True)):
+            raise RuntimeError("injected")
+        return verify(logits, proposal, samplers, histories, **kwargs)
+
+    engine = make_engine("draft_model", speculative_tokens=2, verifier=faulty, seed=11, retain=False)
+    good, bad = [], []
+    for i in range(600):
+        good.append(engine.add(PROMPTS[3], wanted))
+        if i % 20 == 0:
+            bad.append(engine.add(BAD_PROMPT, params(3, temperature=1.0, top_k=5)))
+    run(engine)
+    assert {sequence.error for sequence in bad} == {"RuntimeError: injected"}
+    assert engine.stats.num_draft_tokens > 200
+    law = _law_of_texts(make_engine("none"), PROMPTS[3], 3)
+    seen = Counter(tuple(sequence.output_ids) for sequence in good)
+    assert set(seen) <= set(law)
+    texts = list(law)
+    counts = torch.tensor([float(seen[text]) for text in texts])
+    assert chi_square(counts, 600 * torch.tensor([law[text] for text in texts])) > FALSE_ALARM
+
+
+def _law_of_texts(engine: Engine, prompt: Sequence[int], length: int) -> dict[tuple[int, ...], float]:
+    """Every text of so many tokens under top_k 3, where ties at the border stay, with its probability."""
+    if length == 0:
+        return {(): 1.0}
+    first = engine.add(prompt, params(1, temperature=0.0, logprobs=8))
+    while engine.has_work:
+        engine.step()
+    (entry,) = first.logprobs
+    weights = [math.exp(logprob) for logprob in entry.top_logprobs if logprob >= entry.top_logprobs[2]]
+    found = {}
+    for token, weight in zip(entry.top_ids, weights, strict=False):
+        for rest, probability in _law_of_texts(engine, [*prompt, token], length - 1).items():
+            found[token, *rest] = weight / sum(weights) * probability
+    return found

@@ -40,20 +40,21 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     if len(lens) != len(requests):
         raise DrafterError(f"{name} proposed {len(lens)} rows for {len(requests)} requests: give one row for each")
     _check_probs(name, proposal, vocab_size)
-    num_laws = 0 if proposal.probs is None else len(proposal.probs)
-    rows = zip(requests, lens, proposal.ids.tolist(), proposal.prob_rows.tolist(), strict=True)
-    for b, (request, length, ids, laws) in enumerate(rows):
+    for b, (request, length) in enumerate(zip(requests, lens, strict=True)):
         if length > request.max_len:
             raise DrafterError(f"{name} proposed {length} tokens in row {b}: its max_len is {request.max_len}")
-        bad = next((token for token in ids[:length] if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise DrafterError(f"{name} proposed the id {bad} in row {b}: ids go from 0 to {vocab_size - 1}")
-        bad = next((law for law in laws[:length] if not CERTAIN <= law < num_laws), None)
-        if bad is not None:
-            raise DrafterError(
-                f"{name} named row {bad} of probs in row {b}, and probs has {num_laws} rows: "
-                f"{CERTAIN} stands for a token that was certain"
-            )
+    bad = _outside(proposal.ids, lens, 0, vocab_size)
+    if bad is not None:
+        b, token = bad
+        raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
+    num_laws = 0 if proposal.probs is None else len(proposal.probs)
+    bad = _outside(proposal.prob_rows, lens, CERTAIN, num_laws)
+    if bad is not None:
+        b, law = bad
+        raise DrafterError(
+            f"{name} named row {law} of probs in row {b}, and probs has {num_laws} rows: "
+            f"{CERTAIN} stands for a token that was certain"
+        )
 
 
 def check_laws(drafter: object, proposal: Proposal) -> None:
@@ -73,6 +74,14 @@ def check_laws(drafter: object, proposal: Proposal) -> None:
         raise DrafterError(f"{name}: probs holds a negative number, and must hold probabilities")
     if len(rows) and not bool((laws.to(torch.device("cpu")).at(rows, ids[:, None]) > 0).all()):
         raise DrafterError(f"{name} proposed an id whose probability is 0 under the row of probs that it names")
+
+
+def _outside(table: Tensor, lens: Sequence[int], least: int, end: int) -> tuple[int, int] | None:
+    """The first number of table[b, :lens[b]] that is not in [least, end), and its row. None: all are."""
+    rows = [row[:length] for row, length in zip(table.tolist(), lens, strict=True)]
+    if all(least <= min(row) and max(row) < end for row in rows if row):
+        return None
+    return next((b, number) for b, row in enumerate(rows) for number in row if not least <= number < end)
 
 
 def _takes_one(method: object) -> bool:

@@ -17,7 +17,7 @@ from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
 from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of, names_of
-from foredraft.errors import ForedraftError, ModelError, VocabularyError
+from foredraft.errors import ForedraftError, ModelError, VocabularyError, shown
 from foredraft.grammar import Grammars
 from foredraft.machine import this_machine
 from foredraft.model import (
@@ -34,6 +34,7 @@ from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy, c
 from foredraft.proposal import Drafter
 from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
+from foredraft.sampling.params import MOST_INT
 from foredraft.scheduler import Limits
 from foredraft.settings import Settings
 from foredraft.text import render_chat
@@ -464,7 +465,9 @@ def _check_draft_len(speculative_tokens: int | str) -> None:
 def _check_numbers(**settings: tuple[int | None, int]) -> None:
     for name, (value, least) in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ForedraftError(f"{name} must be an integer of at least {least}, not {value!r}")
+            raise ForedraftError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+        if value is not None and value > MOST_INT:
+            raise ForedraftError(f"{name} must be at most 2^63 - 1, not {shown(value)}")
 
 
 def _tokenizer(

@@ -81,8 +81,9 @@ class Panel:
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
         """names: of the drafters that forget these sequences; None: all."""
-        for name in self.names if names is None else names:
-            drafter = self._drafters[name]
+        for name, drafter in self._drafters.items():
+            if names is not None and name not in names:
+                continue
             self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:

@@ -109,7 +109,7 @@ class Scheduler:
                 budget -= work.num_rows
                 if shares:
                     shares[sequence.client] -= work.num_rows
-        works = self._admit_waiting([work for work in works if work.sequence in self.running], budget, fail)
+        works = self._admit_waiting(self._still_running(works), budget, fail)
         for work in works:
             self.waiting.charge(work.sequence.client, work.num_rows)
         return works
@@ -147,16 +147,22 @@ class Scheduler:
             try:
                 work = self._admit(waiting, budget)
                 if work is None and self._make_way_for(waiting):
-                    works = [one for one in works if one.sequence in self.running]
+                    works = self._still_running(works)
                     work = self._admit(waiting, budget)
             except Exception as error:
                 fail(waiting, error)
+                works = self._still_running(works)
                 continue
             if work is None:
                 break
             works.append(work)
             budget -= work.num_rows
         return works
+
+    def _still_running(self, works: list[Work]) -> list[Work]:
+        """Without those whose sequence gave way after its work was planned."""
+        running = set(self.running)
+        return [work for work in works if work.sequence in running]
 
     @property
     def _has_place(self) -> bool:

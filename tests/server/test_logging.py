@@ -15,7 +15,7 @@ import pytest
 
 from foredraft import LLM
 from foredraft.server.logging import JsonLines
-from tests.server.conftest import SETTINGS, Running, running
+from tests.server.conftest import SETTINGS, running
 
 SECRET = "the rabbit lives under the stairs"
 KEY = "key-of-keys"
@@ -94,11 +94,15 @@ def test_a_clients_request_id_is_kept(llm: LLM, given: str) -> None:
     assert [line["request_id"] for line in lines if line["event"] == "request"] == [given] * 2
 
 
-@pytest.mark.parametrize("given", ["", "x" * 129, "two words", 'quo"te', "b\u00fc", "a\tb", "{}"])
-def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM, server: Running, given: str) -> None:
-    answer = server.get("/version", headers={"x-request-id": given.encode()})
-    assert answer.status_code == 200
-    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM) -> None:
+    with logged() as lines, running(llm, SETTINGS) as server:
+        for given in ("", "x" * 129, "two words", 'quo"te', "b\u00fc", "a\tb", "{}"):
+            answer = server.get("/version", headers={"x-request-id": given.encode()})
+            assert answer.status_code == 200
+            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    ids = [line["request_id"] for line in lines if line["event"] == "request"]
+    assert len(set(ids)) == 7
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
 
 def test_prompts_are_there_when_asked_for(llm: LLM) -> None:
