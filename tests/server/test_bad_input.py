@@ -14,6 +14,12 @@ from tests.server.conftest import Running
 
 PROMPT = "Once upon a time"
 CHAT = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
@@ -63,9 +69,9 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ({"prompt": PROMPT, "stream_options": {}}, None, "stream_options"),
         ({"prompt": PROMPT, "min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
         ({"prompt": PROMPT, "seed": 1, "verification": "block"}, None, "seed"),
-        ({"prompt": PROMPT, "use_beam_search": True}, "use_beam_search", "no such field"),
-        ({"prompt": PROMPT, "stream": True, "stream_options": {"a": 1}}, "stream_options.a", "no such field"),
-        ({"prompt": PROMPT, **{f"f{i}": 1 for i in range(50_000)}}, "f0", "no such field"),
+        ({"prompt": PROMPT, "use_beam_search": True}, "use_beam_search", "beam search"),
+        ({"prompt": PROMPT, "max_new_tokens": 5}, "max_new_tokens", "max_tokens"),
+        ({"prompt": PROMPT, "messages": CHAT}, "messages", "another route"),
         ({"prompt": []}, "prompt", "list"),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": [PROMPT, 3]}, "prompt", "number 1"),
@@ -105,17 +111,20 @@ def test_completions_name_the_field(server: Running, body: Any, param: str | Non
         ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "user"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "text"),
-        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "no such field"),
         ({"messages": CHAT, "max_completion_tokens": 1, "min_tokens": 2}, "min_tokens", "max_tokens"),
         ({"messages": CHAT, "max_completion_tokens": 1, "max_tokens": 2}, None, "max_tokens"),
         ({"messages": CHAT, "top_logprobs": 2}, None, "logprobs"),
-        ({"messages": CHAT, "tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"messages": CHAT, "tool_choice": "required"}, None, "tool_choice: required needs tools"),
+        ({"messages": CHAT, "tools": [TOOL], "tool_choice": "always"}, "tool_choice", "required"),
+        ({"messages": CHAT, "tools": [TOOL], "tool_choice": named("g")}, None, "tool_choice names 'g'"),
+        ({"messages": CHAT, "tools": [TOOL], "tool_choice": named("f"), "guided_regex": "a"}, None, "tool_choice"),
+        ({"messages": CHAT, "tools": [BAD_TOOL], "tool_choice": "required"}, "tools", "nonsense"),
         ({"messages": CHAT, "functions": []}, "functions", "tools"),
         ({"messages": CHAT, "web_search_options": {}}, "web_search_options", "not supported"),
         ({"messages": CHAT, "store": True}, "store", "not supported"),
         ({"messages": CHAT, "modalities": ["audio"]}, "modalities", "not supported"),
         ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
-        ({"messages": CHAT, "prompt": PROMPT}, "prompt", "no such field"),
+        ({"messages": CHAT, "prompt": PROMPT}, "prompt", "another route"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -227,5 +227,5 @@ def test_what_is_refused_is_named(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="pair", messages=MESSAGES, reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="pair", prompt=STORY, extra_body={"nonsense": 1})
-    assert caught.value.param == "nonsense"
+        client.completions.create(model="pair", prompt=STORY, extra_body={"mirostat": 1})
+    assert caught.value.param == "mirostat"

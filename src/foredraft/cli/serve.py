@@ -158,6 +158,16 @@ def serve(
             "--ray-address", help="A Ray cluster to run them on, as 10.0.0.1:6379 or auto. Default: this machine alone."
         ),
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            "--tool-call-parser",
+            help="The form in which the model calls tools: hermes, llama3_json or none; auto: as its chat template shows.",
+        ),
+    ] = "auto",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse requests with unknown fields, instead of a warning in a header.")
+    ] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts and texts into the log.")] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     dtype: DtypeOption = "auto",
@@ -230,6 +240,8 @@ def _settings(context: typer.Context, models: Models) -> ServerSettings:
         trust_request_chat_template=given["trust_request_chat_template"],
         limits=RequestLimits(**limits),
         log_prompts=given["log_prompts"],
+        strict=given["strict"],
+        tool_call_parser=given["tool_call_parser"],
         show_text=_is_loopback(host) if show_text is None else show_text,
     )
 

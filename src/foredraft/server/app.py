@@ -52,7 +52,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         app.include_router(make_routes(service), dependencies=guarded)
     app.include_router(state_routes(service))
     app.include_router(live_routes(service.feed))
-    _document(app)
+    _document(app, strict=settings.strict)
     return app
 
 
@@ -77,8 +77,8 @@ def guards(settings: ServerSettings, http: Counter) -> list[Middleware]:
     ]
 
 
-def _document(app: FastAPI) -> None:
-    """FastAPI adds a 422 wherever there is a body; here that is a 400."""
+def _document(app: FastAPI, *, strict: bool) -> None:
+    """FastAPI adds a 422 wherever there is a body; here that is a 400. strict: requests have no other fields than these."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -86,6 +86,10 @@ def _document(app: FastAPI) -> None:
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+        if strict:
+            for schema in document["components"]["schemas"].values():
+                if schema.get("additionalProperties") is True:
+                    schema["additionalProperties"] = False
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

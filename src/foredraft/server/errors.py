@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from foredraft.server.wire.base import UNKNOWN
+from foredraft.server.wire.base import REFUSED
 from foredraft.server.wire.errors import ErrorBody, ErrorDetail, ErrorType
 
 _TYPES: Mapping[int, ErrorType] = {
@@ -48,10 +48,13 @@ class ApiError(HTTPException):
         self.code = code
 
     @property
-    def body(self) -> bytes:
+    def error(self) -> ErrorDetail:
         kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
-        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
-        return ErrorBody(error=detail).model_dump_json().encode()
+        return ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+
+    @property
+    def body(self) -> bytes:
+        return ErrorBody(error=self.error).model_dump_json().encode()
 
     def response(self) -> Response:
         return Response(self.body, self.status_code, self.headers, "application/json")
@@ -105,15 +108,13 @@ def _place(error: Mapping[str, Any], body: Any) -> list[str]:
             value = value[part]
     if error["type"] == "missing" and loc:
         found.append(f".{loc[-1]}")
-    if error["type"] == UNKNOWN:
+    if error["type"] == REFUSED:
         found.append(f".{error['ctx']['name']}")
     return found
 
 
 def _message(error: Mapping[str, Any], param: str | None) -> str:
     kind, text = error["type"], str(error["msg"]).removeprefix("Value error, ")
-    if kind == UNKNOWN:
-        return f"{param}: there is no such field here, and none is ignored: leave it out"
     if param is None and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
         return "the body must be a JSON object, sent with Content-Type: application/json"
     if param is None:

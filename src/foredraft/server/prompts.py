@@ -13,6 +13,7 @@ from foredraft.request import Prompt, Request
 from foredraft.server.errors import ApiError
 from foredraft.server.wire.chat import ChatRequest, TemplateFields
 from foredraft.server.wire.completions import CompletionRequest
+from foredraft.server.wire.responses import ResponsesRequest
 from foredraft.server.wire.sampling import SamplingFields
 from foredraft.server.wire.tokens import TokenizeRequest
 from foredraft.text import encode_prompt
@@ -37,12 +38,18 @@ class Prompts:
             encode_prompt(llm.tokenizer, "a")
 
     async def requests(
-        self, body: CompletionRequest | ChatRequest, *, client: str = "", request_id: str | None = None
+        self,
+        body: CompletionRequest | ChatRequest | ResponsesRequest,
+        *,
+        client: str = "",
+        request_id: str | None = None,
     ) -> list[Request]:
         """Checked and tokenised. Raises ApiError for everything that can be refused before it runs."""
         with _blaming(body):
             params = body.params()
-            prompts: Sequence[Prompt] = [await self._rendered(body)] if isinstance(body, ChatRequest) else body.prompts
+            prompts: Sequence[Prompt] = (
+                body.prompts if isinstance(body, CompletionRequest) else [await self._rendered(body)]
+            )
             for prompt in prompts:
                 self._check_length(prompt)
             prepare = partial(
@@ -50,7 +57,7 @@ class Prompts:
             )
             found = [await asyncio.to_thread(prepare, prompt, params) for prompt in prompts]
             for request in found:
-                self._check_tokens("messages" if isinstance(body, ChatRequest) else "prompt", len(request.prompt_ids))
+                self._check_tokens(_field_of(body), len(request.prompt_ids))
             return found
 
     async def tokenized(self, body: TokenizeRequest) -> list[int]:
@@ -73,19 +80,23 @@ class Prompts:
                 raise ApiError(400, f"tokens holds the id {bad}: ids go from 0 to {size - 1}", param="tokens")
             return await asyncio.to_thread(self._llm.text_tokenizer.decode, list(ids))
 
-    async def _rendered(self, body: TemplateFields) -> list[int]:
+    async def _rendered(self, body: TemplateFields | ResponsesRequest) -> list[int]:
         if body.num_characters > self._max_tokens * _CHARACTERS_PER_TOKEN:
-            raise self._too_long("messages", f"{body.num_characters} characters")
-        if body.chat_template is not None and not self._trusts_templates:
+            raise self._too_long(_field_of(body), f"{body.num_characters} characters")
+        asked = body.chat_template if isinstance(body, TemplateFields) else None
+        if asked is not None and not self._trusts_templates:
             raise ApiError(
                 400,
                 "chat_template is taken only by a server started with --trust-request-chat-template",
                 param="chat_template",
             )
-        template = body.chat_template or self._chat_template
+        template = asked or self._chat_template
         if not (template or self._llm.text_tokenizer.chat_template):
             raise ApiError(
-                400, "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
+                400,
+                "this model has no chat template: use /v1/completions",
+                param=_field_of(body),
+                code="no_chat_template",
             )
         messages, args = body.template_messages(), body.template_args()
         return await asyncio.to_thread(self._llm.chat_prompt, messages, chat_template=template, **args)
@@ -101,6 +112,13 @@ class Prompts:
     def _too_long(self, param: str, size: str) -> ApiError:
         message = f"{param} is too long: it has {size}, and at most {self._max_tokens} tokens are taken"
         return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _field_of(body: CompletionRequest | TemplateFields | ResponsesRequest) -> str:
+    """Where its prompt stands."""
+    if isinstance(body, CompletionRequest):
+        return "prompt"
+    return "input" if isinstance(body, ResponsesRequest) else "messages"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from foredraft.errors import ForedraftError, RequestError
 from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Request
 from foredraft.server.auth import CLIENT
-from foredraft.server.errors import ApiError, error_event, internal_error
+from foredraft.server.errors import ApiError, internal_error
 from foredraft.server.logging import NOTE, REQUEST_ID, log, places
 from foredraft.server.presence import until_gone
 from foredraft.server.service import Service
@@ -23,19 +23,28 @@ from foredraft.server.wire.answers import RunningUsage
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
+from foredraft.server.wire.errors import ErrorDetail
+from foredraft.server.wire.responses import ResponsesRequest
 
-DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Writer(Protocol):
     """Makes an answer, or its chunks. place: which of the requests a delta belongs to."""
 
+    end: bytes
+
+    def first(self) -> list[Answer]: ...
+
     def chunks(self, place: int, delta: Delta) -> list[Answer]: ...
 
     def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]: ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Answer: ...
+
+    def failed(self, error: ErrorDetail) -> list[Answer]: ...
+
+    def event(self, chunk: Answer) -> bytes: ...
 
 
 class Reply(Response):
@@ -48,15 +57,17 @@ class Reply(Response):
     def __init__(
         self,
         service: Service,
-        body: CompletionRequest | ChatRequest,
+        body: CompletionRequest | ChatRequest | ResponsesRequest,
         make_writer: Callable[[list[Request]], Writer],
         scope: MutableMapping[str, Any],
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(media_type="text/event-stream" if body.stream else "application/json")
+        super().__init__(headers=headers, media_type="text/event-stream" if body.stream else "application/json")
         del self.headers["content-length"]  # it is not known yet
         self._service = service
         self._body = body
         self._make_writer = make_writer
+        self._writer: Writer | None = None
         self._note: dict[str, Any] = scope.get(NOTE, {})
         self._client: str = scope.get(CLIENT, "")
         self._request_id: str | None = scope.get(REQUEST_ID)
@@ -95,21 +106,23 @@ class Reply(Response):
             self._note["error"] = found.code or found.status_code
             if not has_begun:
                 raise found from error
-            await send({"type": "http.response.body", "body": error_event(found), "more_body": False})
+            assert self._writer is not None  # a stream begins with it
+            events = map(self._writer.event, self._writer.failed(found.error))
+            await send({"type": "http.response.body", "body": b"".join(events), "more_body": False})
 
     async def _write(self, begin: Callable[[], Awaitable[None]], send: Send) -> None:
         service, body = self._service, self._body
         num_prompts = len(body.prompts) if isinstance(body, CompletionRequest) else 1
         with service.admitted(num_prompts * body.num_texts, self._client):
             requests = await service.prompts.requests(body, client=self._client, request_id=self._request_id)
-            writer = self._make_writer(requests)
+            writer = self._writer = self._make_writer(requests)
             self._say(requests)
             async with aclosing(service.engine.follow(requests)) as batches:
                 if body.stream:
                     await begin()
                     usage = RunningUsage(requests) if body.repeats_usage else None
                     outputs = await self._stream(batches, writer, usage, send)
-                    rest = b"".join(map(_event, writer.last(outputs))) + DONE
+                    rest = b"".join(map(writer.event, writer.last(outputs))) + writer.end
                 else:
                     outputs = await self._collect(batches)
                     rest = writer.whole(outputs).model_dump_json().encode()
@@ -141,6 +154,8 @@ class Reply(Response):
         send: Send,
     ) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
+        if first := writer.first():
+            await send({"type": "http.response.body", "body": b"".join(map(writer.event, first)), "more_body": True})
         async for batch in batches:
             self._take(batch, outputs)
             events: list[bytes] = []
@@ -149,7 +164,7 @@ class Reply(Response):
                 if usage is not None:
                     usage.take(delta)
                     chunks = usage.on(chunks)
-                events += map(_event, chunks)
+                events += map(writer.event, chunks)
             if events:
                 await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
         return [outputs[place] for place in sorted(outputs)]
@@ -186,7 +201,3 @@ class Reply(Response):
 def _is_internal(error: RequestError) -> bool:
     """Whether an exception ended the request that no field of it explains."""
     return error.__cause__ is not None and not isinstance(error.__cause__, ForedraftError)
-
-
-def _event(chunk: Answer) -> bytes:
-    return b"data: " + chunk.model_dump_json().encode() + b"\n\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,15 +13,18 @@ from foredraft import __version__
 from foredraft.request import Request as EngineRequest
 from foredraft.server.bodies import JsonRoute
 from foredraft.server.errors import ApiError
-from foredraft.server.logging import REQUEST_ID
+from foredraft.server.ignored import ignored_headers
+from foredraft.server.logging import NOTE, REQUEST_ID
 from foredraft.server.reply import Reply, Writer
 from foredraft.server.service import Service
 from foredraft.server.wire.answers import Head
-from foredraft.server.wire.base import Answer
+from foredraft.server.wire.base import Answer, Wire
 from foredraft.server.wire.chat import ChatRequest, ChatResponse, Chats
 from foredraft.server.wire.completions import CompletionRequest, CompletionResponse, Completions
 from foredraft.server.wire.errors import ErrorBody
 from foredraft.server.wire.listing import ModelCard, ModelList, Status, Version
+from foredraft.server.wire.response_answers import Responses, ResponsesResponse
+from foredraft.server.wire.responses import ResponsesRequest
 from foredraft.server.wire.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 
 PUBLIC = frozenset({"/health", "/ready"})
@@ -41,7 +44,23 @@ _WRITING = {
     429: "Too many texts are written or wait.",
     500: "The server failed; its log says more.",
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}, "description": "With stream: chunks, then [DONE]."}}
+_EVENTS = {
+    "text/event-stream": {
+        "schema": {"type": "string"},
+        "description": "With stream: chunks, then [DONE].",
+    }
+}
+
+_NAMED_EVENTS = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["event", "data"],
+        },
+        "description": "With stream: OpenAI's events; an event's name is its data's type.",
+    }
+}
 
 
 def _errors(of: dict[int, str]) -> dict[int | str, dict[str, Any]]:
@@ -69,7 +88,16 @@ def api_routes(service: Service) -> APIRouter:
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         head = Head.new("chatcmpl", service.check_model(body.model), request.scope.get(REQUEST_ID))
-        return _reply(service, body, request, lambda _: Chats(body, head))
+        return _reply(service, body, request, lambda _: Chats(body, head, service.tool_form))
+
+    @router.post(
+        "/v1/responses",
+        response_model=None,
+        responses={200: {"model": ResponsesResponse, "content": _NAMED_EVENTS}, **_errors(_WRITING)},
+    )
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        model = service.check_model(body.model)
+        return _reply(service, body, request, lambda _: Responses(body, model, service.tool_form))
 
     @router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **_errors(_LISTING)})
     async def models() -> Response:
@@ -102,21 +130,27 @@ def token_routes(service: Service) -> APIRouter:
         response_model=None,
         responses={200: {"model": TokenizeResponse}, **_errors({**_WITH_BODY, 404: "There is no such model."})},
     )
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
+        headers = headers_of(body, request)
         llm = service.engine.llm
         ids = await service.prompts.tokenized(body)
         strings = llm.text_tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-        return _json(TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=strings))
+        found = TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=strings)
+        return _json(found, headers)
 
     @router.post(
         "/detokenize",
         response_model=None,
         responses={200: {"model": DetokenizeResponse}, **_errors({**_WITH_BODY, 404: "There is no such model."})},
     )
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
-        return _json(DetokenizeResponse(prompt=await service.prompts.detokenized(body.tokens)))
+        headers = headers_of(body, request)
+        return _json(DetokenizeResponse(prompt=await service.prompts.detokenized(body.tokens)), headers)
+
+    def headers_of(body: Wire, request: Request) -> dict[str, str]:
+        return ignored_headers(body, request.scope.get(NOTE, {}), strict=service.settings.strict)
 
     return router
 
@@ -166,15 +200,16 @@ def operation_routes(service: Service) -> APIRouter:
 
 def _reply(
     service: Service,
-    body: CompletionRequest | ChatRequest,
+    body: CompletionRequest | ChatRequest | ResponsesRequest,
     request: Request,
     make_writer: Callable[[list[EngineRequest]], Writer],
 ) -> Reply:
-    return Reply(service, body, make_writer, request.scope)
+    headers = ignored_headers(body, request.scope.get(NOTE, {}), strict=service.settings.strict)
+    return Reply(service, body, make_writer, request.scope, headers)
 
 
-def _json(answer: Answer) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+def _json(answer: Answer, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(answer.model_dump_json(), headers=headers, media_type="application/json")
 
 
 def _texts_of(body: CompletionRequest, requests: list[EngineRequest]) -> list[str]:

@@ -14,6 +14,7 @@ from foredraft.server.live import LiveFeed
 from foredraft.server.metrics import Metrics
 from foredraft.server.prompts import Prompts
 from foredraft.server.settings import ServerSettings
+from foredraft.server.tool_form import tool_form_of
 
 
 class Service:
@@ -26,6 +27,8 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.feed = LiveFeed(show_text=settings.show_text)
+        self.tool_form: str | None = None
+        """In which the model calls tools; known when it is loaded."""
         self._make_llm = make_llm
         self._engine: AsyncLLM | None = None
         self._prompts: Prompts | None = None
@@ -38,6 +41,7 @@ class Service:
         """The time in which requests are answered. Whatever still runs at its end is ended."""
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
+        self.tool_form = tool_form_of(self.settings, llm)
         self._prompts = Prompts(
             llm,
             max_tokens=limits.max_prompt_tokens,

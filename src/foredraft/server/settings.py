@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from foredraft.errors import ForedraftError
+from foredraft.server.tool_parsers import PARSERS
 
 MEBIBYTE = 1 << 20
+AUTO, NONE = "auto", "none"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 """As browsers send it: in lower case, without a path."""
 
@@ -64,10 +66,13 @@ class RequestLimits:
 class ServerSettings:
     """model_names: by which clients may ask for the model; the first one is shown. api_key: what a client must send as a
     bearer token, or several, one of them; whose key it is decides which requests share fairly. None asks for nothing.
-    allowed_hosts: the names in a Host header that are answered, so that a web page
-    elsewhere cannot reach a server on this machine under a name of its own; None: any. allowed_origins: of web pages whose
-    scripts may read answers, as https://example.com, or *. chat_template: Jinja, in the place of the checkpoint's.
-    trust_request_chat_template: take a template from a request; it can run for as long as it likes. log_prompts: put prompts and texts into the log. show_text: show them on the live page.
+    allowed_hosts: the names in a Host header that are answered, so that a web page elsewhere cannot reach a server on this
+    machine under a name of its own; None: any. allowed_origins: of web pages whose scripts may read answers, as
+    https://example.com, or *. chat_template: Jinja, in the place of the checkpoint's. trust_request_chat_template: take a
+    template from a request; it can run for as long as it likes. log_prompts: put prompts and texts into the log. show_text:
+    show them on the live page. strict: refuse requests with fields that are not known; else they are ignored, and the answer's
+    headers say which. tool_call_parser: the form in which the model calls tools, one of PARSERS; AUTO: what the chat template
+    shows; NONE: calls stay text.
     """
 
     model_names: tuple[str, ...] = ("foredraft",)
@@ -79,10 +84,15 @@ class ServerSettings:
     limits: RequestLimits = RequestLimits()
     log_prompts: bool = False
     show_text: bool = False
+    strict: bool = False
+    tool_call_parser: str = AUTO
 
     def __post_init__(self) -> None:
         if not self.model_names:
             raise ForedraftError("a model needs at least one name")
+        if self.tool_call_parser not in (AUTO, NONE, *PARSERS):
+            names = ", ".join((AUTO, *PARSERS, NONE))
+            raise ForedraftError(f"tool_call_parser must be one of {names}, not {self.tool_call_parser!r}")
         if self.api_key is not None and not (self.api_keys and all(self.api_keys)):
             raise ForedraftError("the API key is empty: give one, or none")
         bad = next((one for one in self.allowed_origins if one != "*" and not _ORIGIN.fullmatch(one)), None)

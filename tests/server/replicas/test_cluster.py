@@ -137,8 +137,8 @@ def test_the_official_client_finds_the_same_api(cluster: Cluster, expected: dict
     assert "".join(chunk.choices[0].text for chunk in chunks) == text
     assert [model.id for model in client.models.list()] == ["pair"]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="pair", prompt=prompt, extra_body={"nonsense": 1})
-    assert caught.value.param == "nonsense"
+        client.completions.create(model="pair", prompt=prompt, extra_body={"mirostat": 1})
+    assert caught.value.param == "mirostat"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-4", prompt=prompt)
     with pytest.raises(openai.AuthenticationError):

@@ -76,8 +76,12 @@ def test_an_answer_is_the_replicas(llm: LLM) -> None:
         assert stream.endswith("data: [DONE]\n\n")
         document = (await client.get("/openapi.json")).json()
         assert "/v1/chat/completions" in document["paths"]
-        refused = await client.post("/v1/completions", json={**BODY, "nonsense": 1})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "nonsense")
+        ignoring = await client.post("/v1/completions", json={**BODY, "nonsense": 1})
+        assert (ignoring.status_code, ignoring.headers["X-Foredraft-Ignored"]) == (200, "nonsense")
+        refused = await client.post("/v1/completions", json={**BODY, "mirostat": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mirostat")
+        response = await client.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2})
+        assert response.json()["error"]["code"] == "no_chat_template"
         assert (await client.get("/nowhere")).status_code == 404
 
     run(llm, use)

@@ -14,6 +14,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
 from foredraft import ForedraftError, SamplingParams, StructuredOutputs
+from foredraft.server.wire.base import Wire
 from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
 from foredraft.server.wire.tokens import TokenizeRequest
@@ -54,6 +55,59 @@ def test_null_is_the_default(request_type: Any) -> None:
     assert (
         request_type.model_validate(given_fields | nulls).params() == request_type.model_validate(given_fields).params()
     )
+
+
+def kinds_of(base: type[Wire] = Wire) -> set[type[Wire]]:
+    return {kind for one in base.__subclasses__() for kind in (one, *kinds_of(one))}
+
+
+@pytest.mark.parametrize("kind", sorted(kinds_of(), key=lambda one: one.__name__), ids=lambda one: one.__name__)
+def test_null_is_the_default_of_every_optional_field(kind: type[Wire]) -> None:
+    for name, one in kind.model_fields.items():
+        if not one.is_required():
+            assert (one.alias or name) not in refused_places(kind, {one.alias or name: None})
+            schema = kind.model_json_schema()["properties"][one.alias or name]
+            assert allows_null(schema), (kind, name)
+
+
+def refused_places(kind: type[Wire], body: Any) -> set[Any]:
+    try:
+        kind.model_validate(body)
+    except ValidationError as error:
+        return {one["loc"][0] for one in error.errors() if one["loc"]}
+    return set()
+
+
+def allows_null(schema: dict[str, Any]) -> bool:
+    """An empty schema allows all."""
+    options = schema.get("anyOf", [schema])
+    return not ({"type", "anyOf", "enum", "$ref"} & schema.keys()) or any(
+        one.get("type") == "null" or None in one.get("enum", ()) for one in options
+    )
+
+
+def test_what_is_not_known_is_named() -> None:
+    body = chat(
+        messages=[{"role": "user", "content": [{"type": "text", "text": "a", "x": 1, "y": None}], "z": 1}],
+        tools=[{"type": "function", "function": {"name": "f", "strict": True, "w": 1}}],
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"any": 1}, "schema_": 1}},
+        typo=1,
+        mirostat=0,
+    )
+    assert sorted(body.unread()) == [
+        "messages[0].content[0].x",
+        "messages[0].z",
+        "response_format.json_schema.schema_",
+        "tools[0].function.strict",
+        "tools[0].function.w",
+        "typo",
+    ]
+
+
+def test_strict_tools_are_honoured_where_a_call_is_required() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    for choice in ("required", "none", {"type": "function", "function": {"name": "f"}}):
+        assert list(chat(tools=tools, tool_choice=choice).unread()) == []
 
 
 SAMPLING: dict[str, Any] = {

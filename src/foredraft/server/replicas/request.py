@@ -66,7 +66,7 @@ def prefix_of(body: bytes) -> str:
         return ""
     if not isinstance(found, dict):
         return ""
-    prompt = found.get("messages", found.get("prompt"))
+    prompt = next((found[name] for name in ("messages", "prompt", "input") if name in found), None)
     if isinstance(prompt, str):
         return prompt[:PREFIX_CHARACTERS]
     return "" if prompt is None else json.dumps(prompt)[:PREFIX_CHARACTERS]

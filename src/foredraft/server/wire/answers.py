@@ -12,6 +12,7 @@ from uuid import uuid4
 from foredraft.outputs import Delta, Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
 from foredraft.request import Request
 from foredraft.server.wire.base import Answer
+from foredraft.server.wire.errors import ErrorBody, ErrorDetail
 from foredraft.server.wire.sampling import SamplingFields
 from foredraft.stats import SpeculationStats
 
@@ -90,6 +91,21 @@ class Answers(ABC):
     def __init__(self, body: SamplingFields, head: Head) -> None:
         self._head = head
         self._includes_usage, self._includes_metrics = body.includes_usage, bool(body.metrics)
+
+    end = b"data: [DONE]\n\n"
+    """Behind the last event of a stream that went well."""
+
+    def first(self) -> list[Answer]:
+        """Before any text is there."""
+        return []
+
+    def failed(self, error: ErrorDetail) -> list[Answer]:
+        """The last events of a stream that has begun."""
+        return [ErrorBody(error=error)]
+
+    def event(self, chunk: Answer) -> bytes:
+        """As a server-sent event."""
+        return b"data: " + chunk.model_dump_json().encode() + b"\n\n"
 
     def last(self, outputs: Sequence[RequestOutput]) -> list[Answer]:
         """The chunk behind the texts, where it was asked for."""

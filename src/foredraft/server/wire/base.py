@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
-UNKNOWN = "unknown_field"
-"""The type of the error for it; its context has the name."""
+REFUSED = "refused_field"
+"""The type of the error for a field of `Refusing`; its context has the name."""
 
 
 class Wire(BaseModel):
-    """A request. Types are not converted, and a field that is not known is refused by its name."""
+    """A request. Types are not converted. Fields that are not known are kept apart: `unread` names them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, value: Any) -> Any:
-        """The first one only: of a hundred thousand, pydantic would report each."""
-        known = cls._names()
-        unknown = next((name for name in value if name not in known), None) if isinstance(value, dict) else None
-        if unknown is not None:
-            raise PydanticCustomError(UNKNOWN, "there is no such field", {"name": str(unknown)[:100]})
-        return value
+    def unread(self) -> Iterator[str]:
+        """The given fields that nothing reads, as messages[2].mood, in the order of the fields. A null asks for nothing."""
+        for name, one in type(self).model_fields.items():
+            yield from _unread_in(getattr(self, name), one.alias or name)
+        yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
 
-    @classmethod
-    @cache
-    def _names(cls) -> frozenset[str]:
-        return frozenset(one.alias or name for name, one in cls.model_fields.items())
+
+def _unread_in(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, Wire):
+        yield from (f"{place}.{name}" for name in value.unread())
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            if isinstance(one, Wire):
+                yield from (f"{place}[{index}].{name}" for name in one.unread())
 
 
 class Answer(BaseModel):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import from_json
+from pydantic import Field, model_validator
 
+from foredraft.errors import ForedraftError
 from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
-from foredraft.sampling import SamplingParams
+from foredraft.sampling import SamplingParams, StructuredOutputs
+from foredraft.server.tool_parsers import Content, Piece
 from foredraft.server.wire.answers import (
     Answers,
     Head,
@@ -23,116 +25,14 @@ from foredraft.server.wire.answers import (
     usage_of,
 )
 from foredraft.server.wire.base import Answer, Only, TopCount, Wire, if_any
+from foredraft.server.wire.calls import CallDelta, CallStream, TextReader, WrittenCall, sorted_pieces
+from foredraft.server.wire.messages import Message
 from foredraft.server.wire.sampling import SamplingFields
+from foredraft.server.wire.tools import MOST_TOOLS, Mode, NamedChoice, Tool, ToolUse, new_call_id
 
 _MOST_MESSAGES = 4096
-_MOST_PARTS = 256
-_MOST_TOOLS = 128
 MOST_TEMPLATE = 65536
 """Characters of a chat template that a request brings."""
-
-
-def _text_only(kind: str) -> str:
-    if kind != "text":
-        raise ValueError(f"{kind[:40]!r} is not supported: the model reads text only, in parts of the type 'text'")
-    return kind
-
-
-class TextPart(Wire):
-    type: Annotated[str, AfterValidator(_text_only), WithJsonSchema({"const": "text", "type": "string"})]
-    text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_other_kinds(cls, value: Any) -> Any:
-        """An image is refused for being one, not for the fields that images have."""
-        is_other = isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "text"
-        return {"type": value["type"], "text": ""} if is_other else value
-
-
-class CalledFunction(Wire):
-    """arguments: JSON text, as a model wrote it."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Wire):
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    def for_template(self) -> dict[str, Any]:
-        """Templates print the arguments themselves, so they are handed over as what they stand for."""
-        try:
-            arguments = from_json(self.function.arguments or "{}", allow_inf_nan=False)
-        except ValueError:
-            arguments = self.function.arguments
-        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
-
-
-_CONTENT_OR_CALLS: dict[str, Any] = {
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
-        {
-            "required": ["tool_calls"],
-            "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-        },
-    ]
-}
-
-
-class Message(Wire):
-    """A developer's message is handed to the template as a system's."""
-
-    model_config = ConfigDict(json_schema_extra=_CONTENT_OR_CALLS)
-
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MOST_PARTS)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = None
-    tool_call_id: str | None = None
-    refusal: Annotated[Any, Only(reason="templates have no place for it")] = None
-    audio: Annotated[Any, Only(reason="text only")] = None
-    function_call: Annotated[Any, Only(reason="use tool_calls")] = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content is missing")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls belong to an assistant's message")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.name is not None:
-            found["name"] = self.name
-        if self.tool_calls:
-            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        return found
-
-
-class FunctionTool(Wire):
-    """strict: calls are written by the model as text, in its own form, and not checked."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Annotated[Any, Only(False, reason="calls are not checked against the parameters")] = None
-
-
-class Tool(Wire):
-    type: Literal["function"]
-    function: FunctionTool
-
-    def for_template(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)]
@@ -142,7 +42,7 @@ class TemplateFields(Wire):
     """What a chat template is told."""
 
     messages: Messages | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message, an assistant's, instead of beginning another."
@@ -190,7 +90,7 @@ class TemplateFields(Wire):
     def template_args(self) -> dict[str, Any]:
         found: dict[str, Any] = dict(self.chat_template_kwargs or {})
         if self.tools:
-            found["tools"] = [tool.for_template() for tool in self.tools]
+            found["tools"] = [tool.function.for_template() for tool in self.tools]
         if self.add_generation_prompt is not None:
             found["add_generation_prompt"] = self.add_generation_prompt
         if self.continue_final_message:
@@ -199,16 +99,15 @@ class TemplateFields(Wire):
 
 
 class ChatRequest(SamplingFields, TemplateFields):
-    """What OpenAI's documents list for it, and vLLM's and our extras. Tools go to the chat template; a call that the model
-    writes comes back as text."""
+    """What OpenAI's documents list for it, and vLLM's and our extras."""
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopCount | None = None
-    tool_choice: Annotated[Any, Only("none", "auto", reason="the model alone decides whether it calls a tool")] = None
-    parallel_tool_calls: Annotated[Any, Only(True, reason="calls are not counted")] = None
+    tool_choice: Mode | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     safety_identifier: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="Whose request it is; goes to the log."
     )
@@ -230,8 +129,22 @@ class ChatRequest(SamplingFields, TemplateFields):
     verbosity: Annotated[Any, Only(reason="say it in a message")] = None
     web_search_options: Annotated[Any, Only(reason="there is no web search")] = None
 
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        functions = [tool.function for tool in self.tools or ()]
+        parallel = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, NamedChoice):
+            return ToolUse(functions, self.tool_choice.function.name, is_named=True, parallel=parallel)
+        return ToolUse(functions, self.tool_choice or "auto", parallel=parallel)
+
+    def unread(self) -> Iterator[str]:
+        yield from super().unread()
+        yield from self.tool_use.unread("tools[{}].function.strict")
+
     @model_validator(mode="after")
     def _check_own(self) -> Self:
+        if self.tool_use.is_forced and self._forms:
+            raise ValueError(f"tool_choice and {self._forms[0]} both say what form the text has: give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
         both = (self.max_tokens, self.max_completion_tokens)
@@ -244,6 +157,13 @@ class ChatRequest(SamplingFields, TemplateFields):
         if self.tool_choice == "none":
             found.pop("tools", None)
         return found
+
+    def _structured(self) -> StructuredOutputs | None:
+        return self.tool_use.form() or super()._structured()
+
+    def blamed(self, error: ForedraftError) -> str | None:
+        is_form = self.tool_use.is_forced and str(error).startswith("structured_outputs")
+        return "tools" if is_form else super().blamed(error)
 
     def params(self) -> SamplingParams:
         """Raises ForedraftError for what cannot be honoured. Without a limit the answer may go to the context's end."""
@@ -269,7 +189,8 @@ class ChatLogprobs(Answer):
 
 class ChatMessage(Answer):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[WrittenCall] | None = if_any()
     refusal: None = None
 
 
@@ -277,7 +198,7 @@ class ChatChoice(Answer):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None = None
     token_ids: list[int] | None = if_any()
 
@@ -297,13 +218,14 @@ class ChatResponse(Answer):
 class ChatDelta(Answer):
     role: Literal["assistant"] | None = if_any()
     content: str | None = if_any()
+    tool_calls: list[CallDelta] | None = if_any()
 
 
 class ChatChunkChoice(Answer):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = if_any()
 
@@ -319,29 +241,34 @@ class ChatChunk(Answer):
 
 
 class Chats(Answers):
-    """The answer to one body, whole or in chunks."""
+    """The answer to one body, whole or in chunks. tool_form: in which the model calls tools, one of PARSERS, or None."""
 
-    def __init__(self, body: ChatRequest, head: Head) -> None:
+    def __init__(self, body: ChatRequest, head: Head, tool_form: str | None = None) -> None:
         super().__init__(body, head)
         self._body = body
+        self._tool_form = tool_form
         self._num_top = body.top_logprobs or 0
-        self._begun: set[int] = set()
+        self._begun: dict[int, tuple[TextReader, CallStream]] = {}
 
     def chunks(self, _: int, delta: Delta) -> list[Answer]:
         found: list[Answer] = []
         if delta.index not in self._begun:
-            self._begun.add(delta.index)
+            self._begun[delta.index] = self._reader(), CallStream()
             role = ChatDelta(role="assistant", content="")
             found.append(self._chunk([ChatChunkChoice(index=delta.index, delta=role)]))
         logprobs = None if delta.logprobs is None else self._logprobs(delta.logprobs)
         shows_ids = bool(self._body.return_token_ids)
-        if not (delta.text or delta.finish_reason or logprobs or shows_ids):
-            return found  # a part of a character
+        reader, calls = self._begun[delta.index]
+        pieces = reader.read(delta.text, is_end=delta.finish_reason is not None)
+        if not (pieces or delta.finish_reason or logprobs or shows_ids):
+            return found  # a part of a character, or of a call
+        *others, last = [_delta_of(piece, calls) for piece in pieces] or [ChatDelta()]
+        found += [self._chunk([ChatChunkChoice(index=delta.index, delta=one)]) for one in others]
         choice = ChatChunkChoice(
             index=delta.index,
-            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            delta=last,
             logprobs=logprobs,
-            finish_reason=delta.finish_reason,  # type: ignore[arg-type]  # aborted and failed texts have no chunk
+            finish_reason=reader.finish_reason(delta.finish_reason),  # type: ignore[arg-type]  # what fails has no chunk
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if shows_ids else None,
         )
@@ -372,12 +299,18 @@ class Chats(Answers):
             id=head.id, created=head.created, model=head.model, choices=choices, usage=usage, metrics=metrics
         )
 
+    def _reader(self) -> TextReader:
+        return TextReader(self._body.tool_use.parser(self._tool_form))
+
     def _choice(self, text: CompletionOutput) -> ChatChoice:
+        reader = self._reader()
+        content, functions = sorted_pieces(reader.read(text.text, is_end=True))
+        calls = [WrittenCall(id=new_call_id(), function=one) for one in functions]
         return ChatChoice(
             index=text.index,
-            message=ChatMessage(content=text.text),
+            message=ChatMessage(content=None if calls and not content else content, tool_calls=calls or None),
             logprobs=None if text.logprobs is None else self._logprobs(text.logprobs),
-            finish_reason=text.finish_reason,  # type: ignore[arg-type]
+            finish_reason=reader.finish_reason(text.finish_reason),  # type: ignore[arg-type]
             stop_reason=text.stop_reason,
             token_ids=text.token_ids if self._body.return_token_ids else None,
         )
@@ -388,6 +321,10 @@ class Chats(Answers):
     def _token(self, entries: dict[int, Logprob]) -> TokenLogprob:
         own, top = own_and_top(entries, self._num_top)
         return TokenLogprob(**_shown(own), top_logprobs=[TopLogprob(**_shown(entry)) for entry in top])
+
+
+def _delta_of(piece: Piece, calls: CallStream) -> ChatDelta:
+    return ChatDelta(content=piece.text) if isinstance(piece, Content) else ChatDelta(tool_calls=[calls.delta(piece)])
 
 
 def _shown(entry: Logprob) -> dict[str, Any]:

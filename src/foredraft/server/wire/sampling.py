@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
@@ -18,6 +19,7 @@ from foredraft.sampling.params import (
     MOST_TEMPERATURE,
 )
 from foredraft.server.wire.base import MOST_TEXTS, AllowedIds, Choices, Ids, Only, Strings, TopCount, Wire
+from foredraft.server.wire.refused import check_extra, is_refused
 from foredraft.server.wire.structured import ResponseFormat, StructuredFields, of_response_format
 
 _MOST_BIASES = 1024
@@ -124,6 +126,11 @@ class SamplingFields(Wire):
     metrics: bool | None = Field(None, description="Add this request's metrics to the answer.")
 
     @model_validator(mode="after")
+    def _check_extra(self) -> Self:
+        check_extra(self.model_extra or {})
+        return self
+
+    @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams: set stream to true, or leave it out")
@@ -133,6 +140,11 @@ class SamplingFields(Wire):
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both say what form the text has: give one of them")
         return self
+
+    def unread(self) -> Iterator[str]:
+        for name in super().unread():
+            if not is_refused(name):  # or its value asks for nothing
+                yield name
 
     @property
     def num_texts(self) -> int:

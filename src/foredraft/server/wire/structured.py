@@ -56,6 +56,9 @@ class StructuredFields(Wire):
 
 def of_response_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs | None:
     if isinstance(wanted, JsonSchemaFormat):
-        schema = wanted.json_schema.schema_
-        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
+        return of_json_schema(wanted.json_schema)
     return StructuredOutputs(json_object=True) if isinstance(wanted, JsonObjectFormat) else None
+
+
+def of_json_schema(wanted: JsonSchema) -> StructuredOutputs:
+    return StructuredOutputs(json_object=True) if wanted.schema_ is None else StructuredOutputs(json=wanted.schema_)
