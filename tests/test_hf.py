@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -75,6 +76,29 @@ def test_greedy_is_generates_own(
     assert ours.tolist() == expected.tolist()
     same = foredraft.generate(model, inputs, draft_model=draft_model if drafted else None, **settings)
     assert same.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("strings", ["return", ["return", "dog"], [" bi", "ig d"], ["zzzz"]], ids=str)
+def test_stop_strings_are_generates_own(
+    model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any, strings: Any
+) -> None:
+    settings = {"max_new_tokens": 24, "do_sample": False, "tokenizer": tokenizer, "stop_strings": strings}
+    expected = model.generate(**inputs, **settings).tolist()
+    assert foredraft.generate(model, inputs, draft_model=draft_model, **settings).tolist() == expected
+
+
+def test_stop_strings_of_a_configuration_and_beside_other_criteria(
+    model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any
+) -> None:
+    config = GenerationConfig(max_new_tokens=24, do_sample=False, stop_strings=["dog"])
+    expected = model.generate(**inputs, generation_config=config, tokenizer=tokenizer).tolist()
+    got = foredraft.generate(model, inputs, draft_model=draft_model, generation_config=config, tokenizer=tokenizer)
+    assert got.tolist() == expected
+    assert config.stop_strings == ["dog"]
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "tokenizer": tokenizer}
+    settings |= {"stop_strings": ["return"], "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(18)])}
+    expected = model.generate(**inputs, **settings).tolist()
+    assert foredraft.generate(model, inputs, draft_model=draft_model, **settings).tolist() == expected
 
 
 class ForbidInPlace(LogitsProcessor):
@@ -153,6 +177,8 @@ def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: 
         ({"streamer": object()}, "streamer"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"method": "draft_model"}, "needs a draft model"),
+        ({"stop_strings": ["dog"]}, "give tokenizer="),
+        ({"token_healing": True}, "token_healing"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(

@@ -33,7 +33,7 @@ LAYERS = (
     {"llm"},
     {"hf", "aio", "certificate"},
     {"__init__"},
-    {"bench", "inspection", "quality", "trace"},
+    {"bench", "inspection", "quality", "testing", "trace"},
     {"server", "demo", "tune"},
     {"train"},
     {"render"},

@@ -201,8 +201,23 @@ def test_converting_while_reading_holds_the_file_too() -> None:
     wide = inspect_models(DRAFT, None, LoadOptions(dtype="float32", device="cpu"), load=False).target
     file = (DRAFT / "model.safetensors").stat().st_size
     assert wide.load_bytes == pytest.approx(3 * file, rel=0.02)
-    largest = 4096 * 256 * 2
-    assert same.load_bytes == pytest.approx(same.predicted.weight_bytes + largest, rel=0.02)
+    # at the last, the head is there in both forms; it is wider than a layer
+    assert same.load_bytes == pytest.approx(same.predicted.weight_bytes + 4096 * 256 * 2, rel=0.02)
+
+
+def test_a_layer_is_there_in_both_forms_while_it_is_laid_out(tmp_path: Path) -> None:
+    """Gate and up joined, in int8 rounded too, and all matrices packed but the one that projects down."""
+    hidden, wide = 64, 1024
+    shape = {"vocab_size": 96, "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": 3}
+    AutoConfig.for_model("llama", **shape, num_attention_heads=4).save_pretrained(tmp_path)
+    attention, gate_and_up = 4 * hidden * hidden, 2 * hidden * wide
+    for quantization, each, rounded in ((None, 2, 0), ("int8", 1, gate_and_up)):
+        options = LoadOptions(dtype="bfloat16", device="cpu", quantization=quantization)
+        report = inspect_models(tmp_path, None, options, load=False).target
+        file = 2 * report.num_parameters
+        expected = 2 * gate_and_up + rounded + each * (attention + gate_and_up)
+        if load_kernels() is not None or quantization:
+            assert report.load_bytes == pytest.approx(file + expected, rel=0.04)
 
 
 # The peak since this program was started. ru_maxrss would also count what its parent held when it started it.
@@ -228,10 +243,10 @@ def python(*args: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """225 MB in bfloat16, of random weights, that reads 512 tokens."""
+    """230 MB in bfloat16, of random weights, in few and wide layers, that reads 512 tokens."""
     path = tmp_path_factory.mktemp("checkpoint")
     config = AutoConfig.for_model(
-        "llama", vocab_size=4096, hidden_size=768, intermediate_size=2048, num_hidden_layers=15, num_attention_heads=12,
+        "llama", vocab_size=4096, hidden_size=1024, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=8,
         max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
@@ -249,4 +264,4 @@ def test_the_peak_is_what_a_process_reaches(checkpoint: Path, dtype: str, quanti
     inspect = ("inspect", "--model", checkpoint, "--device", "cpu", "--no-load", "--json")
     predicted: dict[str, Any] = json.loads(python("-m", "foredraft.cli", *inspect, *options))["memory"]
     measured = 1024 * int(python("-c", MEASURE, checkpoint, dtype, quantization))
-    assert predicted["peak_bytes"] == pytest.approx(measured, rel=0.15)
+    assert predicted["peak_bytes"] == pytest.approx(measured, rel=0.06)

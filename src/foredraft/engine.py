@@ -23,12 +23,12 @@ from foredraft.model import LanguageModel, Read
 from foredraft.panel import Panel
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
 from foredraft.proposal import Drafter, Proposal
-from foredraft.sampling import Constraint, Sampler, SamplingParams
+from foredraft.sampling import VERIFICATIONS, Constraint, Sampler, SamplingParams
 from foredraft.scheduler import Limits, Scheduler
 from foredraft.sequence import StopRule, TokenSequence
 from foredraft.stats import PrefixStats, SpeculationStats
 from foredraft.step import Attempt, Observer, Outcome, Work
-from foredraft.verify import Verifier, verify
+from foredraft.verify import NO_RULES, Rule, Verifier, verify
 
 NEAR_TIE = 1e-4
 
@@ -41,7 +41,7 @@ class Engine:
     end a text unless ignored. policy: whom to ask and for how much; by default the first drafter for what a request wants.
     observers: are shown every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
     values, drafts' too, for histories that begin like them, until the room is needed. verifier: what decides on the draft
-    tokens; another one only to test a test.
+    tokens; another one only to test a test. verification_rules: for requests that name them, beside those that are built in.
 
     An exception in a step ends the sequence that caused it and no other: see `step`. Raises DrafterError for an object that
     is no drafter.
@@ -61,6 +61,7 @@ class Engine:
         seed: int | None = None,
         retain: bool = True,
         verifier: Verifier = verify,
+        verification_rules: Mapping[str, Rule] = NO_RULES,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -76,7 +77,8 @@ class Engine:
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
         self._retain = retain
-        self._verifier = verifier
+        self._verifier = partial(verify, rules=verification_rules) if verifier is verify else verifier
+        self._verifications = (*VERIFICATIONS, *verification_rules)
         self._seq_ids = count()
         self._shield = Shield()
         self._faults = DrafterFaults(self._panel, self._policy)
@@ -262,6 +264,10 @@ class Engine:
                 + (", so that one can be written" if most < context_len else "")
             )
         self._refuse_unknown_ids(params, vocab_size)
+        if params.verification is not None and params.verification not in self._verifications:
+            raise ForedraftError(
+                f"verification must be one of {', '.join(self._verifications)}, not {shown(params.verification)}"
+            )
         wanted = context_len if params.max_tokens is None else len(prompt) + params.max_tokens
         max_len = min(wanted, context_len)
         if self.cache.bytes_for(max_len) > self.pool.total:

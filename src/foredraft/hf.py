@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from foredraft.engine import Engine
@@ -33,19 +40,40 @@ def generate(
     inputs: Tensor | Mapping[str, Tensor],
     *,
     draft_model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,
 ) -> Tensor:
     """`model.generate(...)`, speculatively and batched. inputs: ids [B, L], or what a tokenizer returned.
 
-    settings: whatever generate takes (max_new_tokens, do_sample, ...), and custom_generate's own method,
-    speculative_tokens and seed. -> ids [B, L + new], as from generate.
+    tokenizer: for stop_strings. settings: whatever generate takes (max_new_tokens, do_sample, ...), and custom_generate's
+    own method, speculative_tokens and seed. -> ids [B, L + new], as from generate.
+
+    Raises ForedraftError for what cannot be honoured.
     """
     for name in ("streamer", "assistant_model"):
         if settings.get(name) is not None:
             raise ForedraftError(f"{name} does not reach custom_generate: use LLM.stream, or draft_model=")
+    settings |= _stop_strings_as_criteria(model, tokenizer, settings)
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
+
+
+def _stop_strings_as_criteria(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """generate keeps the tokenizer from a custom_generate, and then misses it: so its criterion is made here."""
+    configs = (settings.get("generation_config"), model.generation_config)
+    found = [settings.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
+    strings = next((one for one in found if one is not None), None)
+    if settings.get("token_healing") or any(getattr(config, "token_healing", False) for config in configs):
+        raise ForedraftError("token_healing: heal the prompt first (model.heal_tokens), and leave the setting out")
+    if strings is None:
+        return {}
+    if tokenizer is None:
+        raise ForedraftError("stop_strings need the model's tokenizer: give tokenizer=")
+    criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+    return {"stop_strings": None, "stopping_criteria": [*(settings.get("stopping_criteria") or ()), criterion]}
 
 
 def custom_generate(
@@ -61,7 +89,8 @@ def custom_generate(
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
+    """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`. generate hands it no
+    tokenizer, so stop_strings go through `foredraft.generate`, or as a StopStringCriteria.
 
     method: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the clock has a say in how many
     tokens are drafted, and so in what is drawn without a seed. seed: makes sampled text depend on model, prompt and settings alone; rows with the same prompt

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
@@ -309,10 +309,10 @@ def _predicted_weights(
     return kept + sum(layout.packed_bytes(weight, out) for weight, out in matrices)
 
 
-def _matrices(skeleton: PreTrainedModel) -> list[tuple[Tensor, int]]:
+def _matrices(skeleton: nn.Module) -> list[tuple[Tensor, int]]:
     """What packing replaces: the weight of every linear layer, and how many outputs it has."""
-    linears = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
-    transposed = [m for m in skeleton.modules() if type(m) is Conv1D]
+    linears: list[Any] = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
+    transposed: list[Any] = [m for m in skeleton.modules() if type(m) is Conv1D]
     return [(m.weight, m.weight.shape[0]) for m in linears] + [(m.weight, m.weight.shape[1]) for m in transposed]
 
 
@@ -321,16 +321,33 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
-    """On the host. First all is read; where it is converted, the file's own pages stay until the last of it is. Then
-    there is never more than the larger of what was read and what remains, and one matrix in both forms."""
+    """On the host. First all is read; where it is converted, the file's own pages stay until the last of it is. Then layer
+    after layer is laid out and given back, so there is never more than the larger of what was read and what remains, and
+    what one layer (or the head, the last of all) takes on its way."""
     if skeleton is None or weights is None:
         return weights
     read = _bytes_in(skeleton, layout.read_in)
     file = _bytes_in(skeleton, layout.stored_in) if layout.stored_in != layout.read_in else 0
     if not layout.is_packed:
         return read + file
-    largest = max((weight.numel() * layout.read_in.itemsize for weight, _ in _matrices(skeleton)), default=0)
-    return max(read + file, max(read, weights) + largest)
+    head = skeleton.get_output_embeddings()
+    at_the_head = 0 if head is None else head.weight.numel() * layout.read_in.itemsize
+    on_the_way = max((_laying_out(layer, layout) for layer in _layers_of(skeleton)), default=0)
+    return max(read + file, max(read, weights) + on_the_way, weights + at_the_head)
+
+
+def _layers_of(skeleton: PreTrainedModel) -> list[nn.Module]:
+    lists = [list(module) for module in skeleton.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def _laying_out(layer: nn.Module, layout: Layout) -> int:
+    """What a layer takes at most before its own weights are given back: the two largest matrices (gate and up) are joined, in
+    int8 rounded, and packed as all but the last (down) are by then."""
+    matrices = _matrices(layer)
+    joined = sum(sorted(weight.numel() for weight, _ in matrices)[-2:])
+    rounded = 0 if layout.quantization is None else joined
+    return joined * layout.read_in.itemsize + rounded + sum(layout.packed_bytes(*matrix) for matrix in matrices[:-1])
 
 
 def _bytes_in(skeleton: PreTrainedModel, dtype: torch.dtype) -> int:

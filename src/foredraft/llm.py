@@ -38,7 +38,7 @@ from foredraft.sampling.params import MOST_INT
 from foredraft.scheduler import Limits
 from foredraft.settings import Settings
 from foredraft.text import render_chat
-from foredraft.verify import Verifier, verify
+from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 logger = logging.getLogger("foredraft")
 
@@ -75,6 +75,8 @@ class LLM:
     max_num_seqs, max_num_batched_tokens: sequences at a time, and rows of one pass.
     enable_prefix_caching: keep ended texts' keys and values for prompts that begin like them, until the room is needed;
         SamplingParams.prefix_caching says it for one request.
+    verification_rules: rules of one's own, by the names that SamplingParams.verification then knows (see
+        docs/adding-a-verification-rule.md).
     config: a TOML file with some of these settings, as `foredraft tune` writes it; what is given here wins over it.
 
     Raises ForedraftError (a ValueError), one line, for a model, a pair or a setting that cannot work.
@@ -104,6 +106,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
+        verification_rules: Mapping[str, Rule] | None = None,
         config: str | os.PathLike[str] | None = None,
     ) -> None:
         settings = (Settings() if config is None else Settings.read(config)).under(
@@ -133,6 +136,7 @@ class LLM:
         )
         _check_draft_len(speculative_tokens)
         check_thresholds(min_acceptance_rate, max_draft_memory)
+        self._rules = checked_rules(verification_rules or {})
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         if model is None:
@@ -272,6 +276,7 @@ class LLM:
             seed=seed,
             retain=retain,
             verifier=verifier,
+            verification_rules=self._rules,
         )
 
     def _policy_for(self, drafters: list[str], *, keeps_costs: bool = True) -> Policy:

@@ -27,7 +27,18 @@ def test_the_same_as_torch_with_and_without_ties(seed: int, num_rows: int, width
         values, ids = top_rows(x, count)
         assert torch.equal(values, x.topk(count, -1).values)
         assert torch.equal(x.gather(1, ids), values)
-        assert all(len(set(row)) == count for row in ids.tolist())
+        # of equals the first
+        assert torch.equal(ids, x.sort(dim=-1, descending=True, stable=True).indices[:, :count])
+        assert torch.equal(top_rows(x.double(), count)[1], ids)
+
+
+def test_zeros_of_both_signs_are_equal_and_any_nan_comes_first() -> None:
+    x = torch.tensor([[-1.0, -0.0, 0.0, -0.0, 0.5, -torch.inf, torch.inf]])
+    assert top_rows(x, 7)[1].tolist() == [[6, 4, 1, 2, 3, 0, 5]]
+    negative_nan = torch.tensor([-4194304], dtype=torch.int32).view(torch.float32)
+    assert negative_nan.isnan().all()
+    x[0, 3] = negative_nan
+    assert top_rows(x, 2)[1].tolist() == [[3, 6]]
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 4999])

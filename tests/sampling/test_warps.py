@@ -230,13 +230,11 @@ def test_a_processor_that_fails_is_named_at_its_row(bad: Any) -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_truncation_with_ties(values: list[int], top_k: int, top_p: float, min_p: float, temperature: float) -> None:
-    """Small integers tie at every border. Which of tied ids top-p keeps is free; how many, and their law, is not."""
+    """Small integers tie at every border: which ids stay is one rule."""
     logits = torch.tensor(values, dtype=torch.float64)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     got = law_through(logits, sampler_for(params))
-    expected = dense_law(logits, **params)
-    torch.testing.assert_close(got.sort().values, expected.sort().values, rtol=0, atol=1e-12)
-    assert float(logits[got > 0].min()) == float(logits[expected > 0].min())
+    torch.testing.assert_close(got, dense_law(logits, **params), rtol=0, atol=1e-12)
     assert float(got.sum()) == pytest.approx(1, abs=EXACT)
 
 
@@ -244,7 +242,7 @@ def test_truncation_that_reaches_far() -> None:
     """Flat laws keep thousands of ids, with the tie at the border farther out than any first look."""
     flat = torch.zeros(5000, dtype=torch.float64)
     assert int((law_through(flat, sampler_for({"top_k": 10})) > 0).sum()) == 5000  # all tie with the tenth
-    assert int((law_through(flat, sampler_for({"top_p": 0.5})) > 0).sum()) in (2500, 2501)
+    assert int((law_through(flat, sampler_for({"top_p": 0.5})) > 0).sum()) == 2500
     assert int((law_through(flat, sampler_for({"min_p": 1.0})) > 0).sum()) == 5000
     slope = torch.linspace(0, -1, 5000, dtype=torch.float64)
     for params in ({"top_k": 3000}, {"top_p": 0.7}, {"min_p": 0.5}, {"top_k": 4000, "top_p": 0.99, "min_p": 0.4}):

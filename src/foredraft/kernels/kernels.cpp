@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -716,8 +717,9 @@ int64_t argmax_of(const Logits& row, int64_t width) {
     return 0;
 }
 
-// Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, of equals the first.
-void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, int64_t* ids) {
+// Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, of equal logits the lower id
+// first; and those logits, because two that differ may have one probability in float32.
+void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, float* values, int64_t* ids) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     std::vector<float> most(blocks), sorted;
     Mask16 nan = 0;
@@ -767,6 +769,7 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     alignas(ALIGN) float few[16];
     for (int64_t i = 0; i < count; i += 16) {
         for (int64_t j = 0; j < 16; j++) few[j] = i + j < kept ? -found[i + j].first : -INFINITY;
+        mask_storeu_ps(values + i, lanes(count - i), load_ps(few));
         F32x16 p = exp_nonpositive(mul_ps(sub_ps(load_ps(few), shift), factor));
         p = div_ps(p, set1_ps(total));
         mask_storeu_ps(probs + i, lanes(count - i), p);
@@ -803,32 +806,36 @@ void dense_law(const Logits& row, int64_t width, float temperature, float* probs
 
 bool truncates(const Way& way) { return way.top_k > 0 || way.top_p < 1 || way.min_p > 0; }
 
+constexpr double REACHED = 1 - 1e-6;  // of top_p: so that rounding does not keep one id more where equal logits meet it exactly
+
 // The truncated law on the ids that it keeps, likeliest first: of what has at least min_p of the top probability the
-// top_k (ties at the border stay), of those the fewest that hold top_p of the rest's mass. probs, ids: room for all.
-// -> how many are kept; 0: the row is no law
+// top_k (equal logits at the border all stay), of those the fewest that hold top_p of the rest's mass (of equal logits the lower
+// ids). The same rule as sampling/laws.py's. probs, ids: room for all. -> how many are kept; 0: the row is no law
 int64_t kept_law(const Logits& row, int64_t width, const Way& way, std::vector<float>& probs, std::vector<int64_t>& ids) {
     for (int64_t count = std::min<int64_t>(width, std::max<int64_t>(way.top_k + 16, 64));; count = std::min(width, 8 * count)) {
+        thread_local std::vector<float> values;
         if ((int64_t)probs.size() < count) { probs.resize(count); ids.resize(count); }
-        top_of(row, width, way.temperature, count, probs.data(), ids.data());
+        if ((int64_t)values.size() < count) values.resize(count);
+        top_of(row, width, way.temperature, count, probs.data(), values.data(), ids.data());
         if (std::isnan(probs[0])) return 0;
         int64_t kept = count;
         bool bounded = false, complete = count == width;
-        const auto cut_below = [&](float bound) {
-            kept = std::lower_bound(probs.begin(), probs.begin() + kept, bound, std::greater_equal<float>()) - probs.begin();
-            complete |= probs[count - 1] < bound;
+        const auto cut_below = [&](const std::vector<float>& of, float bound) {
+            kept = std::lower_bound(of.begin(), of.begin() + kept, bound, std::greater_equal<float>()) - of.begin();
+            complete |= of[count - 1] < bound;
             bounded = true;
         };
-        if (way.min_p > 0) cut_below(way.min_p * probs[0]);
-        if (0 < way.top_k && way.top_k <= count) cut_below(probs[way.top_k - 1]);
+        if (way.min_p > 0) cut_below(probs, way.min_p * probs[0]);
+        if (0 < way.top_k && way.top_k <= count) cut_below(values, std::max(values[way.top_k - 1], -FLT_MAX));  // masked ids never stay
         if (way.top_p < 1) {
             double mass = 0;
             for (int64_t i = 0; i < kept; i++) mass += probs[i];
             // before min-p and top-k took anything the mass is 1; after them it is what they left
-            const float wanted = way.top_p * (bounded ? (float)mass : 1.0f);
-            if (!bounded) complete |= (float)mass >= way.top_p;
+            const double wanted = REACHED * way.top_p * (bounded ? mass : 1.0);
+            if (!bounded) complete |= mass >= wanted;
             double reached = 0;
             for (int64_t i = 0; i < kept; i++) {
-                if (i > 0 && (float)reached >= wanted) kept = i;
+                if (i > 0 && reached >= wanted) kept = i;
                 reached += probs[i];
             }
         }
@@ -1042,8 +1049,10 @@ void argmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t widt
 void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const float* temperatures, int64_t count, float* probs,
          int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
-    for (int64_t r = 0; r < num_rows; r++)
-        top_of(row_of(logits, is_float, width, r), width, temperatures[r], count, probs + r * count, ids + r * count);
+    for (int64_t r = 0; r < num_rows; r++) {
+        std::vector<float> values(count);
+        top_of(row_of(logits, is_float, width, r), width, temperatures[r], count, probs + r * count, values.data(), ids + r * count);
+    }
 }
 
 // Each row's token under its way; -1 where a row is no law. ids: [num_rows]

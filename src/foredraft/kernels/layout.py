@@ -15,7 +15,7 @@ from torch import Tensor
 
 BF16, INT8 = 0, 1
 _LARGEST_INT8 = 127
-_ROWS_AT_A_TIME = 1024
+_NUMBERS_AT_A_TIME = 1 << 20
 _GATED = 32
 
 
@@ -291,18 +291,19 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     whole = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])
-    for first in range(0, weight.shape[0], _ROWS_AT_A_TIME):
-        rows = weight[first : first + _ROWS_AT_A_TIME].detach().float()
-        scale = rows.abs().amax(1) / _LARGEST_INT8
-        scales[first : first + _ROWS_AT_A_TIME] = scale
-        whole[first : first + _ROWS_AT_A_TIME] = (rows / scale.clamp(min=1e-30)[:, None]).round().to(torch.int8)
+    num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, weight.shape[1]))  # a wide matrix is never there in float32
+    for first in range(0, weight.shape[0], num_rows):
+        some = slice(first, first + num_rows)
+        rows = weight[some].detach().to(torch.float32, copy=True)
+        scales[some] = scale = rows.abs().amax(1) / _LARGEST_INT8
+        whole[some] = rows.div_(scale.clamp(min=1e-30)[:, None]).round_().to(torch.int8)
     return whole, scales
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
     """Rows of gate and up, 32 by 32, zero rows where the last are fewer. [n, k] each -> [2 * ceil(n / 32) * 32, k]"""
     missing = -gate.shape[0] % _GATED
-    padded = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up)]
+    padded = [torch.nn.functional.pad(part, (0, 0, 0, missing)) if missing else part for part in (gate, up)]
     return torch.stack([part.view(-1, _GATED, part.shape[1]) for part in padded], dim=1).flatten(0, 2)
 
 

@@ -124,6 +124,7 @@ class LanguageModel:
     def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
         """Sequences 0.. with room for so many tokens each, in nobody's budget: for a trial, or a measurement."""
         cache = self.new_cache(MemoryPool(0))
+        cache.pool.spares.clear()  # no cycle: what was read goes with the trial, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
         return cache

@@ -30,6 +30,7 @@ from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.language_model import Body, LanguageModel
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
+from foredraft.model.pages import give_back
 from foredraft.model.probe import probe
 from foredraft.model.stack import StackBody, has_stack_form
 
@@ -327,7 +328,9 @@ def _examined(
     refuse_unsupported(hf.config, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
-    return probe(hf, name, context_len_of(hf.config, name), prepare)
+    model = probe(hf, name, context_len_of(hf.config, name), prepare)
+    give_back([])  # what laying out and trying it took is free, and the C library would keep it
+    return model
 
 
 def context_len_of(config: PretrainedConfig, name: str) -> int:

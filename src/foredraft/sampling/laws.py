@@ -1,5 +1,9 @@
 """Logits to probabilities: temperature, min-p, top-k and top-p, in that order, on the ids that are kept.
 
+Which ids are kept is one rule, here and in the compiled kernels (`kept_law` in kernels.cpp): ids are ordered by their logit, of
+equal logits the lower id first. At the border of top-k equal logits all stay; at that of top-p the lower ids do; min-p compares
+probabilities, so equal logits stay or go together.
+
 Nothing here depends on which rows share a batch: normalisers come from per-row kernels (softmax, cumsum), never from a
 reduction that may be split over threads, and a row widens its search alone.
 """
@@ -18,6 +22,9 @@ from foredraft.sampling.sending import sent
 _FIRST_WIDTH, _FIRST_DEVICE_WIDTH = 64, 1024
 """A processor looks for few first; a device is done with many sooner than it could be asked twice."""
 _WIDEN = 8
+REACHED = 1 - 1e-6
+"""Of top_p: with so much the mass counts as reached, so that rounding does not keep one id more where equal logits meet top_p
+exactly (three of ten at 0.3)."""
 _CHUNK, _DEVICE_CHUNK = 1 << 20, 1 << 26
 
 
@@ -100,10 +107,10 @@ def laws_under(logits: Tensor, temperatures: Sequence[float], truncation: tuple[
 
 
 def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
-    """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (ties at
-    the border stay), of those the fewest that hold top_p of the rest's mass; renormalised.
+    """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (equal
+    logits at the border all stay), of those the fewest that hold top_p of the rest's mass; renormalised.
 
-    logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first
+    logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first, of equals the lower id first
     """
     kernels = kernels_for(logits)
     if kernels is not None:
@@ -130,17 +137,17 @@ def _tried(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The law of what is kept of the `width` likeliest: probabilities and ids [R, width], whether nothing beyond could be kept
     [R], and how many columns any row needs [1]. A sum is over the whole width: over fewer a device might take another."""
-    top, ids = _top(logits, temperatures, width)
-    keep, complete = _kept(top, *truncation)
+    probs, values, ids = _top(logits, temperatures, width)
+    keep, complete = _kept(probs, values, *truncation)
     is_done = complete if width < logits.shape[1] else torch.ones_like(complete)
-    kept = torch.where(keep, top, 0)
+    kept = torch.where(keep, probs, 0)
     return kept / kept.cumsum(-1)[:, -1:], ids, is_done, keep.sum(-1).amax().clamp(min=1)[None]
 
 
-def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest of each row of softmax(logits / T), largest first, and their ids; a few rows at a time in the same
-    memory: over a large vocabulary a batch of dense laws would leave a processor's caches, and cost more in fresh memory
-    than in arithmetic. -> [R, width], [R, width]"""
+def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `width` largest logits of each row, largest first: their probabilities under softmax(logits / T), themselves, and
+    their ids; a few rows at a time in the same memory: over a large vocabulary a batch of dense laws would leave a processor's
+    caches, and cost more in fresh memory than in arithmetic. -> [R, width] each"""
     num_rows, vocab_size = logits.shape
     size = min(num_rows, max(1, (_CHUNK if logits.device.type == "cpu" else _DEVICE_CHUNK) // vocab_size))
     dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
@@ -149,32 +156,35 @@ def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tens
     parts = []
     for r in range(0, num_rows, size):
         some = slice(0, min(size, num_rows - r))
-        wide[some].copy_(logits[r : r + size]).div_(temperatures[r : r + size].to(dtype)[:, None])
+        wide[some].copy_(logits[r : r + size])
+        values, ids = top_rows(wide[some], width)
+        wide[some].div_(temperatures[r : r + size].to(dtype)[:, None])
         torch.softmax(wide[some], dim=-1, out=probs[some])
-        parts.append(top_rows(probs[some], width))
-    values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
-    return values, ids
+        parts.append((probs[some].gather(1, ids), values, ids))
+    found, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
+    return found, values, ids
 
 
-def _kept(top: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
-    """top: [R, W] descending -> (which are kept [R, W], whether nothing beyond W could be kept [R])."""
+def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
+    """top, values: probabilities and logits, [R, W] descending -> (which are kept [R, W], whether nothing beyond W could be
+    kept [R])."""
     keep = torch.ones_like(top, dtype=torch.bool)
     complete = torch.zeros_like(top[:, 0], dtype=torch.bool)
-    truncated = False
-    for bound in ([min_p * top[:, 0]] if min_p > 0 else []) + (
-        [top[:, top_k - 1]] if 0 < top_k <= top.shape[1] else []
-    ):
-        keep &= top >= bound[:, None]
-        complete |= top[:, -1] < bound
-        truncated = True
+    bounds = [(top, min_p * top[:, 0])] if min_p > 0 else []
+    if 0 < top_k <= top.shape[1]:
+        # masked ids never stay
+        bounds.append((values, values[:, top_k - 1].clamp(min=torch.finfo(values.dtype).min)))
+    for of, bound in bounds:
+        keep &= of >= bound[:, None]
+        complete |= of[:, -1] < bound
     if top_p < 1:
-        mass = torch.where(keep, top, 0)
+        mass = torch.where(keep, top, 0).to(torch.float64)
         reached = mass.cumsum(-1)
         # before min-p and top-k took anything the mass is 1; after them it is what they left
-        total = reached[:, -1:] if truncated else torch.ones_like(reached[:, -1:])
-        keep &= reached - mass < top_p * total
-        if not truncated:
-            complete |= reached[:, -1] >= top_p
+        total = reached[:, -1:] if bounds else torch.ones_like(reached[:, -1:])
+        keep &= reached - mass < REACHED * top_p * total
+        if not bounds:
+            complete |= reached[:, -1] >= REACHED * top_p
     # NaN rows compare false everywhere: let them through, the draw reports them
     return keep, complete | top[:, 0].isnan()
 

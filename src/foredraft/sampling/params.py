@@ -93,8 +93,9 @@ class SamplingParams:
         min_tokens goes with it. Where max_tokens or a stop string ends it before, it has that form only so far.
     speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding, "auto" is
         as many as pay.
-    verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192) or "coupled"; None chooses "coupled" when
-        there is a seed and "block" otherwise. The three agree at temperature 0.
+    verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192), "coupled", or the name of a rule that was given
+        to the LLM (verification_rules); None chooses "coupled" when there is a seed and "block" otherwise. All agree at
+        temperature 0.
     prefix_caching: whether the request may use keys and values that were read for others, and leave its own to them.
 
     Raises ForedraftError (a ValueError) for a value that cannot be honoured.
@@ -178,6 +179,8 @@ class SamplingParams:
                 f'speculative_tokens must be an integer from 0 (plain decoding) to 2^63 - 1, or "{AUTO}", '
                 f"not {shown(self.speculative_tokens)}"
             )
+        if self.verification is not None and (not isinstance(self.verification, str) or not self.verification):
+            raise ForedraftError(f"verification must be the name of a rule, not {shown(self.verification)}")
         _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")

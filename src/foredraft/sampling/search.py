@@ -40,22 +40,37 @@ def kernels_for(x: Tensor) -> Kernels | None:
 
 
 def top_rows(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Each row's `count` largest numbers, largest first, and their places. x: [R, V] -> [R, count], [R, count]
-
-    Among equals at the border any may be taken, but always the same for the same row.
-    """
+    """Each row's `count` largest numbers (NaN before all), largest first, of equals the first, and their places.
+    x: [R, V] -> [R, count], [R, count]"""
     num_rows, width = x.shape
+    columns = torch.arange(width, device=x.device).expand(num_rows, -1)
     if width < _WORTH_IT or count * _TOP_BLOCK > width // 2:
-        values, ids = x.topk(count, dim=-1)
-        return values, ids
+        return _first_of_largest(x, columns, count)
     blocks, tail = _blocks(x, _TOP_BLOCK)
-    chosen = blocks.amax(-1).topk(count, dim=-1).indices
-    columns = (chosen[..., None] * _TOP_BLOCK + torch.arange(_TOP_BLOCK, device=x.device)).reshape(num_rows, -1)
+    # who is not among these blocks has `count` numbers before it, one in each
+    _, chosen = _first_of_largest(blocks.amax(-1), columns[:, : blocks.shape[1]], count)
+    places = (chosen[..., None] * _TOP_BLOCK + torch.arange(_TOP_BLOCK, device=x.device)).reshape(num_rows, -1)
     if tail.shape[1]:
-        last = torch.arange(width - tail.shape[1], width, device=x.device).expand(num_rows, -1)
-        columns = torch.cat([columns, last], dim=1)
-    values, places = x.gather(1, columns).topk(count, dim=-1)
-    return values, columns.gather(1, places)
+        places = torch.cat([places, columns[:, width - tail.shape[1] :]], dim=1)
+    return _first_of_largest(x.gather(1, places), places, count)
+
+
+def _first_of_largest(x: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """x: [R, N] numbers, that stand at places: [R, N], which differ -> the same as top_rows"""
+    if x.dtype == torch.float64:
+        order = places.argsort(dim=-1)  # a stable sort then leaves equals in the order of their places
+        values, ranks = x.gather(1, order).sort(dim=-1, descending=True, stable=True)
+        return values[:, :count], places.gather(1, order).gather(1, ranks[:, :count])
+    chosen = _keys(x.float(), places).topk(count, dim=-1).indices
+    return x.gather(1, chosen), places.gather(1, chosen)
+
+
+def _keys(x: Tensor, places: Tensor) -> Tensor:
+    """Integers in the order that is wanted, no two of them equal. x: float32"""
+    bits = (
+        (x + 0.0).masked_fill(x.isnan(), torch.nan).view(torch.int32).to(torch.int64)
+    )  # -0 becomes 0, any NaN the positive one
+    return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32) - places
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:

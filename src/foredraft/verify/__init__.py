@@ -11,10 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import Docket, Kernels, Way
 from foredraft.proposal import CERTAIN, Proposal, Verdict, tensor_of
 from foredraft.sampling import (
+    VERIFICATIONS,
     Choice,
     Chosen,
     Row,
@@ -31,24 +33,39 @@ from foredraft.sampling.search import kernels_for
 from foredraft.verify.block import block_law
 from foredraft.verify.case import case_of, of_row
 from foredraft.verify.coupled import walk
-from foredraft.verify.law import Case, OutcomeLaw, Rule, draw, next_weights
+from foredraft.verify.law import Case, OutcomeLaw, Rule, draw, next_weights, what_is_wrong
 from foredraft.verify.rejection import rejection_law
 
 RULES: Mapping[str, Rule] = MappingProxyType({"rejection": rejection_law, "block": block_law})
+NO_RULES: Mapping[str, Rule] = MappingProxyType({})
 
 __all__ = [
+    "NO_RULES",
     "RULES",
     "Case",
     "OutcomeLaw",
     "Rule",
     "Verifier",
     "block_law",
+    "checked_rules",
     "draw",
     "next_weights",
     "rejection_law",
     "verify",
     "walk",
 ]
+
+
+def checked_rules(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
+    """Rules of a user's own, by name. Raises ForedraftError for a name that is taken, and for what cannot be called."""
+    for name, rule in rules.items():
+        if not isinstance(name, str) or not name or name in VERIFICATIONS:
+            raise ForedraftError(f"a verification rule needs a name of its own, not {name!r}")
+        if not callable(rule):
+            raise ForedraftError(
+                f"the verification rule {name!r} must be a function of a Case, not {type(rule).__name__}"
+            )
+    return MappingProxyType(dict(rules))
 
 
 class Verifier(Protocol):
@@ -74,13 +91,14 @@ def verify(
     histories: Sequence[Sequence[int]],
     *,
     near_tie: float = 0.0,
-    rules: Mapping[str, Rule] | None = None,
+    rules: Mapping[str, Rule] = NO_RULES,
 ) -> tuple[Verdict, Tensor]:
     """What the target says to each proposal.
 
     logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
     its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this.
-    rules: by the name that a request asks for; None takes RULES, or the kernels' own of that name.
+    rules: by the name that a request asks for, before those of RULES and the kernels' own. A request whose rule raises or
+    returns no law fails alone.
     -> (Verdict of B rows, which of their K + 1 possible tokens would be near ties [B, K + 1] bool)
     """
     rows, starts = _rows(proposal, samplers, histories)
@@ -199,7 +217,7 @@ def _weighed(
     starts: list[int],
     proposal: Proposal,
     batch: list[int],
-    rules: Mapping[str, Rule] | None,
+    rules: Mapping[str, Rule],
 ) -> _Weighed:
     """Sequences of one rule and one truncation. But for what a truncated law keeps, nothing waits for the device."""
     part = _rows_of(batch, starts)
@@ -208,16 +226,31 @@ def _weighed(
     sampler = part_rows[0].sampler
     uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
     kernels = kernels_for(selected)
-    if rules is None and kernels is not None and sampler.params.verifier in NATIVE_RULES:
+    name = sampler.params.verifier
+    if name not in rules and kernels is not None and name in NATIVE_RULES:
         return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
     target = laws_of(selected, part_rows)
     # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
     is_bad = target.probs[:, 0].isnan()
     case, columns_to_ids = case_of(replace(target, probs=target.probs.nan_to_num()), proposal, batch)
-    law = (RULES if rules is None else rules)[sampler.params.verifier](case)
+    law = _checked(name, rules[name], case, part_rows) if name in rules else RULES[name](case)
     stop, column = draw(case, law, uniforms)
     next_ids = column if columns_to_ids is None else of_row(columns_to_ids, stop).gather(1, column[:, None])[:, 0]
     return _Weighed(batch, torch.cat([stop, next_ids, is_bad.to(torch.int64)]), part_rows)
+
+
+def _checked(name: str, rule: Rule, case: Case, rows: Sequence[Row]) -> OutcomeLaw:
+    """The law of a rule that is not ours. Where it is none, the rows have failed, and any law will do for them."""
+    try:
+        law = rule(case)
+        wrong = what_is_wrong(law, case)
+    except Exception as error:
+        law, wrong = None, f"raised {type(error).__name__}: {error}"
+    if law is not None and wrong is None:
+        return law
+    for row in rows:
+        row.sampler.fail(row.prefix_len, f"the verification rule {name!r} {wrong}")
+    return rejection_law(case)
 
 
 def _judged(

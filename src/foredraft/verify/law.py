@@ -44,6 +44,26 @@ class OutcomeLaw:
 
 
 Rule = Callable[[Case], OutcomeLaw]
+_ROUNDING = 1e-3
+
+
+def what_is_wrong(law: OutcomeLaw, case: Case) -> str | None:
+    """Why this cannot be drawn from, in words that follow a rule's name; None where it can. It waits for the device."""
+    if not isinstance(law, OutcomeLaw):
+        return f"must return an OutcomeLaw, not {type(law).__name__}"
+    shape = case.p.shape[:2]
+    for name, part in (("stop", law.stop), ("scale", law.scale)):
+        if not isinstance(part, Tensor) or part.shape != shape:
+            found = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            return f"must return {name} as [B, K + 1] = {tuple(shape)}, not {found}"
+        if not bool(part.isfinite().all()):
+            return f"returned a {name} that is not finite"
+    beyond = torch.arange(shape[1], device=case.lens.device)[None] > case.lens[:, None]
+    if bool((law.stop < -_ROUNDING).any()) or bool((law.stop[beyond] != 0).any()):
+        return "returned a stop below 0, or one beyond a draft's length"
+    if bool(((law.stop.sum(1) - 1).abs() > _ROUNDING).any()):
+        return "returned stops that do not sum to 1"
+    return None
 
 
 def next_weights(case: Case, law: OutcomeLaw, stop: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+"""Requests to ask a drafter with: small histories over few ids, that repeat themselves, the same in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+from foredraft.proposal import DraftRequest
+from foredraft.sampling import Sampler, SamplingParams
+
+Batch = list[tuple[list[int], int]]
+"""(history, max_len) of each request."""
+
+_LONGEST, _MOST_DRAFT, _MOST_ROWS, _NUM_IDS = 40, 6, 4, 4
+
+
+def request_for(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
+    """As an engine makes it; greedy unless params (of SamplingParams) say otherwise."""
+    resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})
+    return DraftRequest(seq_id, tokens, max_len, Sampler(resolved, tokens[:1], torch.Generator().manual_seed(seq_id)))
+
+
+def requests_for(batch: Batch, **params: Any) -> list[DraftRequest]:
+    return [request_for(i, list(tokens), max_len, **params) for i, (tokens, max_len) in enumerate(batch)]
+
+
+def histories(count: int, seed: int, vocab_size: int) -> Iterator[list[int]]:
+    """From 1 to 40 ids of the first few, so that there is something to copy; at times the last of the vocabulary."""
+    random = Random(seed)
+    for _ in range(count):
+        ids = [*range(min(_NUM_IDS, vocab_size)), vocab_size - 1]
+        weights = [1.0] * (len(ids) - 1) + [0.1]
+        yield random.choices(ids, weights, k=random.randint(1, _LONGEST))
+
+
+def batches(count: int, seed: int, vocab_size: int) -> Iterator[Batch]:
+    """Ragged ones of 0 to 4 requests, of which some may draft nothing."""
+    random = Random(seed)
+    for i in range(count):
+        size = random.randint(0, _MOST_ROWS)
+        found = histories(size, 1000 * seed + i, vocab_size)
+        yield [(tokens, random.randint(0, _MOST_DRAFT)) for tokens in found]
