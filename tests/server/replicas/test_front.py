@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +21,7 @@ from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost
 from foredraft.server.replicas.front import ATTEMPTS, create_front
 from foredraft.server.replicas.request import Forwarded
 from foredraft.server.replicas.worker import Report, Worker
+from foredraft.server.run import listen, make_server
 
 SETTINGS = ServerSettings(model_names=("pair",))
 BODY = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -131,6 +134,8 @@ def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 401
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.post("/v1/completions", json={"prompt": "x" * 500}, headers=key)).status_code == 413
+        packed = {**key, "content-encoding": "gzip"}  # which no replica is told
+        assert (await client.post("/v1/completions", json=BODY, headers=packed)).status_code == 415
         assert not local.asked
         assert (await client.post("/v1/completions", json=BODY, headers=key)).status_code == 200
         assert (await client.get("/health")).status_code == (await client.get("/ready")).status_code == 200
@@ -138,6 +143,26 @@ def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
         assert document["components"]["securitySchemes"]
 
     run(llm, use, settings=settings)
+
+
+def test_a_connection_to_the_front_has_the_limits_of_any_other() -> None:
+    """No replica is asked, so there is none."""
+    listener = listen("127.0.0.1", 0)
+    server = make_server(create_front(SETTINGS, None))  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        for begin, more, status in (
+            (b"GET /", b"x", b"414"),
+            (b"GET /health HTTP/1.1\r\nhost: x\r\nx: ", b"y", b"431"),
+        ):
+            with socket.create_connection(listener.getsockname(), timeout=20) as connection:
+                connection.sendall(begin + more * 100_000)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 " + status)
+    finally:
+        server.end()
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_replicas_that_do_not_answer_are_given_up(llm: LLM) -> None:
