@@ -95,6 +95,7 @@ class ToyConstraint:
 
     def __init__(self, may_follow: Callable[[Prefix], frozenset[int]]) -> None:
         self.may_follow = may_follow
+        self.affords_drafts = True
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         ids = self.may_follow((*history[1:], *drafted))

@@ -7,6 +7,8 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError, RequestError
@@ -15,6 +17,7 @@ from foredraft.outputs import Delta, RequestOutput
 from foredraft.request import Prompt, Request
 from foredraft.sampling import SamplingParams
 
+_NUM_COMPILING = 8  # more than are compiled at once: those that wait for one grammar are in them too
 _CLOSED = "this AsyncLLM was shut down: make a new one"
 
 
@@ -32,6 +35,8 @@ class AsyncLLM:
         self._failures: dict[Request, Exception] = {}
         self._gate = threading.Lock()  # after the thread's last call no other is put
         self._is_closed = False
+        # of its own: threads that wait for grammars must not be missing where prompts are read
+        self._compiling = ThreadPoolExecutor(_NUM_COMPILING, "foredraft-grammar")
         self._thread = threading.Thread(target=self._own_engine, name="foredraft-engine", daemon=True)
         self._thread.start()
 
@@ -51,6 +56,7 @@ class AsyncLLM:
         with self._gate:
             self._is_closed = True
             self._calls.put(None)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         self._thread.join()
 
     async def stream(
@@ -87,16 +93,17 @@ class AsyncLLM:
         request_id: str | None = None,
     ) -> Request:
         """A request that can be followed; it is checked and tokenised in a thread of its own, where a long prompt keeps
-        nobody waiting. Clients are served fairly; priority (the lower, the earlier) orders the requests of one of them.
-        Raises ForedraftError for what cannot be honoured."""
-        return await asyncio.to_thread(
-            self.llm.frontend.prepare,
-            prompt,
-            sampling_params,
-            client=client,
-            priority=priority,
-            request_id=request_id,
+        nobody waiting, and a grammar that must be compiled keeps others of that kind waiting at most. Clients are served fairly;
+        priority (the lower, the earlier) orders the requests of one of them. Raises ForedraftError for what cannot be
+        honoured."""
+        frontend, compiling = self.llm.frontend, None
+        if sampling_params is not None and await asyncio.to_thread(frontend.must_compile, sampling_params):
+            self._require_open()
+            compiling = self._compiling
+        prepare = partial(
+            frontend.prepare, prompt, sampling_params, client=client, priority=priority, request_id=request_id
         )
+        return await asyncio.get_running_loop().run_in_executor(compiling, prepare)
 
     async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         """Run prepared requests: what is new of them, each delta with its request's place, until all are complete.

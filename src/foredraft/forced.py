@@ -23,6 +23,9 @@ class Lead:
 
     @classmethod
     def of(cls, sequence: TokenSequence, max_draft: int) -> Lead:
+        constraint = sequence.sampler.constraint
+        if constraint is not None and not constraint.affords_drafts:
+            max_draft = 0
         return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft))
 
     @property

@@ -244,8 +244,14 @@ class Frontend:
         name = str(next(self._request_ids)) if request_id is None else request_id
         return Request(name, text, ids, resolved, self.tokenizer, words, grammar, client, priority)
 
+    def must_compile(self, params: SamplingParams | None) -> bool:
+        """Whether `prepare` takes as long as a grammar takes to compile. Raises ForedraftError for one that cannot be read."""
+        wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
+        return wanted is not None and self.grammars is not None and not self.grammars.is_known(wanted)
+
     def start(self, request: Request) -> None:
         """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
+        meter = request.grammar.meter() if request.grammar else None
         for child in range(request.params.n):
             stream = None
             if self.tokenizer is not None:
@@ -255,7 +261,7 @@ class Frontend:
                 request.params,
                 stop_rule=stream,
                 bad_words=request.bad_words,
-                constraint=request.grammar.start(len(request.prompt_ids)) if request.grammar else None,
+                constraint=request.grammar.start(len(request.prompt_ids), meter) if request.grammar else None,
                 child=child,
                 wait_for=request.sequences[0] if child and request.params.prefix_caching else None,
                 client=request.client,

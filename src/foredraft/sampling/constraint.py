@@ -26,6 +26,11 @@ class Constraint(Protocol):
     Every method raises ForedraftError where it cannot say.
     """
 
+    @property
+    def affords_drafts(self) -> bool:
+        """Whether a step may draft for this text. Asked once a step, before anything of the draft is known."""
+        ...
+
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         """Which ids may follow history + drafted. Do not write to it."""
         ...

@@ -10,6 +10,8 @@ from typing import Any
 from foredraft.errors import ForedraftError
 
 FIELD = "structured_outputs"
+MAX_BYTES = 2**19
+"""Of what says the form: half a mebibyte compiles in a second or so, if it compiles at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +40,16 @@ class StructuredOutputs:
             raise ForedraftError(f"{FIELD} takes exactly one of {', '.join(_NAMES)}; {what}")
         if self.json is not None:
             _check_schema(self.json)
+            _check_size("json", self.schema)
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ForedraftError(f"{FIELD}.{name} must be a non-empty string, not {value!r}")
+            _check_size(name, value or "")
         if self.choice is not None:
             _check_choice(self.choice)
             object.__setattr__(self, "choice", tuple(self.choice))
+            _check_size("choice", "".join(self.choice))
 
     @property
     def kind(self) -> str:
@@ -62,9 +67,19 @@ class StructuredOutputs:
 _NAMES = tuple(one.name for one in fields(StructuredOutputs))
 
 
+def _check_size(name: str, text: str) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise ForedraftError(f"{FIELD}.{name} holds a lone surrogate, which no text has: leave it out") from None
+    if num_bytes > MAX_BYTES:
+        raise ForedraftError(f"{FIELD}.{name} has {num_bytes} bytes: {MAX_BYTES} are the most")
+
+
 def _check_schema(schema: object) -> None:
     wrong = f"{FIELD}.json must be a JSON schema: an object, or JSON text of one"
     if isinstance(schema, str):
+        _check_size("json", schema)
         try:
             schema = json_text.loads(schema)
         except (ValueError, RecursionError) as error:

@@ -225,7 +225,7 @@ IMPOSSIBLE = [
     {"type": "array", "uniqueItems": True},
     {"type": "string", "pattern": "(?=a)b"},
     {"type": "string", "pattern": "^(a{1000}){1000}$"},
-    {"enum": list(range(100_000))},
+    {"enum": list(range(60_000)), "type": "object"},
 ]
 REFUSED = [
     *(("json", StructuredOutputs(json=schema)) for schema in IMPOSSIBLE),
@@ -270,9 +270,9 @@ def test_a_bomb_that_goes_off_later_ends_its_own_text_only(regex: str) -> None:
 
     def go_on(num_tokens: int) -> None:
         for _ in range(num_tokens):
-            output.append(int(np.flatnonzero(np.unpackbits(walk.allowed([], output), bitorder="little"))[-1]))
+            output.append(int(np.flatnonzero(np.unpackbits(walk.allowed(output, []), bitorder="little"))[-1]))
 
-    with pytest.raises(ForedraftError, match=r"^structured_outputs: [^\n]*$"):
+    with pytest.raises(ForedraftError, match=r"^structured_outputs.regex: [^\n]*$"):
         go_on(4)
     for still_good in (other, walk, form.start(0)):
         assert np.array_equal(still_good.allowed([], []), before)

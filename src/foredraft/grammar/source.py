@@ -1,0 +1,62 @@
+"""What a request says of its texts' form, as llguidance reads it, and what llguidance says of it, as a user reads that."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance import LLMatcher
+
+from foredraft.errors import ForedraftError, one_line
+from foredraft.sampling import StructuredOutputs
+
+_WHITESPACE = r"[ \t]|\n[ \t]{0,24}"
+"""Between the tokens of JSON: a blank, or a new line and its indentation. Without a bound a text may be blanks to the end of its
+budget, and be no JSON."""
+
+
+def grammar_text(wanted: StructuredOutputs) -> str:
+    """As llguidance reads it. Raises ForedraftError that names the field."""
+    if wanted.regex is not None:
+        if (len(wanted.regex) - len(wanted.regex.rstrip("\\"))) % 2:
+            raise ForedraftError("structured_outputs.regex: it ends with a lone backslash")
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        return LLMatcher.grammar_from_regex("|".join(map(_literally, wanted.choice)))
+    if wanted.grammar is not None:
+        return LLMatcher.grammar_from_lark(wanted.grammar)
+    try:
+        return LLMatcher.grammar_from_json_schema(wanted.schema, defaults={"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:
+        raise ForedraftError(f"structured_outputs.{wanted.kind}: {one_line(error)}") from None
+
+
+def _literally(text: str) -> str:
+    """A regular expression that matches this text alone."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+_TOO_MUCH = "it takes more memory and time than a grammar may: make its counts smaller"
+_REASONS = (
+    (r"NoExtension", "no text satisfies it"),
+    (
+        r".*Current row has \d+ items; max is (\d+)",
+        r"there are more than \1 ways to go on at one place: make it unambiguous, or give it fewer optional properties or "
+        r"alternatives",
+    ),
+    (
+        r".*Too many items \(limit (\d+)",
+        r"going on at one place takes more than \1 steps of the parser: make it unambiguous, or give it fewer optional properties "
+        r"or alternatives",
+    ),
+    (r"ParserTooComplex|LexerTooComplex|lexer error: too many", _TOO_MUCH),
+)
+
+
+def reason(error: str) -> str:
+    """What llguidance says, in one line and without the dump of the parser's state."""
+    line = " ".join(re.split("<state>|<non-verbose/>", error)[0].split())
+    for pattern, words in _REASONS:
+        found = re.match(pattern, line, re.IGNORECASE)
+        if found:
+            return found.expand(words)
+    return line if len(line) <= 300 else f"{line[:300]}..."
