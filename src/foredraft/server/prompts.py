@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from foredraft.aio import AsyncLLM
 from foredraft.errors import ForedraftError, PromptLengthError
-from foredraft.llm import LLM
 from foredraft.request import Prompt, Request
 from foredraft.server.errors import ApiError
 from foredraft.server.wire.chat import ChatRequest, TemplateFields
@@ -23,13 +23,14 @@ _CHARACTERS_PER_TOKEN = 32
 
 
 class Prompts:
-    """max_tokens: of a prompt; None: what the context holds. chat_template: Jinja, in the place of the checkpoint's.
+    """engine: prepares requests, where a grammar that must be compiled holds up no other. max_tokens: of a prompt; None: what the context holds. chat_template: Jinja, in the place of the checkpoint's.
     trusts_templates: whether a request may bring one of its own."""
 
     def __init__(
-        self, llm: LLM, *, max_tokens: int | None, chat_template: str | None, trusts_templates: bool = False
+        self, engine: AsyncLLM, *, max_tokens: int | None, chat_template: str | None, trusts_templates: bool = False
     ) -> None:
-        self._llm = llm
+        self._engine = engine
+        self._llm = llm = engine.llm
         self._max_tokens = min(max_tokens or llm.max_model_len, llm.max_model_len)
         self._chat_template = chat_template
         self._trusts_templates = trusts_templates
@@ -52,10 +53,8 @@ class Prompts:
             )
             for prompt in prompts:
                 self._check_length(prompt)
-            prepare = partial(
-                self._llm.frontend.prepare, client=client, priority=body.priority or 0, request_id=request_id
-            )
-            found = [await asyncio.to_thread(prepare, prompt, params) for prompt in prompts]
+            prepare = partial(self._engine.prepare, client=client, priority=body.priority or 0, request_id=request_id)
+            found = [await prepare(prompt, params) for prompt in prompts]
             for request in found:
                 self._check_tokens(_field_of(body), len(request.prompt_ids))
             return found

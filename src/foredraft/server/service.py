@@ -42,15 +42,15 @@ class Service:
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
         self.tool_form = tool_form_of(self.settings, llm)
-        self._prompts = Prompts(
-            llm,
-            max_tokens=limits.max_prompt_tokens,
-            chat_template=self.settings.chat_template,
-            trusts_templates=self.settings.trust_request_chat_template,
-        )
         with self.metrics.watching(llm), self.feed.attached(llm):
             self._engine = AsyncLLM(llm=llm)
             try:
+                self._prompts = Prompts(
+                    self._engine,
+                    max_tokens=limits.max_prompt_tokens,
+                    chat_template=self.settings.chat_template,
+                    trusts_templates=self.settings.trust_request_chat_template,
+                )
                 yield
             finally:
                 await self.stop()
