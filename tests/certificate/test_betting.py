@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft.certificate.betting import FALSE_ALARM, Bet, Bets
-from foredraft.certificate.distribution import _every_token, _first_of_step, _Outcome, _Tokens
-from foredraft.certificate.draws import _against, _Ladder
+from foredraft.certificate.distribution import _every_token, _first_of_step, _Firsts, _Outcome, _Tokens
+from foredraft.certificate.draws import _against, _Ladder, _stands, _surprise, _warped
+from foredraft.certificate.wording import bets_figures, bets_line
 from foredraft.sampling import Laws
 
 POWER = 0.99
@@ -32,19 +33,94 @@ def laws(draw: st.DrawFn, count: int = 2) -> list[Tensor]:
     return found
 
 
-def outcomes(p: Tensor, q: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Bet -> (g of every possible token, its probability), for the bets of texts."""
+def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tensor, Tensor]]:
+    """Bet -> (g of every possible token, its probability), for the bets of texts. before: what came before said so much of
+    the noise."""
     tokens = p.nonzero()[:, 0]
     case = _Tokens.of(Laws(p.expand(len(tokens), -1)), tokens)
-    found: dict[str, _Outcome] = _every_token(case) | _first_of_step(case, q.expand(len(tokens), -1))
+    past = torch.full((len(tokens),), before, dtype=torch.float64)
+    found: dict[str, _Outcome] = _every_token(case, past) | _first_of_step(*began(p, q, tokens))
     return {name: (outcome.g, p[tokens]) for name, outcome in found.items()}
 
 
-@given(laws())
-def test_every_bet_on_a_text_is_fair(pair: list[Tensor]) -> None:
+def began(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[_Tokens, _Firsts]:
+    """Steps that begin with these tokens, each behind the likeliest token."""
+    count = len(tokens)
+    both = torch.stack([p.argmax().expand(count), tokens], dim=1).flatten()
+    nothing = torch.zeros(count, dtype=torch.bool)
+    rows = 2 * torch.arange(count) + 1
+    firsts = _Firsts(rows, q.expand(count, -1), nothing, torch.full((count,), -1), nothing)
+    return _Tokens.of(Laws(p.expand(2 * count, -1)), both), firsts
+
+
+@given(laws(), st.floats(-1, 1))
+def test_every_bet_on_a_text_is_fair(pair: list[Tensor], before: float) -> None:
+    """Whatever came before: so the bets on its noise are martingales too."""
     p, q = pair
-    for name, (g, odds) in outcomes(p, q).items():
+    for name, (g, odds) in outcomes(p, q, before).items():
         assert abs(float((g * odds).sum())) < 1e-12, name
+
+
+@given(laws(3))
+def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tensor]) -> None:
+    """By enumeration: the second token's law depends on the first token, and so does what is bet on it."""
+    p, *seconds = three
+    stakes = torch.tensor(Bet("").stakes, dtype=torch.float64)
+    first = _Tokens.of(Laws(p.expand(len(p), -1)), torch.arange(len(p)))
+    own = first.place
+    total = torch.zeros_like(stakes)
+    for token in p.nonzero()[:, 0].tolist():
+        law = seconds[token % 2]
+        tokens = torch.arange(len(law))
+        second = _Tokens.of(Laws(law.expand(len(law), -1)), tokens)
+        g = second.place * own[token]
+        total += p[token] * (law[:, None] * (1 + stakes * g[:, None])).sum(0)
+    torch.testing.assert_close(total, torch.ones_like(stakes), rtol=0, atol=1e-12)
+
+
+@given(laws())
+def test_every_bet_on_a_draw_is_fair_and_keeps_its_bounds(pair: list[Tensor]) -> None:
+    p, q = pair
+    tokens = p.nonzero()[:, 0]
+    ladder, ones = _Ladder.of(p, q), torch.ones(len(tokens), dtype=torch.float64)
+    for g in (_surprise(p)[tokens], _warped(p, q)[tokens], _stands(ladder, ladder.ratio[tokens], ones)):
+        assert abs(float((g * p[tokens]).sum())) < 1e-12
+        assert float(g.abs().max()) <= 1 + 1e-12
+
+
+def test_the_score_of_another_temperature_is_its_derivative() -> None:
+    """Against the law that comes out, by enumeration, at two temperatures close to the right one."""
+    p, q = P.flip(0), Q
+
+    def out(power: float) -> Tensor:
+        named = q.pow(power)
+        named = named / named.sum()
+        stands = q * (p / named).clamp(max=1)
+        residual = (p - named).clamp(min=0)
+        return stands + (1 - stands.sum()) * residual / residual.sum()
+
+    step = 1e-6
+    slope = (out(1 + step) - out(1 - step)) / (2 * step)
+    assert float(slope.abs().max()) > 0.01
+    torch.testing.assert_close(_warped(p, q) * 8 * p, slope, rtol=0, atol=1e-6)
+
+
+def test_a_gross_fault_is_put_into_words() -> None:
+    """It wins more than a float holds."""
+    bets = Bets({"a": Bet("it is wrong")})
+    bets.settle("a", torch.full((5000,), 0.9, dtype=torch.float64))
+    assert bets.log_evidence > 400
+    assert "10^" in bets_line(bets)
+    assert bets_figures(bets)["log10_evidence"] == bets.log_evidence
+
+
+def test_tokens_that_are_counted_are_settled_as_one_by_one() -> None:
+    g, times = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([3.0, 2.0], dtype=torch.float64)
+    counted, each = Bets({"a": Bet("")}), Bets({"a": Bet("")})
+    counted.settle("a", g, times=times)
+    each.settle("a", g.repeat_interleave(times.long()))
+    assert counted.num_tokens("a") == each.num_tokens("a") == 5
+    assert counted.log_evidence == pytest.approx(each.log_evidence)
 
 
 @given(laws())
@@ -81,8 +157,8 @@ def played(p: Tensor, true: Tensor, q: Tensor, num_tokens: int, seed: int) -> Be
     bets = Bets({"likeliest": Bet(""), "draft stands": Bet("")})
     for part in tokens.split(1000):
         case = _Tokens.of(Laws(p.expand(len(part), -1)), part)
-        bets.settle("likeliest", *_every_token(case)["likeliest"])
-        bets.settle("draft stands", *_first_of_step(case, q.expand(len(part), -1))["draft stands"])
+        bets.settle("likeliest", *_every_token(case, torch.zeros(len(part), dtype=torch.float64))["likeliest"])
+        bets.settle("draft stands", *_first_of_step(*began(p, q, part))["draft stands"])
     return bets
 
 

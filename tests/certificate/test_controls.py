@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from foredraft.certificate.betting import Bets
-from foredraft.certificate.controls import CONTROLS, DRAWN, GREEDY, SAMPLED, SEEDED, Seen, applying, left_out
-from foredraft.certificate.draws import Draws, Pair
+from foredraft.certificate.controls import CONTROLS, Seen, applying, left_out
+from foredraft.certificate.draws import Chosen, Draws, Pair
+from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
 from tests.laws import random_laws
 
-BY_DRAWS = [control for control in CONTROLS if DRAWN in control.tests]
+SMALL = {"late residual", "warmer q"}
+"""Too small for the laws of a toy; tests/certificate/test_check.py has them on the laws of models."""
+BY_DRAWS = [control for control in CONTROLS if DRAWN in control.tests and control.name not in SMALL]
 PARAMS: dict[str, dict[str, object]] = {
     "whole": {"temperature": 1.0},
     "cooler": {"temperature": 0.7},
@@ -29,7 +32,8 @@ def pairs() -> list[Pair]:
 
 def bets_on(verifier: Verifier, params: dict[str, object], num_tokens: int) -> Bets:
     resolved = SamplingParams(**params).resolve({})  # type: ignore[arg-type]
-    draws, bets = Draws(pairs(), resolved, 3, verifier, 0, most_drafts=2000), Draws.new_bets()
+    draws = Draws(Chosen(pairs(), pairs()), resolved, 3, verifier, 0, most_drafts=2000)
+    bets = draws.new_bets()
     while draws.num_tokens < num_tokens and not bets.is_rejected:
         draws.settle(bets)
     return bets
@@ -43,7 +47,7 @@ def test_the_real_verifier_is_not_rejected(params: dict[str, object]) -> None:
 @pytest.mark.parametrize("params", ["whole", "cooler", "truncated"])
 @pytest.mark.parametrize("control", BY_DRAWS, ids=lambda control: control.name)
 def test_every_broken_draw_is_rejected(control: object, params: str) -> None:
-    assert bets_on(control.verifier, PARAMS[params], 400_000).is_rejected  # type: ignore[attr-defined]
+    assert bets_on(control.verifier, PARAMS[params], 1_200_000).is_rejected  # type: ignore[attr-defined]
 
 
 def test_every_kind_has_a_control_even_without_drafts() -> None:

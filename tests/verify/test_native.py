@@ -20,6 +20,8 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.6},
 ]
 GRID = 400
+EXACT_FLOAT32 = 1e-6
+"""The laws in Python are exact to 1e-12 in float64; of the compiled ones, in float32, 3.4e-7 was the worst measured here."""
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +71,12 @@ class Court:
 
 
 def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
-    """How many stand, to 1e-5; and each next token's share on a grid of uniform numbers, up to what its edges hide."""
+    """How many stand, to EXACT_FLOAT32; and each next token's share on a grid of uniform numbers, up to what its edges hide."""
     court = Court(kernels, case, rule, torch.float32, kept=kept)
     expected = outcome_table(case, court.drafts, rule)
     some = torch.full((len(court.drafts), 1, 2), 0.5, dtype=torch.float64)
     stops = torch.tensor(court.judge(some).stops.tolist(), dtype=torch.float64).view(len(court.drafts), -1)
-    torch.testing.assert_close(stops, expected.sum(-1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(stops, expected.sum(-1), rtol=0, atol=EXACT_FLOAT32)
     for stood in range(case.depth + 1):
         uniforms = torch.empty(len(court.drafts), GRID, 2, dtype=torch.float64)
         uniforms[..., 0] = (stops[:, : stood + 1].sum(1) - stops[:, stood] / 2).clamp(max=1)[:, None]

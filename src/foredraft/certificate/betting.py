@@ -55,11 +55,11 @@ class _Account:
     def __post_init__(self) -> None:
         self.log_gain, self.log_gain_sq = torch.zeros_like(self.stakes), torch.zeros_like(self.stakes)
 
-    def settle(self, g: Tensor, variance: float, shift: float) -> None:
+    def settle(self, g: Tensor, times: Tensor, variance: float, shift: float) -> None:
         gains = torch.log1p(self.stakes * g[:, None])
-        self.log_gain += gains.sum(0)
-        self.log_gain_sq += gains.square().sum(0)
-        self.num_tokens += len(g)
+        self.log_gain += times @ gains
+        self.log_gain_sq += times @ gains.square()
+        self.num_tokens += int(times.sum())
         self.variance += variance
         self.shift += shift
         # an equal part of the first fortune goes on each stake
@@ -87,7 +87,7 @@ class Bets:
 
     @property
     def log_evidence(self) -> float:
-        """Base 10, after paying for the number of bets: -log10 of the odds of so much luck. Infinite once a token came
+        """Base 10 (of gross faults the power itself is beyond a float), after paying for the number of bets: -log10 of the odds of so much luck. Infinite once a token came
         that has probability 0."""
         if self.num_impossible:
             return math.inf
@@ -106,10 +106,19 @@ class Bets:
     def num_tokens(self, name: str) -> int:
         return self._accounts[name].num_tokens
 
-    def settle(self, name: str, g: Tensor, variance: Tensor, shift: Tensor | None = None) -> None:
-        """g: [N] float64, of N tokens. variance: [N], of g under the claim. shift: [N], its mean under the alternative
-        that smallest_share asks about."""
-        self._accounts[name].settle(g.cpu(), float(variance.sum()), 0.0 if shift is None else float(shift.sum()))
+    def settle(
+        self,
+        name: str,
+        g: Tensor,
+        variance: Tensor | None = None,
+        shift: Tensor | None = None,
+        *,
+        times: Tensor | None = None,
+    ) -> None:
+        """g: [N] float64, of N tokens. variance: [N], of g under the claim; shift: [N], its mean under the alternative: for
+        a bet that smallest_share is asked about. times: [N] float64, how many tokens gave this g; None: one each."""
+        totals = (0.0 if part is None else float(part.sum()) for part in (variance, shift))
+        self._accounts[name].settle(g.cpu(), g.new_ones(len(g)).cpu() if times is None else times, *totals)
 
     def power_at(self, scale: float) -> float:
         """The odds of an alarm on `scale` times as many tokens, if they are like those that were seen."""

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from foredraft.cache import KVCache, MemoryPool
 from foredraft.certificate.drafts import law_of
+from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
 from foredraft.model import LanguageModel
 from foredraft.proposal import CERTAIN, Proposal, Verdict
 from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
 from foredraft.verify.law import drafted
-
-GREEDY, SEEDED, SAMPLED, DRAWN = "greedy", "seeded", "sampled", "drawn"
-"""The kinds of what is tested: three of text, and the verifier's draws alone."""
 
 Histories: TypeAlias = Sequence[Sequence[int]]
 Mutation = Callable[[Tensor, Proposal, Sequence[Sampler], Histories], Verdict]
@@ -32,12 +30,22 @@ _LIKELY_ENOUGH = 0.1
 _LENIENCE = 2.0
 _LOW = 0.5
 _COOLER = 0.8
+_WARMER = 1.02
+_DEEP = 3
+"""Draft tokens that stand before one that falls late."""
+_FAR = 68
+"""Tokens of a text."""
+_FAR_ENOUGH = 96
+"""Tokens of a text in which something that begins behind _FAR has room to show."""
+_MILD = 0.2
+"""A penalty too small to change many texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """One mistake. tests: the kinds of text in which it shows. needs: "" or what must happen for it to make a difference:
-    "drafts"; "sampled": drafts drawn from a law; "block": those, under that rule.
+    "drafts"; "sampled": drafts drawn from a law; "block": those, under that rule; "deep": those, long ones; "far drafts": in long
+    texts; "penalties"; "rows in step": steps that use their noise in the same order.
     verifier: the broken one. target: what else is broken, given the target.
     """
 
@@ -115,6 +123,45 @@ def forgets_the_residual(
     return replace(right, next_ids=torch.where(right.num_accepted < proposal.lens, own, right.next_ids))
 
 
+def forgets_the_residual_late(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """The same, but only where the fourth draft token or a later one is the first that falls."""
+    right, _ = verify(logits, proposal, samplers, histories)
+    own = _own_tokens(right.num_accepted, logits, proposal, samplers, histories)
+    is_late = (right.num_accepted >= _DEEP) & (right.num_accepted < proposal.lens)
+    return replace(right, next_ids=torch.where(is_late, own, right.next_ids))
+
+
+class ReusesNoise:
+    """A verifier that draws with the uniform numbers of the step before in every second step."""
+
+    def __init__(self) -> None:
+        self._generator: torch.Generator | None = None
+        self._used: Tensor | None = None
+
+    def __call__(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        samplers: Sequence[Sampler],
+        histories: Histories,
+        *,
+        near_tie: float = 0.0,
+    ) -> tuple[Verdict, Tensor]:
+        generator = samplers[0].generator
+        own = generator.get_state()
+        if generator is not self._generator or self._used is None:
+            self._generator, self._used = generator, own
+            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
+        generator.set_state(self._used)
+        self._used = None
+        try:
+            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
+        finally:
+            generator.set_state(own)
+
+
 def exchanges_p_and_q(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories) -> Verdict:
     """After a rejection it draws from max(q - p, 0)."""
     right, _ = verify(logits, proposal, samplers, histories)
@@ -145,6 +192,30 @@ def weighs_by_another_law(
     if probs is not None:
         flat = probs.sqrt()
         proposal = replace(proposal, probs=flat / flat.sum(-1, keepdim=True))
+    return verify(logits, proposal, samplers, histories)[0]
+
+
+def weighs_at_another_temperature(
+    logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
+) -> Verdict:
+    """q as it would be at a temperature 2 % higher."""
+    probs = proposal.probs
+    if probs is not None:
+        warm = probs.double().pow(1 / _WARMER)
+        proposal = replace(proposal, probs=(warm / warm.sum(-1, keepdim=True)).to(probs.dtype))
+    return verify(logits, proposal, samplers, histories)[0]
+
+
+def counts_ahead(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories) -> Verdict:
+    """Each row's penalties count the whole draft, and not only what stands before the row."""
+    logits = logits.clone() if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    for sampler, start, ids, length in zip(
+        samplers, _starts(proposal).tolist(), proposal.ids.tolist(), proposal.lens.tolist(), strict=True
+    ):
+        penalty = sampler.params.frequency_penalty + sampler.params.presence_penalty
+        for row in range(length):
+            for token in ids[row:length]:
+                logits[start + row, token] -= penalty
     return verify(logits, proposal, samplers, histories)[0]
 
 
@@ -256,13 +327,45 @@ class StaleCache(KVCache):
             self._num_stale.pop(seq_id, None)
 
 
-class _StaleModel(LanguageModel):
+class FarStaleCache(KVCache):
+    """Keeps the keys and values of the token before in the place of the last one, where a whole draft stood and more than
+    _FAR tokens are held."""
+
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
+        super().__init__(pool, bytes_per_token, max_len)
+        self._num_kept: dict[int, int] = {}
+
+    def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
+        held, before = self.num_held(seq_id), self._num_kept.get(seq_id, 0)
+        missing = super().keep_prefix_of(seq_id, wanted, at_most)
+        kept = self._num_kept[seq_id] = self.num_held(seq_id)
+        if kept == held > _FAR and before and kept > before + 1:
+            region = self.region(seq_id)
+            for layer in region.layers:
+                for rows in region.layer(layer):
+                    rows[:, -1] = rows[:, -2]
+        return missing
+
+    def drop(self, seq_ids: Sequence[int]) -> None:
+        super().drop(seq_ids)
+        for seq_id in seq_ids:
+            self._num_kept.pop(seq_id, None)
+
+
+class _ModelWithCache(LanguageModel):
+    cache_type: type[KVCache] = KVCache
+
     def new_cache(self, pool: MemoryPool) -> KVCache:
-        return StaleCache(pool, self.traits.bytes_per_token, self.traits.context_len)
+        return self.cache_type(pool, self.traits.bytes_per_token, self.traits.context_len)
 
 
-def _with_stale_cache(model: LanguageModel) -> LanguageModel:
-    return _StaleModel(model.hf, model.traits, model.body)
+def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], LanguageModel]:
+    def broken(model: LanguageModel) -> LanguageModel:
+        found = _ModelWithCache(model.hf, model.traits, model.body)
+        found.cache_type = cache_type
+        return found
+
+    return broken
 
 
 # --- all of them --------------------------------------------------------------------------------------------------
@@ -285,11 +388,23 @@ CONTROLS: tuple[Control, ...] = (
     ),
     Control("lost token", "the last draft token that stands is lost", _ALL, "drafts", _verifier(drops_a_token)),
     Control(
-        "stale cache", "a rejected token stays in the cache", _ALL, "drafts", target=_with_stale_cache
+        "stale cache", "a rejected token stays in the cache", _ALL, "drafts", target=_with_cache(StaleCache)
+    ),
+    Control(
+        "stale far on", "behind 68 tokens the last of a draft that stood whole is stale in the cache", (GREEDY, SEEDED),
+        "far drafts", target=_with_cache(FarStaleCache),
+    ),
+    Control(
+        "counts ahead", "penalties count draft tokens that are not there yet", (GREEDY, SEEDED), "penalties",
+        _verifier(counts_ahead),
     ),
     Control("lenient", "draft tokens stand with min(1, 2 p/q)", (DRAWN,), "sampled", _by(**LENIENT)),
     Control(
         "no residual", "a recovered token is drawn from p", (SAMPLED, DRAWN), "sampled", _verifier(forgets_the_residual)
+    ),
+    Control(
+        "late residual", "the same, but only behind three draft tokens or more", (DRAWN,), "deep",
+        _verifier(forgets_the_residual_late),
     ),
     Control(
         "p and q exchanged", "a recovered token is drawn from max(q - p, 0)", (DRAWN,), "sampled",
@@ -298,6 +413,14 @@ CONTROLS: tuple[Control, ...] = (
     Control(
         "another q", "drafts are weighed by a law they were not drawn from", (DRAWN,), "sampled",
         _verifier(weighs_by_another_law),
+    ),
+    Control(
+        "warmer q", "drafts are weighed by their law at a temperature 2 % higher", (DRAWN,), "sampled",
+        _verifier(weighs_at_another_temperature),
+    ),
+    Control(
+        "noise again", "every second step draws with the noise of the one before", (SAMPLED,), "rows in step",
+        ReusesNoise(),
     ),
     Control(
         "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (DRAWN,), "sampled",
@@ -336,23 +459,35 @@ CONTROLS: tuple[Control, ...] = (
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What happened while the real verifier was tried. num_sampled: draft tokens drawn from a law. rule: by which they are
-    verified. length: draft tokens of a step, at most."""
+    verified. length: draft tokens of a step, at most. max_len: tokens of the longest text. penalty: the sum of what a
+    token's logit loses by its count and by its presence."""
 
     num_drafted: int
     num_sampled: int
     rule: str
     length: int
+    max_len: int = 0
+    penalty: float = 0.0
 
     def lacks(self, needs: str) -> str | None:
         """Why a control that needs this could show nothing; None if it can."""
+        if needs == "rows in step":
+            has_certain = self.num_drafted and not self.num_sampled
+            return "steps over certain drafts do not use their noise in the same places" if has_certain else None
         if needs and not self.num_drafted:
             return "nothing was drafted"
-        if needs in ("sampled", "block") and not self.num_sampled:
+        if needs in ("sampled", "block", "deep") and not self.num_sampled:
             return "no draft token was drawn from a law"
         if needs == "block" and self.rule != "block":
             return f"drafts are verified by {self.rule}"
         if needs == "block" and self.length < 2:
             return "one draft token at a time is no block"
+        if needs == "deep" and self.length <= _DEEP:
+            return f"at most {self.length} draft tokens stand before one that falls"
+        if needs == "far drafts" and self.max_len < _FAR_ENOUGH:
+            return f"the texts end before token {_FAR_ENOUGH}"
+        if needs == "penalties" and abs(self.penalty) < _MILD:
+            return "there is no frequency or presence penalty to speak of"
         return None
 
 

@@ -1,4 +1,4 @@
-"""A drafter that is watched, and made worse for every second sequence.
+"""Who is asked for drafts in a test: drafters in turn, each of them watched, and made worse for every second sequence.
 
 A drafter that is nearly always right shows next to nothing of what verification does after a rejection, and one that
 seldom drafts shows nothing at all. Worse drafts are still honest ones, so what is promised holds for them too.
@@ -6,6 +6,7 @@ seldom drafts shows nothing at all. Worse drafts are still honest ones, so what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,10 +14,48 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foredraft.policy import Ask, FixedPolicy
 from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.sampling import Laws, Sampler
+from foredraft.sequence import TokenSequence
+from foredraft.step import Step
 
 _HOTTER = 2.0
+_TURN = 8
+
+
+class InTurn:
+    """Drafters in turn, for as many tokens as the request wants: in one text one after the other, and at the same time
+    different ones in different texts. A policy that drafts what pays may draft nothing, and a test of that shows nothing.
+
+    Whose turn it is follows from the number and the length of a text alone, so it cannot bias it.
+    """
+
+    def __init__(self, drafters: Sequence[str]) -> None:
+        self._drafters = [FixedPolicy(name) for name in drafters]
+
+    @property
+    def fallbacks(self) -> Counter[tuple[str, str]]:
+        return sum((drafter.fallbacks for drafter in self._drafters), Counter())
+
+    def begin(self, running: Sequence[TokenSequence]) -> None:
+        for drafter in self._drafters:
+            drafter.begin(running)
+
+    def ask(self, sequence: TokenSequence) -> Ask:
+        # texts come in twos, of which the second one's drafts are worsened
+        turn = sequence.seq_id // 2 + len(sequence.tokens) // _TURN
+        return self._drafters[turn % len(self._drafters)].ask(sequence)
+
+    def observe(self, step: Step) -> None:
+        """Nothing is learnt."""
+
+    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        new = [name for drafter in self._drafters for name in drafter.rest(drafters, reason, num_steps)]
+        return list(dict.fromkeys(new))
+
+    def resting(self) -> dict[str, str]:
+        return {name: why for drafter in self._drafters for name, why in drafter.resting().items()}
 
 
 class FirstDraft(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from foredraft.certificate.trial import Text
@@ -25,6 +27,17 @@ def read_whole(model: LanguageModel, texts: Sequence[Text]) -> Iterator[tuple[li
         cache = model.scratch_cache([len(text.tokens) for text in batch])
         reads = [Read(i, text.tokens[:-1], len(text.output_ids)) for i, text in enumerate(batch)]
         yield batch, model.read(reads, cache)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For arithmetic in many small calls: threads that wait for each other make it several times slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def rows_of(texts: Sequence[Text]) -> list[Row]:

@@ -7,6 +7,9 @@ from typing import Any
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 
+GREEDY, SEEDED, SAMPLED, DRAWN = "greedy", "seeded", "sampled", "drawn"
+"""The kinds of what is tested: three of text, and the verifier's draws alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
@@ -50,8 +53,8 @@ class ControlResult:
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """verdict: "passed" where every test passed and every control was rejected; "failed" where a test failed;
-    "inconclusive" where all tests passed but a control passed too, so that they prove little. reason: in one line, None
-    where it passed. left_out: what was not tested, and why, a line each.
+    "inconclusive" where all tests passed but a control passed too, or was not tried for lack of time, so that they prove
+    little. reason: in one line, None where it passed. left_out: what was not tested, and why, a line each.
 
     row_exact: whether rows are bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
     drafts: how they were asked for. speculative_tokens: draft tokens of a step, at most.
@@ -86,8 +89,8 @@ class Certificate:
         return asdict(self)
 
 
-def verdict_of(checks: list[CheckResult], controls: list[ControlResult]) -> tuple[str, str | None]:
-    """(verdict, reason)"""
+def verdict_of(checks: list[CheckResult], controls: list[ControlResult], untried: list[str]) -> tuple[str, str | None]:
+    """untried: the names of controls that were to be tried and were not, or not to the end. -> (verdict, reason)"""
     failed = next((check for check in checks if not check.passed), None)
     if failed is not None:
         return FAILED, f"{failed.name}, {failed.kind}: {failed.detail}"
@@ -95,5 +98,9 @@ def verdict_of(checks: list[CheckResult], controls: list[ControlResult]) -> tupl
     if missed:
         return INCONCLUSIVE, (
             f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts that are drafted for"
+        )
+    if untried:
+        return INCONCLUSIVE, (
+            f"the time was over before {len(untried)} broken verifiers were rejected: {', '.join(untried)}: raise --budget"
         )
     return PASSED, None

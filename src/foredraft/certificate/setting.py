@@ -1,15 +1,20 @@
-"""What all tests of a certificate have in common: models, parameters, prompts, and how much time there is."""
+"""What all tests of a certificate have in common: models, parameters, prompts, and how much is looked at.
+
+Work is planned, in tokens and draws, from the budget and from how fast this machine is when it is left alone. So a busy
+machine takes longer over the same work, and what a test can find does not depend on its neighbours. It has a limit
+all the same: after OVERTIME times the budget, by the clock on the wall, what is left is cut, and said.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from foredraft.certificate.controls import GREEDY, SEEDED
+from foredraft.certificate.drafts import InTurn
 from foredraft.certificate.reading import row_noise
+from foredraft.certificate.report import GREEDY, SEEDED
 from foredraft.certificate.trial import Subject, Text, Trial, plain
-from foredraft.certificate.turns import InTurn
 from foredraft.equipment import NO_DRAFT
 from foredraft.llm import LLM
 from foredraft.request import Prompt
@@ -18,28 +23,49 @@ from foredraft.sampling import AUTO, SamplingParams
 DRAFT_LEN = 4
 """Draft tokens of a step where their number is left to the policy."""
 
-SHARE = 0.4
-"""Of the budget, for one part of it at most."""
+OVERTIME = 1.5
+"""The most that a busy machine may take, in budgets."""
+
+_IDENTITY_SHARE, _SAMPLED_SHARE = 0.4, 0.3
+"""Of the budget: what the tests of identity and their controls take, and the texts of the distribution test."""
+_DRAWS_PER_SECOND = 10_000
+"""Tokens of the test of the verifier alone, for each second of the budget; a processor draws several times as many."""
+_MOST_DRAWS = 900_000
 
 _SOME = 4
-_WRITTEN = 14
+_WRITTEN = 9
 """How often all prompts are completed for the tests of identity, controls included, about."""
+_MOST_COPIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """seconds: of the budget, from `began`, by the clock on the wall."""
+
+    seconds: float
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.began
+
+    def is_over(self, *, budgets: float = OVERTIME) -> bool:
+        return self.spent > budgets * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """params: the request's, complete. length: tokens of a text. budget: seconds. num_tokens: that the distribution test
-    looks at, at most. rate: tokens that plain decoding writes in a second. noise: how far a logit may be off
-    (reading.row_noise).
+    """params: the request's, complete. length: tokens of a text, at most. num_tokens, num_draws: that the test of the
+    distribution and that of the verifier alone look at, at most. noise: how far a logit may be off (reading.row_noise).
     """
 
     llm: LLM
     params: SamplingParams
     prompts: Sequence[Prompt]
     length: int
-    budget: float
+    deadline: Deadline
     num_tokens: int
-    rate: float = 1.0
+    num_draws: int = _MOST_DRAWS
     noise: float = 0.0
 
     @property
@@ -83,9 +109,15 @@ class Setting:
         """Of all noise of the certificate."""
         return self.params.seed or 0
 
+    @property
+    def num_copies(self) -> int:
+        """Texts of a prompt in the tests of identity: as many as the request wants, in pairs (drafts.py), and not too many."""
+        return min(2 * -(-self.params.n // 2), _MOST_COPIES)
+
     def params_of(self, kind: str) -> SamplingParams:
         base = replace(
             self.params,
+            n=1,
             max_tokens=self.length,
             min_tokens=min(self.params.min_tokens, self.length),
             speculative_tokens=self.gamma,
@@ -102,22 +134,48 @@ class Setting:
         return Trial(subject, self.seed, None if is_auto else InTurn(self.drafters), self.gamma, script)
 
 
+def shortened(params: SamplingParams, length: int) -> SamplingParams:
+    """The same for texts of at most so many tokens: what they begin with does not change."""
+    length = min(length, params.max_tokens or length)
+    return replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length))
+
+
 def measured(setting: Setting) -> tuple[Setting, list[str]]:
     """How fast this goes, and from that how much of it there will be. -> (the setting for that, what it leaves out)"""
     some = setting.prompts[:_SOME]
-    params = replace(setting.params_of(GREEDY), max_tokens=min(8, setting.length), min_tokens=0, ignore_eos=True)
+    params = replace(
+        setting.params_of(GREEDY),
+        max_tokens=min(8, setting.length),
+        min_tokens=0,
+        stop=(),
+        stop_token_ids=(),
+        ignore_eos=setting.params.structured_outputs is None,
+    )
     trial = setting.trial(Subject(setting.llm))
     trial.write(some[:1], params)  # whatever only a first pass has to do
-    started = time.perf_counter()
+    wall, processor = time.perf_counter(), time.process_time()
     texts = trial.write(some, plain(params))
-    spent = time.perf_counter() - started
+    # where others take turns with this process the clock on the wall runs on, and that of the process does not
+    spent = min(time.perf_counter() - wall, time.process_time() - processor)
     rate = sum(len(text.output_ids) for text in texts) / max(spent, 1e-6)
-    affordable = SHARE * setting.budget * rate / _WRITTEN
-    num_prompts = len(setting.prompts)
+    planned, left_out = _planned(setting, rate)
+    return replace(planned, noise=row_noise(setting.llm.target, texts[0].tokens)), left_out
+
+
+def _planned(setting: Setting, rate: float) -> tuple[Setting, list[str]]:
+    """rate: tokens that plain decoding writes in a second."""
+    budget, num_prompts = setting.deadline.seconds, len(setting.prompts)
+    affordable = _IDENTITY_SHARE * budget * rate / _WRITTEN * 2 / setting.num_copies
     length = int(min(setting.length, max(8, affordable / num_prompts)))
     num_kept = max(1, min(num_prompts, int(affordable / length)))
+    num_tokens = max(length, min(setting.num_tokens, int(_SAMPLED_SHARE * budget * rate)))
+    num_draws = max(1, min(setting.num_draws, int(_DRAWS_PER_SECOND * budget)))
     left_out = []
+    if length < setting.length:
+        left_out.append(f"what comes behind {length} tokens of a text, of {setting.length}: raise --budget")
     if num_kept < num_prompts:
-        left_out.append(f"{num_prompts - num_kept} of {num_prompts} prompts, for lack of time: raise --budget")
-    noise = row_noise(setting.llm.target, texts[0].tokens)
-    return replace(setting, prompts=setting.prompts[:num_kept], length=length, rate=rate, noise=noise), left_out
+        left_out.append(f"{num_prompts - num_kept} of {num_prompts} prompts: raise --budget")
+    if setting.params.n > setting.num_copies:
+        left_out.append(f"texts {setting.num_copies + 1} to {setting.params.n} of a prompt")
+    prompts = setting.prompts[:num_kept]
+    return replace(setting, prompts=prompts, length=length, num_tokens=num_tokens, num_draws=num_draws), left_out

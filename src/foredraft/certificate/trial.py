@@ -1,14 +1,16 @@
-"""Texts written on trial: with the user's models and settings, and a verifier that may be broken."""
+"""Texts written on trial: with the user's models and settings, and a verifier that may be broken; and what a test of them is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from foredraft.certificate.drafts import FirstDraft, WatchedDrafter
+from foredraft.certificate.report import CheckResult
 from foredraft.equipment import NO_DRAFT
 from foredraft.errors import RequestError
+from foredraft.grammar import Grammar
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel
 from foredraft.policy import Policy
@@ -19,21 +21,36 @@ from foredraft.verify import Verifier, verify
 
 
 class Text(NamedTuple):
-    """tokens: prompt and output. firsts: what its steps began with, by position in tokens (WatchedDrafter)."""
+    """tokens: prompt and output. firsts: what its steps began with, by position in tokens (WatchedDrafter). grammar: that of
+    its structured_outputs."""
 
     tokens: list[int]
     prompt_len: int
     sampler: Sampler
     firsts: Mapping[int, FirstDraft] = {}
+    grammar: Grammar | None = None
 
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[self.prompt_len :]
 
-    def fresh_sampler(self, like: Sampler | None = None) -> Sampler:
-        """As the request had it when it began: a sampler counts the tokens of the text that it has seen. like: one of
-        this text with other parameters."""
-        return (like or self.sampler).fresh(self.tokens[: self.prompt_len])
+    def upto(self, length: int) -> Text:
+        """Its first `length` tokens of output."""
+        return self._replace(tokens=self.tokens[: self.prompt_len + length])
+
+    def fresh_sampler(self) -> Sampler:
+        """As the request had it when it began, with nothing that the engine's own has seen: counts, and the walk of the
+        constraint, begin anew."""
+        own = self.sampler
+        return Sampler(
+            own.params,
+            self.tokens[: self.prompt_len],
+            own.generator,
+            child=own.child,
+            end_ids=own.end_ids,
+            bad_words=own.bad_words,
+            constraint=self.grammar.start(self.prompt_len) if self.grammar else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,43 @@ class Subject:
     llm: LLM
     verifier: Verifier = verify
     target: LanguageModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of the real verifier. num_drafted: draft tokens; num_sampled: those that were drawn from a law. left_out: what could
+    not be tested, a line each. max_len: tokens of the longest text, prompt included."""
+
+    results: Sequence[CheckResult]
+    num_drafted: int
+    num_sampled: int
+    left_out: Sequence[str] = ()
+    max_len: int = 0
+
+
+class Rejection(NamedTuple):
+    """Of a broken verifier. by: the test that rejected it, None if none did. num_tokens: looked at. power: see
+    ControlResult. is_cut: it was not rejected yet when the time was over."""
+
+    by: str | None
+    num_tokens: int
+    power: float | None
+    is_cut: bool = False
+
+
+class Test(Protocol):
+    @property
+    def kind(self) -> str:
+        """Of what is looked at (controls.py)."""
+        ...
+
+    def run(self) -> Found:
+        """Try the real verifier. Once, and before `reject`."""
+        ...
+
+    def reject(self, subject: Subject) -> Rejection:
+        """Try a broken one on no more than the real one was tried on, until it is rejected or the time is over."""
+        ...
 
 
 class Trial:
@@ -94,7 +148,7 @@ class Trial:
             for drafter in self._drafters.values()
             for position, first in drafter.take(sequence.seq_id).items()
         }
-        return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts)
+        return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts, request.grammar)
 
 
 def plain(params: SamplingParams) -> SamplingParams:

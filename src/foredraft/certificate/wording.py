@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from foredraft.certificate.betting import FALSE_ALARM, Bets
-from foredraft.certificate.forced import Forced
-from foredraft.certificate.identity import Identity
+
+if TYPE_CHECKING:
+    from foredraft.certificate.identity import Forced, Identity
 
 
 def identity_line(found: Identity) -> str:
@@ -36,9 +38,9 @@ def forced_line(forced: Forced, noise: float) -> str:
 
 def bets_line(bets: Bets) -> str:
     if bets.num_impossible:
-        return f"{bets.num_impossible} tokens have probability 0 under the target"
+        return f"{bets.num_impossible} tokens have probability 0 under the law that they are said to have"
     best = bets.bets[bets.best].says
-    won = f"the best bet against the target's law won {10**bets.log_evidence:,.1f} to 1, and {1 / FALSE_ALARM:,.0f} rejects"
+    won = f"the best bet against the claim won {_times(bets.log_evidence)} to 1, and {1 / FALSE_ALARM:,.0f} rejects"
     return f"{best}: {won}" if bets.is_rejected else won
 
 
@@ -55,3 +57,16 @@ def bets_odds(share: float | None, likeliest: float | None) -> str:
 def finite(value: float) -> float | None:
     """For JSON, which knows no infinity."""
     return value if math.isfinite(value) else None
+
+
+def _times(log10: float) -> str:
+    """A power of ten, of which a gross fault gives more than a float holds."""
+    return f"{10**log10:,.1f}" if log10 < 9 else f"10^{log10:,.0f}"
+
+
+def bets_figures(bets: Bets) -> dict[str, Any]:
+    return {
+        "log10_evidence": finite(bets.log_evidence),
+        "log10_limit": -math.log10(FALSE_ALARM),
+        "num_impossible": bets.num_impossible,
+    }

@@ -11,35 +11,51 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import prompts_of
 from foredraft.cli.options import (
+    BadWordsOption,
     BatchInvariantOption,
+    ChoiceOption,
+    ConfigOption,
+    CopiesOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
     DtypeOption,
+    FrequencyOption,
     GammaOption,
+    GrammarOption,
     IgnoreEosOption,
     JsonOption,
+    LogitBiasOption,
+    MaxMemoryOption,
     MethodOption,
+    MinAcceptanceOption,
     MinPOption,
+    MinTokensOption,
     ModelOption,
     Models,
     PenaltyOption,
+    PresenceOption,
     QuantizationOption,
+    RegexOption,
     RevisionOption,
+    SchemaOption,
     SeedOption,
+    StopIdsOption,
+    StopOption,
     TemperatureOption,
     ThreadsOption,
     TokensOption,
     TopKOption,
     TopPOption,
     TrustOption,
+    VerificationOption,
     sampling_params,
 )
 from foredraft.errors import ForedraftError
 
 _NOT_PASSED = 1
-_BUDGET = 60.0  # as in foredraft.certificate, which is slow to import
-_TOKENS = 32
+_BUDGET = 120.0  # as in foredraft.certificate, which is slow to import
+_TOKENS = 96
 
 
 @app.command()
@@ -52,15 +68,31 @@ def check(
     model: ModelOption = None,
     draft_model: DraftOption = None,
     method: MethodOption = None,
-    speculative_tokens: GammaOption = "auto",
+    speculative_tokens: GammaOption = None,
+    settings_file: ConfigOption = None,
+    min_acceptance_rate: MinAcceptanceOption = None,
+    max_draft_memory: MaxMemoryOption = None,
     max_tokens: TokensOption = _TOKENS,
+    min_tokens: MinTokensOption = 0,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
     min_p: MinPOption = None,
     repetition_penalty: PenaltyOption = None,
+    presence_penalty: PresenceOption = 0.0,
+    frequency_penalty: FrequencyOption = 0.0,
+    logit_bias: LogitBiasOption = None,
+    bad_words: BadWordsOption = None,
     seed: SeedOption = None,
+    n: CopiesOption = 1,
+    stop: StopOption = None,
+    stop_token_ids: StopIdsOption = None,
     ignore_eos: IgnoreEosOption = False,
+    json_schema: SchemaOption = None,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
+    verification: VerificationOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -69,7 +101,13 @@ def check(
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     num_threads: ThreadsOption = None,
-    budget: Annotated[float, typer.Option(help="Seconds, about. With fewer, less is looked at and stated.")] = _BUDGET,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="Seconds. How much is looked at is planned from it; a busy machine may take 1.5 times as long, and what that "
+            "cuts is said."
+        ),
+    ] = _BUDGET,
     as_json: JsonOption = False,
 ) -> None:
     """Is speculation lossless with this target, this drafter and these settings?

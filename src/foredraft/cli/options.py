@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,9 +26,16 @@ _SAMPLING_OPTIONS = (
     "top_k",
     "min_p",
     "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
     "seed",
     "stop",
+    "stop_token_ids",
     "ignore_eos",
+    "verification",
 )
 
 ModelOption = Annotated[
@@ -72,6 +80,27 @@ TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the like
 TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]
 MinPOption = Annotated[float | None, typer.Option("--min-p", help="Keep tokens at least this likely, beside the top.")]
 PenaltyOption = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 discourages repetition.")]
+PresenceOption = Annotated[
+    float,
+    typer.Option("--presence-penalty", help="Above 0 discourages what was written before, below 0 encourages it."),
+]
+FrequencyOption = Annotated[
+    float, typer.Option("--frequency-penalty", help="The same for each time that it was written.")
+]
+LogitBiasOption = Annotated[
+    list[str] | None, typer.Option("--logit-bias", metavar="ID=NUMBER", help="Added to a token's logit; repeatable.")
+]
+BadWordsOption = Annotated[
+    list[str] | None, typer.Option("--bad-words", help="A string that must not be written; repeatable.")
+]
+MinTokensOption = Annotated[int, typer.Option("--min-tokens", help="The fewest tokens to write.")]
+StopIdsOption = Annotated[
+    list[int] | None, typer.Option("--stop-token-ids", help="A token id that ends the text; repeatable.")
+]
+VerificationOption = Annotated[
+    str | None, typer.Option(help="block, rejection or coupled. Default: coupled with a seed, else block.")
+]
+CopiesOption = Annotated[int, typer.Option("--n", help="That many texts from one prompt.")]
 SeedOption = Annotated[
     int | None, typer.Option(help="Then the text depends on model, prompt, parameters and seed alone.")
 ]
@@ -201,9 +230,23 @@ def sampling_params(context: typer.Context, **settings: Any) -> SamplingParams:
     from foredraft.sampling import SamplingParams
 
     given = {name: context.params[name] for name in _SAMPLING_OPTIONS if name in context.params}
-    if "stop" in given:
-        given["stop"] = tuple(given["stop"] or ())
+    for name in ("stop", "bad_words", "stop_token_ids"):
+        if name in given:
+            given[name] = tuple(given[name] or ())
+    if "logit_bias" in given:
+        given["logit_bias"] = _logit_bias(given["logit_bias"] or ())
     return SamplingParams(**given, **_structured_outputs(context), **settings)
+
+
+def _logit_bias(items: Sequence[str]) -> dict[int, float] | None:
+    """items: ID=NUMBER. Raises ForedraftError for what is none."""
+    try:
+        found = {int(token): float(value) for token, value in (item.split("=", 1) for item in items)}
+    except ValueError:
+        raise ForedraftError(
+            f"--logit-bias takes a token id and a number, as in 42=-1.5, not {' '.join(items)}"
+        ) from None
+    return found or None
 
 
 def _structured_outputs(context: typer.Context) -> dict[str, Any]:
