@@ -16,17 +16,17 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # Lowest first. A module may import from the lines above its own, never from its own line or from below.
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
-    {"errors", "fairness", "folders", "machine", "prefix"},
-    {"settings", "isolation"},
+    {"errors", "fairness", "lazy", "machine", "prefix", "startup"},
+    {"settings", "checkpoint", "folders", "isolation"},
     {"kernels"},
     {"sampling"},
-    {"proposal", "gpu"},
+    {"proposal", "gpu", "arguments"},
     {"stats", "contract"},
     {"sequence"},
     {"verify", "cache", "step", "forced", "logprobs"},
     {"model"},
     {"drafters", "policy", "panel"},
-    {"scheduler", "faults"},
+    {"scheduler", "faults", "methods"},
     {"engine", "equipment"},
     {"text", "outputs", "grammar"},
     {"request"},

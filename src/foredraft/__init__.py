@@ -5,8 +5,9 @@ A drafter guesses, the target vouches, nothing else is trusted.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foredraft.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.aio import AsyncLLM
@@ -43,22 +44,17 @@ __all__ = [
     "generate",
 ]
 
-# PyTorch takes seconds to import: the command line's --help should not wait for it.
-_HOMES = {
-    "aio": ("AsyncLLM",),
-    "certificate": ("Certificate", "check"),
-    "errors": ("ForedraftError", "ModelError", "RequestError", "VocabularyError"),
-    "hf": ("custom_generate", "generate"),
-    "llm": ("LLM",),
-    "outputs": ("CompletionOutput", "Delta", "RequestOutput"),
-    "proposal": ("DraftRequest", "Drafter", "Proposal"),
-    "sampling": ("SamplingParams", "StructuredOutputs"),
-    "sequence": ("Origin",),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
-    return getattr(import_module(f"foredraft.{_HOME_OF[name]}"), name)
+__getattr__ = attributes(
+    __name__,
+    {
+        "aio": ("AsyncLLM",),
+        "certificate": ("Certificate", "check"),
+        "errors": ("ForedraftError", "ModelError", "RequestError", "VocabularyError"),
+        "hf": ("custom_generate", "generate"),
+        "llm": ("LLM",),
+        "outputs": ("CompletionOutput", "Delta", "RequestOutput"),
+        "proposal": ("DraftRequest", "Drafter", "Proposal"),
+        "sampling": ("SamplingParams", "StructuredOutputs"),
+        "sequence": ("Origin",),
+    },
+)

@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from foredraft.errors import ForedraftError
+
 
 def user_folders() -> list[Path]:
     """The user's cache, and one in the system's folder for temporary files where that cannot be had."""
@@ -28,3 +30,11 @@ def can_write(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
+
+
+def make_directory(directory: Path) -> None:
+    """Raises ForedraftError where it cannot be: better before a measurement than after it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForedraftError(f"{directory}: cannot be a report's directory: {error.strerror}") from None

@@ -23,9 +23,10 @@ from transformers import (
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from foredraft.engine import Engine
-from foredraft.equipment import Methods, choose_methods, equip
+from foredraft.equipment import equip
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import draft_beside
+from foredraft.methods import Methods, choose_methods
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams

@@ -13,28 +13,30 @@ from typing import Any, TypeAlias
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from foredraft.arguments import check_draft_len, check_numbers, check_threads, check_thresholds
 from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine import Engine
-from foredraft.equipment import NO_DRAFT, Method, Methods, choose_methods, draft_of, equip, name_of, names_of
-from foredraft.errors import ForedraftError, ModelError, VocabularyError, shown
+from foredraft.equipment import equip
+from foredraft.errors import ForedraftError, ModelError, VocabularyError
 from foredraft.grammar import Grammars
 from foredraft.machine import this_machine
+from foredraft.methods import NO_DRAFT, Method, Methods, choose_methods, draft_of, name_of, names_of
 from foredraft.model import (
     EMBEDDED,
     Demand,
     LanguageModel,
     LoadOptions,
     check_vocabulary,
+    examine,
     load_model,
     load_tokenizer,
 )
 from foredraft.outputs import Delta, RequestOutput
-from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy, check_thresholds
+from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.proposal import Drafter
 from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
-from foredraft.sampling.params import MOST_INT
 from foredraft.scheduler import Limits
 from foredraft.settings import Settings
 from foredraft.text import render_chat
@@ -126,15 +128,15 @@ class LLM:
         max_speculative_tokens = settings.max_speculative_tokens
         if max_speculative_tokens is None:
             max_speculative_tokens = MAX_SPECULATIVE_TOKENS
-        _check_numbers(
+        check_numbers(
             max_speculative_tokens=(max_speculative_tokens, 1),
             max_num_seqs=(max_num_seqs, 1),
             max_num_batched_tokens=(max_num_batched_tokens, 1),
-            num_threads=(num_threads, 1),
             cache_memory=(cache_memory, 1),
             seed=(seed, 0),
         )
-        _check_draft_len(speculative_tokens)
+        check_threads(num_threads)
+        check_draft_len(speculative_tokens)
         check_thresholds(min_acceptance_rate, max_draft_memory)
         self._rules = checked_rules(verification_rules or {})
         if num_threads is not None:
@@ -145,6 +147,9 @@ class LLM:
                 draft_model = EMBEDDED / "draft"
         methods = choose_methods(method, has_draft_model=draft_model is not None)
         options = LoadOptions(dtype, device, revision, trust_remote_code, quantization, batch_invariant=batch_invariant)
+        for source in (model, draft_model):  # a draft that cannot be used is told before the target is loaded
+            if source is not None and not isinstance(source, PreTrainedModel):
+                examine(source, options)
         self.target = load_model(model, options)
         self.tokenizer = _tokenizer(model, tokenizer, options)
         self.options = options
@@ -183,7 +188,7 @@ class LLM:
             only_own = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model stays out of it
             methods = choose_methods(method, has_draft_model="draft_model" in self._drafts and not only_own)
         wanted = self.speculative_tokens if speculative_tokens is None else speculative_tokens
-        _check_draft_len(wanted)
+        check_draft_len(wanted)
         self._load_self_drafts(methods)
         other = copy(self)
         drafters, pool = equip(self.target, self._drafts, methods, self._limits, pool=self.engine.pool)
@@ -458,21 +463,6 @@ class LLM:
         except Exception as error:
             self.frontend.abort(request)
             request.fail(error)
-
-
-def _check_draft_len(speculative_tokens: int | str) -> None:
-    if speculative_tokens != AUTO:
-        if isinstance(speculative_tokens, str):
-            raise ForedraftError(f'speculative_tokens must be a number or "{AUTO}", not {speculative_tokens!r}')
-        _check_numbers(speculative_tokens=(speculative_tokens, 0))
-
-
-def _check_numbers(**settings: tuple[int | None, int]) -> None:
-    for name, (value, least) in settings.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ForedraftError(f"{name} must be an integer of at least {least}, not {shown(value)}")
-        if value is not None and value > MOST_INT:
-            raise ForedraftError(f"{name} must be at most 2^63 - 1, not {shown(value)}")
 
 
 def _tokenizer(

@@ -7,23 +7,26 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
-from foredraft.certificate import Certificate, CheckResult, ControlResult
-from foredraft.demo import Comparison, Side
-from foredraft.inspection import Inspection, MemoryReport, ModelReport
-from foredraft.machine import MachineReport
-from foredraft.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from foredraft.quality import QualityReport
 from foredraft.sequence import Origin
 from foredraft.text import IncrementalDecoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from foredraft.certificate import Certificate, CheckResult, ControlResult
+    from foredraft.demo import Comparison, Side
+    from foredraft.inspection import Inspection, MemoryReport, ModelReport
+    from foredraft.machine import MachineReport
+    from foredraft.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from foredraft.quality import QualityReport
 
 STYLES = {Origin.PLAIN: "default", Origin.ACCEPTED: "green", Origin.RECOVERED: "red", Origin.BONUS: "blue"}
 NAMES = {

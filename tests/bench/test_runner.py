@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from typing import Any
 
 import pytest
@@ -241,10 +241,50 @@ def test_a_text_that_differs_is_found(llm: LLM) -> None:
     assert identity.first_difference.ours == turn.token_ids[5]
 
 
-def test_a_spent_budget_still_asks_one_group(llm: LLM) -> None:
-    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=0.0)
-    assert [run.group for run in found.runs] == [0, 0, 0]
-    assert {run.configuration for run in found.runs} == set(found.names)
+def test_a_spent_budget_still_asks_one_group_of_two_configurations(llm: LLM) -> None:
+    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=0.001)
+    assert [run.group for run in found.runs] == [0, 0]
+    assert {run.configuration for run in found.runs} == set(found.names) == {one.name for one in CONFIGURATIONS[:2]}
+    said = " ".join(found.cut)
+    assert f"left out, because the budget was spent: {CONFIGURATIONS[2].name}" in said
+    assert f"1 of {len(PROMPTS)} questions" in said
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_on_a_slow_machine_a_budget_is_held_by_cutting(llm: LLM, batch_size: int) -> None:
+    """Every look at the clock is ten seconds later."""
+    looks = count()
+    configurations = [Configuration.plain(batch_size), *(Configuration("suffix", g, batch_size) for g in (1, 2, 3, 4))]
+    params = SamplingParams(max_tokens=64, temperature=0.0)
+    found = run_bench(llm, configurations, Workload.of(PROMPTS), params, budget=60.0, now=lambda: 10.0 * next(looks))
+    assert found.names[0] == configurations[0].name
+    assert 2 <= len(found.names) < len(configurations)
+    assert all(len(found.runs_of(name)) == len(found.runs_of(found.baseline)) for name in found.names)
+    assert all(one.name in found.cut[0] for one in configurations if one.name not in found.names)
+
+
+def test_nothing_is_cut_where_the_budget_suffices(llm: LLM) -> None:
+    found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=600.0, repeats=1)
+    assert found.names == [one.name for one in CONFIGURATIONS]
+    assert found.cut == ()
+    assert found.params.max_tokens == GREEDY.max_tokens
+
+
+def test_a_round_that_comes_too_late_is_left_out(llm: LLM) -> None:
+    """The second round finds the machine busy: all that it ran is thrown away, and the first one counts."""
+    rounds, seconds = 0, 0.0
+
+    def show(_: float) -> None:
+        nonlocal rounds, seconds
+        rounds += 1
+        seconds = 100.0 if rounds > 1 else 0.0
+
+    found = run_bench(
+        llm, CONFIGURATIONS[:2], Workload.of(PROMPTS), GREEDY, budget=50.0, progress=show, now=lambda: seconds
+    )
+    assert [run.group for run in found.runs] == [0, 0]
+    llm.engine.drop_retained()
+    assert llm.engine.pool.used == 0
 
 
 def test_a_budget_is_spent_on_repeats_up_to_as_many_as_are_wanted(llm: LLM) -> None:
@@ -272,7 +312,7 @@ def test_the_defaults_are_plain_decoding_and_the_llm_as_it_is(llm: LLM) -> None:
         ({"params": SamplingParams(n=2)}, "n must be 1"),
         ({"params": SamplingParams(max_tokens=None)}, "needs max_tokens"),
         ({"params": SamplingParams(stop="\n")}, "leave stop out"),
-        ({"budget": -1.0}, "budget must be 0 seconds or more"),
+        ({"budget": -1.0}, "budget must be more than 0 seconds"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"params": SamplingParams(max_tokens=800)}, "question a: its turns and their answers may take"),
         ({"workload": Workload.of(["x " * 3000])}, "question 1: the prompt has"),

@@ -246,6 +246,7 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
     babyllama = Path(__file__).parents[3] / "shared" / "models" / "babyllama105"
     assert_refused(distill(toy, empty, out), "empty.txt", "no text")
     assert_refused(distill(toy, latin, out), "latin.txt", "byte 3")
+    (tmp_path / "mbpp.jsonl").write_text('{"text": "a"}')
     assert_refused(distill(toy, tmp_path / "mbpp.jsonl", out), "benchmark")
     assert_refused(distill(toy, text, out, "--layers", "9"), "--layers", "3")
     assert_refused(distill(toy, text, tmp_path / "b", "--layers", "1", "--init", toy), "one of --init")
@@ -275,7 +276,7 @@ def test_evaluate_says_what_the_engine_then_does(tmp_path: Path) -> None:
     pair = ("--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--dtype", "float32", "--num-threads", "1")
     result = run(
         *("evaluate", *pair, "--data", f"story={file}", "--temperature", "0", "--speculative-tokens", "3", "--check"),
-        *("--max-tokens", "24", "--budget", "0s", "--json"),
+        *("--max-tokens", "24", "--budget", "none", "--json"),
     )
     assert result.exit_code == 0, result.stderr
     (kind,) = json.loads(result.stdout)["kinds"]
@@ -283,7 +284,51 @@ def test_evaluate_says_what_the_engine_then_does(tmp_path: Path) -> None:
     assert found["tau"] == pytest.approx(found["measured_tau"], rel=0.05)
     assert len(found["acceptance_by_position"]) == 3
     assert found["predicted_speedup"] is None
+    assert found["tau_interval"]["low"] <= found["tau"] <= found["tau_interval"]["high"]
     assert_refused(run("evaluate", *pair), "--data")
+
+
+def test_evaluate_says_how_many_texts_it_measured(tmp_path: Path) -> None:
+    file = tmp_path / "held_out.txt"
+    words = "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. "
+    file.write_text(words * 2 + "<|endoftext|>too short")
+    options = (
+        *("evaluate", "--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--num-threads", "1"),
+        *(
+            "--data",
+            f"story={file}",
+            "--num-texts",
+            "64",
+            "--max-tokens",
+            "4",
+            "--temperature",
+            "0",
+            "--budget",
+            "none",
+        ),
+    )
+    result = run(*options)
+    assert result.exit_code == 0, result.stderr
+    assert "story: 1 of 64 texts were measured: there are 2 documents, 1 of them too short" in result.stdout
+    assert "--separator" in result.stdout
+    assert "no interval" in result.stdout
+    (kind,) = json.loads(run(*options, "--json").stdout)["kinds"]
+    assert (kind["num_texts"], kind["num_texts_asked"]) == (1, 64)
+    assert (kind["num_documents"], kind["num_documents_too_short"]) == (2, 1)
+    assert kind["of"][0]["tau_interval"] is None
+
+
+def test_evaluate_is_silent_where_all_texts_were_measured(tmp_path: Path) -> None:
+    file = tmp_path / "held_out.txt"
+    words = "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. "
+    file.write_text("<|endoftext|>".join(words + words[i:] for i in (0, 5, 9)))
+    result = run(
+        *("evaluate", "--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--num-threads", "1"),
+        *("--data", f"story={file}", "--num-texts", "2", "--max-tokens", "4", "--temperature", "0", "--budget", "none"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "measured:" not in result.stdout
+    assert "[" in result.stdout  # an interval
 
 
 def test_evaluate_foretells_the_speed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -99,6 +100,18 @@ def test_the_ends_are_always_run() -> None:
         assert len(depths) <= 3
 
 
+def one_round() -> dict[str, Any]:
+    """Arguments of run_tune by which each of its two parts has time for one round: the clock moves when a round is over."""
+    seconds = 0.0
+
+    def over(share: float) -> None:
+        nonlocal seconds
+        if share not in (0.0, 0.5):  # where the two parts begin
+            seconds += 1000.0
+
+    return {"budget": 10.0, "now": lambda: seconds, "progress": over}
+
+
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(num_threads=1, seed=0)
@@ -106,8 +119,8 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def result(llm: LLM) -> TuneResult:
-    """One group of questions at either batch size: with a budget of nothing."""
-    return run_tune(llm, ["suffix", "draft_model"], (1, 2), built_in_workload().first(4), SHORT, most=3, budget=0.0)
+    """One group of questions at either batch size."""
+    return run_tune(llm, ["suffix", "draft_model"], (1, 2), built_in_workload().first(4), SHORT, most=3, **one_round())
 
 
 def test_every_drafter_depth_and_batch_size_is_predicted(result: TuneResult) -> None:
@@ -145,13 +158,30 @@ def test_the_report_has_every_finalist(result: TuneResult) -> None:
     assert found["advice"]["speculate"] is False
 
 
+def test_a_budget_that_is_too_short_cuts_and_says_what(llm: LLM) -> None:
+    """A machine on which every look at the clock is a second later."""
+    seconds = count()
+    questions, params = built_in_workload().first(3), SamplingParams(max_tokens=40, temperature=0.0)
+    found = run_tune(
+        llm, ["suffix", "ngram"], (1,), questions, params, most=3, budget=4.0, now=lambda: float(next(seconds))
+    )
+    assert {one.configuration.method for one in found.predictions} == {"suffix"}
+    assert len(found.finalists) == 1
+    said = " ".join(found.cut)
+    assert "left out, because the budget was spent: ngram" in said
+    assert f"texts of {found.bench.params.max_tokens} tokens instead of 40" in said
+    assert "1 of 3 questions" in said
+    assert all(line in sentences(found)[-1] for line in found.cut)
+    assert as_dict(found)["settings"]["cut"] == list(found.cut)
+
+
 def test_nothing_is_left_in_the_engine(llm: LLM, result: TuneResult) -> None:
     llm.engine.drop_retained()
     assert llm.engine.pool.used == 0
 
 
 def test_a_drafter_can_be_an_object(llm: LLM) -> None:
-    found = run_tune(llm, [Useless()], (1,), built_in_workload().first(2), SHORT, most=2, budget=0.0)
+    found = run_tune(llm, [Useless()], (1,), built_in_workload().first(2), SHORT, most=2, **one_round())
     assert {one.configuration.name for one in found.predictions} == {"Useless:1", "Useless:2"}
     assert found.advice.is_plain
 
@@ -172,4 +202,4 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("settings", "words"), BAD.values(), ids=BAD.keys())
 def test_what_cannot_be_run_is_refused_first(llm: LLM, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ForedraftError, match=words):
-        run_tune(llm, **{"budget": 0.0, **settings})
+        run_tune(llm, **{"budget": 0.001, **settings})

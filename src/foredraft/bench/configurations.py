@@ -6,10 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from foredraft.errors import ForedraftError
-from foredraft.llm import LLM
-from foredraft.proposal import Drafter
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+    from foredraft.proposal import Drafter
 
 _PLAIN = "plain"
 

@@ -14,6 +14,7 @@ from foredraft.bench.records import GroupRun
 from foredraft.bench.result import BenchResult, Comparison, Identity
 from foredraft.bench.statistics import Percentiles, Ratio
 from foredraft.errors import ForedraftError
+from foredraft.folders import make_directory
 
 SCHEMA = "foredraft.bench"
 VERSION = 1
@@ -49,14 +50,6 @@ def write_report(result: BenchResult, directory: Path) -> list[Path]:
     return [*(directory / name for name in texts), *plots]
 
 
-def make_directory(directory: Path) -> None:
-    """Raises ForedraftError where it cannot be: better before a measurement than after it."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForedraftError(f"{directory}: cannot be a report's directory: {error.strerror}") from None
-
-
 def as_dict(result: BenchResult) -> dict[str, Any]:
     """results.json."""
     return {
@@ -71,6 +64,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
             "num_repeats": _num_repeats(result),
             "baseline": result.baseline,
             "texts_must_agree": result.is_promised,
+            "cut": list(result.cut),
             "turns": "steps" if result.are_together else "groups",
         },
         "configurations": [
@@ -233,6 +227,7 @@ def _facts(result: BenchResult) -> Iterator[str]:
         f"{_num_repeats(result)} times under each configuration, {'step by step' if result.are_together else 'one group after the other'} "
         f"in turn; {measured.num_tokens} tokens under {result.baseline}"
     )
+    yield f"cut by the budget: {'; '.join(result.cut)}" if result.cut else ""
     yield f"compared with {result.baseline}"
     yield from _differences(result)
 

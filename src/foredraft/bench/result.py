@@ -66,7 +66,7 @@ class BenchResult:
     """runs: in the order in which they were made; every configuration has the same groups and repeats.
 
     params: of every request, but for its draft length. is_promised: whether all configurations must write the same text.
-    are_together: whether they took turns step by step, not group by group.
+    are_together: whether they took turns step by step, not group by group. cut: what the budget had no room for, in lines.
     """
 
     configurations: tuple[Configuration, ...]
@@ -76,6 +76,7 @@ class BenchResult:
     are_together: bool
     environment: Environment
     runs: tuple[GroupRun, ...]
+    cut: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:

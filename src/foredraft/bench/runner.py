@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar, overload
 
+from foredraft.arguments import check_budget
+from foredraft.bench.budget import Clock, Now, affordable_tokens, told
 from foredraft.bench.built_in import built_in_workload
 from foredraft.bench.configurations import Configuration, Contender, contenders_for, default_configurations
 from foredraft.bench.environment import Environment
@@ -33,15 +35,19 @@ def run_bench(
     budget: float | None = None,
     repeats: int | None = None,
     progress: Callable[[float], None] | None = None,
+    least: int = 2,
+    now: Now = time.perf_counter,
 ) -> BenchResult:
     """Measure configurations against each other, over the models of `llm`.
 
     configurations: the first is what the others are compared with; None takes plain decoding and `llm` as it is.
     workload: None takes the built-in prompts. params: for every request; None is greedy, 128 tokens. Its
         speculative_tokens are each configuration's own.
-    budget: seconds; the questions are asked again until another round would exceed it, and not all are asked where it is
-        too short for one pass (the result says how many), but one group is. repeats: the most passes. Neither: one pass.
-    progress: called with the share that is done, 0 to 1, now and then.
+    budget: seconds, warm-up included; the questions are asked again until another round would exceed it, and not all are
+        asked where it is too short for one pass, but one group is. Where it is too short even for that, the last
+        configurations are left out, but for the first `least`, and texts are shorter; `cut` of the result says all that.
+        repeats: the most passes. Neither: one pass.
+    now: the clock that the budget goes by. progress: called with the share that is done, 0 to 1, now and then.
 
     Raises ForedraftError before anything is measured if a configuration or a question cannot run, and RequestError if a
     request fails on the way.
@@ -52,15 +58,29 @@ def run_bench(
     contenders = contenders_for(llm, default_configurations() if configurations is None else configurations)
     check_fits(llm, workload, params)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))
-    clock = _Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress)
-    together = hold_together(contenders, groups, params)
-    warm_up(contenders, groups[0], params)
+    clock = Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress, now)
+    together, wanted = hold_together(contenders, groups, params), params
+    least = min(max(least, 1), len(contenders))
+    params = fitted(contenders, groups[0], params, clock, least)
     runs: list[GroupRun] = []
+    left_out: list[Contender] = []
     for repeat, index in clock.rounds():
         order = in_order(contenders, index + repeat * len(groups))
-        runs += run_group(order, groups[index], params, index, repeat, together=together)
+        keep = None if runs else least
+        found = run_group(order, groups[index], params, index, repeat, together=together, clock=clock, keep=keep)
+        if found is None:
+            break
+        names = {run.configuration for run in found}
+        left_out += [contender for contender in contenders if contender.name not in names]
+        contenders = [contender for contender in contenders if contender.name in names]
+        runs += found
     return BenchResult(
         configurations=tuple(contender.configuration for contender in contenders),
+        cut=told(
+            [contender.name for contender in left_out],
+            (wanted.max_tokens or 0, len(workload.questions)),
+            (params.max_tokens or 0, len({answer.question_id for run in runs for answer in run.answers})),
+        ),
         workload=workload,
         params=params,
         # with the checkpoint's own temperature where there is none
@@ -80,45 +100,9 @@ def check_settings(params: SamplingParams, budget: float | None, repeats: int | 
         )
     if params.max_tokens is None:
         raise ForedraftError("a benchmark needs max_tokens: without it a text may fill the context")
-    if budget is not None and budget < 0:
-        raise ForedraftError(f"budget must be 0 seconds or more, not {budget}")
+    check_budget(budget)
     if repeats is not None and repeats < 1:
         raise ForedraftError(f"repeats must be at least 1, not {repeats}")
-
-
-@dataclass(slots=True)
-class _Clock:
-    """When to stop. budget: seconds, from the first round on. repeats: passes over all groups."""
-
-    budget: float | None
-    repeats: int | None
-    num_groups: int
-    progress: Callable[[float], None] | None
-    _durations: list[float] = field(default_factory=list)
-
-    def rounds(self) -> Iterator[tuple[int, int]]:
-        """(repeat, group): every configuration runs the group before the next round begins."""
-        started = time.perf_counter()
-        for number in count():
-            repeat, group = divmod(number, self.num_groups)
-            spent = time.perf_counter() - started
-            is_over = self._is_over(repeat, spent)
-            if self.progress is not None:
-                self.progress(1.0 if is_over else self._share(number, spent))
-            if is_over:
-                return
-            yield repeat, group
-            self._durations.append(time.perf_counter() - started - spent)
-
-    def _is_over(self, repeat: int, spent: float) -> bool:
-        if self.repeats is not None and repeat >= self.repeats:
-            return True
-        return self.budget is not None and bool(self._durations) and spent + self._durations[-1] > self.budget
-
-    def _share(self, number: int, spent: float) -> float:
-        by_time = spent / self.budget if self.budget else 0.0
-        by_count = number / (self.repeats * self.num_groups) if self.repeats else 0.0
-        return min(1.0, max(by_time, by_count))
 
 
 T = TypeVar("T")
@@ -165,9 +149,50 @@ def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
     return _BETWEEN_TURNS.join(said)
 
 
-def warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> None:
+def fitted(
+    contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams, clock: Clock, least: int
+) -> SamplingParams:
+    """Warms up. -> params, with texts so short that one round of the first `least` fits what is left of the budget"""
+    warm_up(contenders, questions, params)
+    if clock.budget is None or params.max_tokens is None:
+        return params
+    before = clock.spent
+    num_tried = warm_up(contenders[:least], questions, params)
+    tokens = affordable_tokens(params.max_tokens, num_tried, clock.spent - before, clock.budget - clock.spent)
+    return replace(params, max_tokens=tokens, min_tokens=min(params.min_tokens, tokens))
+
+
+def warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> int:
+    """-> how many tokens each text was given"""
     few = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
     run_group(contenders, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0, together=False)
+    return few
+
+
+@overload
+def run_group(
+    contenders: Sequence[Contender],
+    questions: Sequence[Question],
+    params: SamplingParams,
+    index: int,
+    repeat: int,
+    *,
+    together: bool,
+) -> list[GroupRun]: ...
+
+
+@overload
+def run_group(
+    contenders: Sequence[Contender],
+    questions: Sequence[Question],
+    params: SamplingParams,
+    index: int,
+    repeat: int,
+    *,
+    together: bool,
+    clock: Clock,
+    keep: int | None,
+) -> list[GroupRun] | None: ...
 
 
 def run_group(
@@ -178,14 +203,32 @@ def run_group(
     repeat: int,
     *,
     together: bool,
-) -> list[GroupRun]:
-    """One group under every configuration, once. index, repeat: which of the groups, and for the how many-th time.
+    clock: Clock | None = None,
+    keep: int | None = None,
+) -> list[GroupRun] | None:
+    """One group under every configuration, once.
 
-    together: always who has written least takes the next step, so that all are at the same place of the text at the same
-    time, if `hold_together`. Otherwise one runs after the other.
+    index, repeat: which of the groups, and for the how many-th time. together: always who has written least takes the next
+    step, so that all are at the same place of the text at the same time, if `hold_together`. Otherwise one runs after the
+    other. clock: when its budget is overdrawn the round is given up, which is None; or, with keep, it goes on with the first
+    `keep` configurations alone, and theirs are the runs.
     """
     running = [_run(contender, questions, params, index, repeat) for contender in contenders]
-    return _in_turn(running) if together else [_in_turn([one])[0] for one in running]
+    is_late = _never if clock is None else lambda: clock.is_overdrawn
+    if together:
+        return _in_turn(running, is_late, keep)
+    found: list[GroupRun] = []
+    for number, one in enumerate(running):
+        must_run = keep is not None and number < keep
+        run = _in_turn([one], _never if must_run else is_late, None if keep is None else 0)
+        if run is None:
+            return None
+        found += run
+    return found
+
+
+def _never() -> bool:
+    return False
 
 
 def hold_together(
@@ -209,10 +252,19 @@ Steps = Generator[int, None, T_co]
 """What goes on from step to step: it gives the tokens that each has brought, and at the end what it came to."""
 
 
-def _in_turn(running: Sequence[Steps[GroupRun]]) -> list[GroupRun]:
+def _in_turn(
+    running: Sequence[Steps[GroupRun]], is_late: Callable[[], bool] = _never, keep: int | None = None
+) -> list[GroupRun] | None:
+    """keep: who goes on when it is late, the first so many; None: nobody, and there is no result."""
     num_tokens, runs = dict.fromkeys(running, 0), dict[Steps[GroupRun], GroupRun]()
     try:
         while num_tokens:
+            if is_late():
+                if keep is None:
+                    return None
+                num_tokens = {one: num for one, num in num_tokens.items() if one in running[:keep]}
+                is_late = _never
+                continue
             least = min(num_tokens, key=num_tokens.__getitem__)
             try:
                 num_tokens[least] += next(least)
@@ -222,7 +274,7 @@ def _in_turn(running: Sequence[Steps[GroupRun]]) -> list[GroupRun]:
     finally:
         for one in running:
             one.close()
-    return [runs[one] for one in running]
+    return [runs[one] for one in running if one in runs]
 
 
 def _run(

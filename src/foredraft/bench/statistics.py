@@ -46,7 +46,7 @@ class Samples:
     seconds: Floats
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[int, float]]) -> Samples:
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Samples:
         found = np.array(pairs, dtype=np.float64).reshape(-1, 2)
         return cls(found[:, 0], found[:, 1])
 

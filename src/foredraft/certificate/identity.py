@@ -17,7 +17,7 @@ from foredraft.certificate.reading import read_whole, rows_of
 from foredraft.certificate.report import GREEDY, CheckResult
 from foredraft.certificate.setting import Setting, shortened
 from foredraft.certificate.trial import Found, Rejection, Subject, Text, Trial, plain
-from foredraft.certificate.wording import finite, forced_line, identity_line, identity_odds
+from foredraft.certificate.wording import finite
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
 from foredraft.prefix import common_prefix
@@ -182,13 +182,13 @@ class IdentityTest:
         return [
             CheckResult(
                 "identity", kind, num_texts, _num_tokens(texts), drafted, not found.num_different,
-                identity_line(found), identity_odds(num_texts, noise),
+                _identity_line(found), _identity_odds(num_texts, noise),
                 {"num_tied": found.num_tied, "num_different": found.num_different,
                  "first_difference": found.first_difference},
             ),
             CheckResult(
                 "teacher-forced", kind, num_texts, forced.num_tokens, drafted, not forced.num_wrong,
-                forced_line(forced, noise), "no chance involved",
+                _forced_line(forced, noise), "no chance involved",
                 {"num_missed": forced.num_missed, "num_wrong": forced.num_wrong,
                  "worst_margin": finite(forced.worst_margin)},
             ),
@@ -237,3 +237,28 @@ def _rejected_by(found: Identity, forced: Forced) -> str | None:
     """Both tests where both did."""
     names = [("identity", found.num_different), ("teacher-forced", forced.num_wrong)]
     return ", ".join(name for name, bad in names if bad) or None
+
+
+def _identity_line(found: Identity) -> str:
+    same = found.num_texts - found.num_tied - found.num_different
+    line = f"{same} of {found.num_texts} texts identical to plain decoding's"
+    if found.num_tied:
+        line += f", {found.num_tied} part at a tie"
+    if found.first_difference is not None:
+        text, position = found.first_difference
+        line += f", text {text + 1} differs from token {position + 1}"
+    return line
+
+
+def _identity_odds(num_texts: int, noise: float) -> str:
+    share = 1 - 0.01 ** (1 / num_texts)
+    alarm = "no false alarm" if noise == 0 else f"ties up to {2 * noise:.1e} in the logits are let through"
+    return f"{alarm}; a fault in {share:.0%} of such texts is found with odds 0.99"
+
+
+def _forced_line(forced: Forced, noise: float) -> str:
+    right = forced.num_tokens - forced.num_missed
+    line = f"{right:,} of {forced.num_tokens:,} tokens are the choice of an independent pass"
+    if forced.num_missed:
+        line += f"; the widest margin missed is {forced.worst_margin:.2g} ({2 * noise:.2g} would be a tie)"
+    return line

@@ -1,39 +1,11 @@
-"""What a test found and what its odds are, each in one line."""
+"""What a test by betting found and what its odds are, each in one line."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foredraft.certificate.betting import FALSE_ALARM, Bets
-
-if TYPE_CHECKING:
-    from foredraft.certificate.identity import Forced, Identity
-
-
-def identity_line(found: Identity) -> str:
-    same = found.num_texts - found.num_tied - found.num_different
-    line = f"{same} of {found.num_texts} texts identical to plain decoding's"
-    if found.num_tied:
-        line += f", {found.num_tied} part at a tie"
-    if found.first_difference is not None:
-        text, position = found.first_difference
-        line += f", text {text + 1} differs from token {position + 1}"
-    return line
-
-
-def identity_odds(num_texts: int, noise: float) -> str:
-    share = 1 - 0.01 ** (1 / num_texts)
-    alarm = "no false alarm" if noise == 0 else f"ties up to {2 * noise:.1e} in the logits are let through"
-    return f"{alarm}; a fault in {share:.0%} of such texts is found with odds 0.99"
-
-
-def forced_line(forced: Forced, noise: float) -> str:
-    right = forced.num_tokens - forced.num_missed
-    line = f"{right:,} of {forced.num_tokens:,} tokens are the choice of an independent pass"
-    if forced.num_missed:
-        line += f"; the widest margin missed is {forced.worst_margin:.2g} ({2 * noise:.2g} would be a tie)"
-    return line
 
 
 def bets_line(bets: Bets) -> str:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from foredraft.errors import ForedraftError
 
 _MISTAKE, _INTERRUPTED, _PIPE_CLOSED = 2, 130, 141
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class _Commands(TyperGroup):
@@ -77,13 +78,16 @@ def main() -> None:
 
 def _quieten() -> None:
     """Our own warnings in one line each on standard error; the libraries' bars and warnings nowhere."""
-    from transformers.utils import logging as library
-
     logger = logging.getLogger("foredraft")
     if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
         logger.addHandler(_Warnings())
-    library.disable_progress_bar()
-    library.set_verbosity_error()
+    for name, value in _QUIET.items():  # read when the libraries are imported, as a rule later
+        os.environ.setdefault(name, value)
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as library
+
+        library.disable_progress_bar()
+        library.set_verbosity_error()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli.app import app
-from foredraft.cli.inputs import seconds_of
+from foredraft.cli.inputs import budget_of
 from foredraft.cli.measuring import NumPromptsOption, WorkloadOption, shares, workload_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
     BatchInvariantOption,
+    CacheMemoryOption,
     DeviceOption,
     DraftOption,
     DraftQuantizationOption,
@@ -32,8 +33,10 @@ from foredraft.cli.options import (
     TopKOption,
     TopPOption,
     TrustOption,
+    VerificationOption,
     sampling_params,
 )
+from foredraft.folders import make_directory
 
 if TYPE_CHECKING:
     from foredraft.bench import BenchResult
@@ -69,6 +72,7 @@ def bench(
     min_p: MinPOption = None,
     seed: SeedOption = None,
     ignore_eos: IgnoreEosOption = False,
+    verification: VerificationOption = None,
     budget: Annotated[
         str, typer.Option(help="How long to measure, as 90s, 2m or 1h: prompts are repeated until then.")
     ] = "1m",
@@ -79,6 +83,7 @@ def bench(
         Path | None,
         typer.Option(metavar="DIR", help="The report's directory. Default: a new one here, named after the time."),
     ] = None,
+    cache_memory: CacheMemoryOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -98,20 +103,23 @@ def bench(
     --json prints results.json.
     """
     params = sampling_params(context)
-    seconds = seconds_of(budget)
-    from foredraft.bench import Configuration, run_bench
-    from foredraft.bench.configurations import default_configurations
-    from foredraft.bench.report import as_dict, make_directory, write_report
+    seconds = budget_of(budget)
+    models = Models.of(context)
+    models.check()
+    from foredraft.bench.configurations import Configuration, default_configurations
 
-    given = [Configuration.parse(text, batch_size) for text in config or []]
+    given = [Configuration.parse(text, batch_size) for text in config or []] or default_configurations(batch_size)
     questions = workload_from(workload, num_prompts)
     directory = output or Path(time.strftime("foredraft-bench-%Y%m%d-%H%M%S"))
-    llm = Models.of(context).load()
     make_directory(directory)
+    llm = models.load()
+    from foredraft.bench import run_bench
+    from foredraft.bench.report import as_dict, write_report
+
     with shares("measuring") as show:
         result = run_bench(
             llm,
-            given or default_configurations(batch_size),
+            given,
             questions,
             params,
             budget=seconds,

@@ -12,6 +12,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text
 from foredraft.cli.options import (
+    CacheMemoryOption,
     ConfigOption,
     DeviceOption,
     DraftOption,
@@ -36,10 +37,11 @@ from foredraft.cli.options import (
     TopPOption,
     TraceOption,
     TrustOption,
+    VerificationOption,
     sampling_params,
 )
 from foredraft.cli.streaming import closing_stream
-from foredraft.cli.tracing import recorded
+from foredraft.cli.tracing import check_trace, recorded
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def chat(
     seed: SeedOption = None,
     stop: StopOption = None,
     ignore_eos: IgnoreEosOption = False,
+    verification: VerificationOption = None,
+    cache_memory: CacheMemoryOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -85,6 +89,8 @@ def chat(
     params = sampling_params(context)
     template = None if chat_template is None else read_text(chat_template)
     models = Models.of(context)
+    models.check()
+    check_trace(trace)
     if template is None:
         _require_template(models)
     llm = models.load()

@@ -12,6 +12,7 @@ from foredraft.cli.app import app
 from foredraft.cli.comparing import run_comparison
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
+    CacheMemoryOption,
     ConfigOption,
     DeviceOption,
     DraftOption,
@@ -29,7 +30,7 @@ from foredraft.cli.options import (
     sampling_params,
 )
 from foredraft.cli.streaming import stream_text
-from foredraft.cli.tracing import recorded
+from foredraft.cli.tracing import check_trace, recorded
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def demo(
     speculative_tokens: GammaOption = None,
     settings_file: ConfigOption = None,
     max_tokens: TokensOption = DEFAULT_TOKENS,
+    cache_memory: CacheMemoryOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -57,13 +59,13 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation."""
-    from foredraft.demo import DEMO_PROMPT
-
     if trace is not None and as_json:
         raise ForedraftError("--trace records the text that is shown, and with --json none is: leave one of them out")
     params = sampling_params(context, temperature=0.0)
-    models = Models.of(context)
-    llm = models.load()
+    check_trace(trace)
+    llm = Models.of(context).load()
+    from foredraft.demo import DEMO_PROMPT
+
     if as_json:
         typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, llm.speculative_tokens).as_dict()))
         return

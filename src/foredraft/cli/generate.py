@@ -15,6 +15,7 @@ from foredraft.cli.inputs import prompts_from
 from foredraft.cli.options import (
     DEFAULT_TOKENS,
     BatchInvariantOption,
+    CacheMemoryOption,
     ChoiceOption,
     ConfigOption,
     DeviceOption,
@@ -45,10 +46,11 @@ from foredraft.cli.options import (
     TopPOption,
     TraceOption,
     TrustOption,
+    VerificationOption,
     sampling_params,
 )
 from foredraft.cli.streaming import stream_text
-from foredraft.cli.tracing import recorded
+from foredraft.cli.tracing import check_trace, recorded
 from foredraft.errors import ForedraftError, RequestError
 
 if TYPE_CHECKING:
@@ -88,10 +90,12 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="That many texts from one prompt.")] = 1,
     stop: StopOption = None,
     ignore_eos: IgnoreEosOption = False,
+    verification: VerificationOption = None,
     json_schema: SchemaOption = None,
     regex: RegexOption = None,
     choice: ChoiceOption = None,
     grammar: GrammarOption = None,
+    cache_memory: CacheMemoryOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -118,10 +122,12 @@ def generate(
     --trace records the rounds of what is asked for, not of a comparison.
     """
     params = sampling_params(context)
+    models = Models.of(context)
+    models.check()
+    check_trace(trace)
     batch = prompts_from(prompt, prompts)
     if compare and len(batch) > 1:
         raise ForedraftError(f"--compare takes one prompt, and there are {len(batch)}")
-    models = Models.of(context)
     llm = models.load()
     if as_json:
         _generate_json(llm, batch, params, llm.speculative_tokens if compare else None, trace)

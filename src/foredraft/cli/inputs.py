@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foredraft.arguments import check_budget
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -57,6 +59,21 @@ def decoded(raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ForedraftError(f"{where} is no UTF-8 text: byte {error.start} cannot be decoded") from None
+
+
+def require_place(file: Path) -> None:
+    """Raises ForedraftError for a file that cannot be written: better before minutes are spent than after."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ForedraftError(f"{file}: cannot be written: give a file in a directory that exists")
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise ForedraftError(f"{file}: cannot be written: permission denied")
+
+
+def budget_of(duration: str) -> float:
+    """A time to spend, in seconds. Raises ForedraftError for one in which nothing can be done."""
+    seconds = seconds_of(duration)
+    check_budget(seconds)
+    return seconds
 
 
 def seconds_of(duration: str) -> float:

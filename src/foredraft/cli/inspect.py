@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft import startup
+from foredraft.checkpoint import EMBEDDED
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text
 from foredraft.cli.options import (
@@ -66,17 +68,19 @@ def inspect(
     as it would run. It says how much the perplexity of the text rises, and
     how often both find the same token likeliest. In --json: "quality".
     """
-    from foredraft import render
-    from foredraft.inspection import inspect_models
-    from foredraft.model import EMBEDDED
-
-    set_threads(num_threads)
+    models = Models.of(context)
+    models.check(has_weights=load)
     if quality is not None and not load:
         raise ForedraftError("--quality has to load the target: leave out --no-load")
     text = None if quality is None else read_text(quality)
     target: str = model or str(EMBEDDED / "target")
     draft = draft_model or (None if model else str(EMBEDDED / "draft"))
-    options = Models.of(context).options()
+    from foredraft import render
+    from foredraft.inspection import inspect_models
+
+    startup.ready()
+    set_threads(num_threads)
+    options = models.options()
     with render.spinner("inspecting"):
         found = inspect_models(target, draft, options, load=load)
     measured = None

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft import arguments, startup
+from foredraft.checkpoint import refuse_unusable
 from foredraft.cli.inputs import read_text
 from foredraft.errors import ForedraftError
+from foredraft.methods import choose_methods
+from foredraft.sampling import AUTO
+from foredraft.settings import Settings
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -97,15 +102,22 @@ MinTokensOption = Annotated[int, typer.Option("--min-tokens", help="The fewest t
 StopIdsOption = Annotated[
     list[int] | None, typer.Option("--stop-token-ids", help="A token id that ends the text; repeatable.")
 ]
-VerificationOption = Annotated[
-    str | None, typer.Option(help="block, rejection or coupled. Default: coupled with a seed, else block.")
-]
 CopiesOption = Annotated[int, typer.Option("--n", help="That many texts from one prompt.")]
 SeedOption = Annotated[
     int | None, typer.Option(help="Then the text depends on model, prompt, parameters and seed alone.")
 ]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
 IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Write on past an end-of-sequence token.")]
+VerificationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="block, rejection, or with a seed coupled: the rule for draft tokens. Default: coupled or block."
+    ),
+]
+CacheMemoryOption = Annotated[
+    str | None,
+    typer.Option("--cache-memory", help="For keys and values, as 4GiB. Default: by context and free memory."),
+]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 QuantizationOption = Annotated[
     str | None, typer.Option(help="int8 rounds the linear layers as they are loaded, the draft's too. Default: none.")
@@ -158,6 +170,7 @@ class Models:
     draft_quantization: str | None = None
     batch_invariant: bool = False
     settings_file: Path | None = None
+    cache_memory: str | None = None
 
     @classmethod
     def of(cls, context: typer.Context) -> Models:
@@ -177,18 +190,52 @@ class Models:
     @property
     def target(self) -> str | None:
         """As it was given, or as the settings file has it."""
-        if self.model is not None or self.settings_file is None:
-            return self.model
-        from foredraft.settings import Settings
-
-        found: str | None = Settings.read(self.settings_file).model
+        found: str | None = self._settings().model
         return found
+
+    def check(self, *, has_weights: bool = True) -> None:
+        """All that can be told without importing PyTorch. Raises ForedraftError; `load` would say the same, but later."""
+        found = self._settings()
+        arguments.check_threads(found.num_threads)
+        arguments.check_draft_len(AUTO if found.speculative_tokens is None else found.speculative_tokens)
+        arguments.check_numbers(cache_memory=(self.cache_bytes, 1))
+        arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
+        arguments.check_precision(self.dtype, found.quantization, found.draft_quantization)
+        uses_draft = found.draft_model is not None or (found.model is None and found.method in (None, "draft_model"))
+        choose_methods(found.method, has_draft_model=uses_draft)
+        for source in (found.model, found.draft_model):
+            if source is not None:
+                refuse_unusable(source, has_weights=has_weights)
+
+    def _settings(self) -> Settings:
+        """The options over the settings file."""
+        found = Settings() if self.settings_file is None else Settings.read(self.settings_file)
+        return found.under(
+            model=self.model,
+            draft_model=self.draft_model,
+            method=self.method,
+            speculative_tokens=self.draft_len,
+            quantization=self.quantization,
+            draft_quantization=self.draft_quantization,
+            num_threads=self.num_threads,
+        )
+
+    @property
+    def max_draft_bytes(self) -> int | None:
+        return None if self.max_draft_memory is None else num_bytes(self.max_draft_memory)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        return None if self.cache_memory is None else num_bytes(self.cache_memory)
 
     def load(self, **settings: Any) -> LLM:
         """settings: arguments of LLM that are no option of other commands."""
+        self.check()
+        settings = {"cache_memory": self.cache_bytes} | settings
         from foredraft.llm import LLM
         from foredraft.render import spinner
 
+        startup.ready()
         with spinner(f"loading {self.name}"):
             return LLM(
                 self.model,
@@ -196,7 +243,7 @@ class Models:
                 method=self.method,
                 speculative_tokens=self.draft_len,
                 min_acceptance_rate=self.min_acceptance_rate,
-                max_draft_memory=None if self.max_draft_memory is None else num_bytes(self.max_draft_memory),
+                max_draft_memory=self.max_draft_bytes,
                 dtype=self.dtype,
                 device=self.device,
                 revision=self.revision,
@@ -273,10 +320,8 @@ def _structured_outputs(context: typer.Context) -> dict[str, Any]:
 
 
 def set_threads(num_threads: int | None) -> None:
-    if num_threads is None:
-        return
-    if num_threads < 1:
-        raise ForedraftError(f"num_threads must be an integer of at least 1, not {num_threads}")
-    import torch
+    arguments.check_threads(num_threads)
+    if num_threads is not None:
+        import torch
 
-    torch.set_num_threads(num_threads)
+        torch.set_num_threads(num_threads)

@@ -187,6 +187,7 @@ def serve(
     """
     level = _log_level(log_level)
     models = Models.of(context)
+    models.check()
     drain_seconds = _seconds_or_none(drain_timeout)
     settings = _settings(context, models)
     tls = _tls(ssl_certfile, ssl_keyfile, ssl_ca_certs)

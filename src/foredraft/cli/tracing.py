@@ -6,8 +6,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foredraft.cli.inputs import require_place
+
 if TYPE_CHECKING:
     from foredraft.llm import LLM
+
+
+def check_trace(trace: Path | None) -> None:
+    """Before anything is loaded. Raises ForedraftError for a file that cannot be written."""
+    if trace is not None:
+        require_place(trace)
 
 
 def recorded(llm: LLM, trace: Path | None) -> AbstractContextManager[object]:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft import startup
+from foredraft.arguments import check_precision, check_threads
+from foredraft.checkpoint import refuse_unusable
 from foredraft.cli.app import app
-from foredraft.cli.inputs import seconds_of
+from foredraft.cli.inputs import budget_of, seconds_of
 from foredraft.cli.measuring import shares
 from foredraft.cli.options import DeviceOption, DtypeOption, JsonOption, ThreadsOption, set_threads
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
+    from foredraft.bench import Interval
     from foredraft.train import Data, KindReport, Outcome, Recipe, SpeedPrediction, Watch
 
 _INTERRUPTED = 130
+_NO_BUDGET = "none"
 
 train = typer.Typer(no_args_is_help=True, help="Make a draft for a model, and see what it is worth.")
 app.add_typer(train, name="train")
@@ -113,6 +119,7 @@ def lm(
     Give the same command again to go on after a kill. docs/training.md
     says what is written to --out.
     """
+    _check(context, init)
     set_threads(num_threads)
     from foredraft.train import Start, train_lm
 
@@ -185,6 +192,7 @@ def distill(
     Give the same command again to go on after a kill. docs/training.md
     says what is written to --out, and how to choose.
     """
+    _check(context, target, init)
     set_threads(num_threads)
     from foredraft.train import Start, train_distill
 
@@ -214,7 +222,7 @@ def evaluate(
         bool, typer.Option("--check", help="Run the draft on the same prompts too, and say what it did.")
     ] = False,
     budget: Annotated[
-        str, typer.Option(help="For measuring what steps and drafts cost here, as 20s; 0s leaves speed out.")
+        str, typer.Option(help="For measuring what steps and drafts cost here, as 20s; none leaves speed out.")
     ] = "20s",
     separator: SeparatorOption = "<|endoftext|>",
     separator_line: SeparatorLineOption = None,
@@ -230,20 +238,24 @@ def evaluate(
     No draft is drawn: the expectation is computed on texts that the
     target writes. docs/training.md says how.
     """
-    set_threads(num_threads)
-    seconds = seconds_of(budget)
-    from foredraft.llm import LLM
-    from foredraft.sampling import SamplingParams
-    from foredraft.train import evaluate as evaluate_draft
-    from foredraft.train import predict_speed
-    from foredraft.train.corpus import read_file
-
+    check_threads(num_threads)
+    check_precision(dtype, None)
+    seconds = None if budget == _NO_BUDGET else budget_of(budget)
     files = _named(data or [], "--data")
     if not files:
         raise ForedraftError("give --data NAME=FILE: held-out text")
     temperatures, gammas = temperature or [0.0, 0.8], sorted(set(speculative_tokens or [1, 2, 4, 8]))
     if min(gammas) < 1 or num_texts < 1 or max_tokens < 2:
         raise ForedraftError("--speculative-tokens and --num-texts must be at least 1, and --max-tokens at least 2")
+    _require_sources([target, draft], [Path(file) for file in files.values()])
+    set_threads(num_threads)
+    from foredraft.llm import LLM
+    from foredraft.sampling import SamplingParams
+    from foredraft.train import evaluate as evaluate_draft
+    from foredraft.train import predict_speed
+    from foredraft.train.corpus import read_file
+
+    startup.ready()
     texts = {
         kind: read_file(Path(file), separator=separator, separator_line=separator_line, field=text_field).documents
         for kind, file in files.items()
@@ -263,11 +275,35 @@ def evaluate(
         )
     prompts = [document[:80].strip() for documents in texts.values() for document in documents[:3]]
     params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
-    speeds = predict_speed(llm, prompts, params, gammas, budget=seconds) if seconds else []
+    speeds = predict_speed(llm, prompts, params, gammas, budget=seconds) if seconds is not None else []
     if as_json:
         typer.echo(json.dumps(_as_dict(reports, speeds)))
     else:
         _print_reports(reports, speeds)
+
+
+def _check(context: typer.Context, *models: str | None) -> None:
+    """What lm and distill can refuse before PyTorch is imported."""
+    given: dict[str, Any] = context.params
+    check_threads(given["num_threads"])
+    check_precision(given["dtype"], None)
+    if given["budget"] is not None:
+        budget_of(given["budget"])
+    seconds_of(given["checkpoint_every"])
+    validation = _named(given["validation"] or [], "--validation").values()
+    shape = [given["architecture"]] if given["architecture"] is not None else []
+    _require_sources(
+        [model for model in models if model is not None],
+        [*(given["data"] or ()), *(given["exclude"] or ()), *(Path(file) for file in validation), *shape],
+    )
+
+
+def _require_sources(models: list[str], files: list[Path]) -> None:
+    for model in models:
+        refuse_unusable(model)
+    for file in files:
+        if not file.is_file():
+            raise ForedraftError(f"{file}: cannot be read: {'it is a directory' if file.is_dir() else 'no such file'}")
 
 
 def _named(given: list[str], option: str) -> dict[str, str]:
@@ -316,7 +352,7 @@ def _recipe(context: typer.Context) -> Recipe:
     )
     return Recipe(
         **{name: given[name] for name in names if name in given},
-        seconds=None if given["budget"] is None else seconds_of(given["budget"]),
+        seconds=None if given["budget"] is None else budget_of(given["budget"]),
         context=given["block_len"],
         loss=given.get("loss") or loss,
         rates=LearningRates(
@@ -335,13 +371,12 @@ def _watched() -> Iterator[Watch]:
     from foredraft.render import training_bar
     from foredraft.train import Watch
 
+    startup.ready()
     with training_bar() as bar:
         yield Watch(bar.stage, bar.share, lambda one: bar.step(one.progress, one.loss, one.acceptance))
 
 
 def _report(outcome: Outcome, out: Path, as_json: bool) -> None:
-    from dataclasses import asdict
-
     if not outcome.complete:
         typer.echo(f"stopped at step {outcome.step}: give the same command again to go on", err=True)
         raise typer.Exit(_INTERRUPTED)
@@ -364,11 +399,16 @@ def _as_dict(reports: list[KindReport], speeds: list[SpeedPrediction]) -> dict[s
             {
                 "kind": one.kind,
                 "temperature": one.temperature,
+                "num_texts": one.texts.num_measured,
+                "num_texts_asked": one.texts.num_asked,
+                "num_documents": one.texts.num_documents,
+                "num_documents_too_short": one.texts.num_too_short,
                 "acceptance_on_text": one.on_text.mean,
                 "of": [
                     {
                         "speculative_tokens": gamma,
                         "tau": found.tau,
+                        "tau_interval": None if (span := one.tau_intervals[gamma]) is None else asdict(span),
                         "acceptance_by_position": found.by_position,
                         "measured_tau": one.measured.get(gamma),
                         "predicted_speedup": cost[gamma].speedup(found.tau) if gamma in cost else None,
@@ -387,7 +427,17 @@ def _print_reports(reports: list[KindReport], speeds: list[SpeedPrediction]) -> 
 
     from foredraft import render
 
-    heads = ["text", "temperature", "Σmin(p, q)", "γ", "acceptance by place", "τ", "τ measured", "predicted speedup"]
+    heads = [
+        "text",
+        "texts",
+        "temperature",
+        "Σmin(p, q)",
+        "γ",
+        "acceptance by place",
+        "τ",
+        "τ measured",
+        "predicted speedup",
+    ]
     table = Table(box=SIMPLE_HEAD)
     for head in heads:
         table.add_column(head, justify="left" if head in ("text", "acceptance by place") else "right")
@@ -396,12 +446,33 @@ def _print_reports(reports: list[KindReport], speeds: list[SpeedPrediction]) -> 
         for gamma, found in one.expected.items():
             table.add_row(
                 one.kind,
+                str(one.texts.num_measured),
                 f"{one.temperature:g}",
                 f"{one.on_text.mean:.3f}",
                 str(gamma),
                 " ".join(f"{alpha:.2f}" for alpha in found.by_position),
-                f"{found.tau:.2f}",
+                _with_interval(found.tau, one.tau_intervals[gamma]),
                 f"{one.measured[gamma]:.2f}" if gamma in one.measured else "",
                 f"{cost[gamma].speedup(found.tau):.2f}" if gamma in cost else "",
             )
     render.output_console().print(table)
+    console = render.output_console()
+    for line in _fewer(reports):
+        console.out(line, highlight=False)
+
+
+def _with_interval(value: float, interval: Interval | None) -> str:
+    return f"{value:.2f}" if interval is None else f"{value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _fewer(reports: list[KindReport]) -> list[str]:
+    """Of each kind of which fewer texts were measured than were asked for: why, and what an interval would need."""
+    found = {one.kind: one.texts for one in reports if one.texts.why_fewer is not None}
+    lines = [f"{kind}: {texts.why_fewer}" for kind, texts in found.items()]
+    if found:
+        lines.append(
+            "Each document gives one text: see --separator, --separator-line and --text-field for where one ends."
+        )
+    if any(texts.num_measured < 2 for texts in found.values()):
+        lines.append("One text gives no interval: another one may come out quite otherwise.")
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli.app import app
-from foredraft.cli.inputs import seconds_of
+from foredraft.cli.inputs import budget_of, require_place
 from foredraft.cli.measuring import NumPromptsOption, WorkloadOption, shares, workload_from
 from foredraft.cli.options import (
+    CacheMemoryOption,
     ConfigOption,
     DeviceOption,
     DraftOption,
@@ -32,6 +34,7 @@ from foredraft.cli.options import (
     TopKOption,
     TopPOption,
     TrustOption,
+    VerificationOption,
     sampling_params,
 )
 from foredraft.errors import ForedraftError
@@ -69,10 +72,13 @@ def tune(
     min_p: MinPOption = None,
     seed: SeedOption = None,
     ignore_eos: IgnoreEosOption = False,
+    verification: VerificationOption = None,
     budget: Annotated[str, typer.Option(help="How long it may take, loading included, as 90s, 2m or 1h.")] = "2m",
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the settings, for --config and LLM(config=...).")
     ] = Path("foredraft.toml"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file without asking.")] = False,
+    cache_memory: CacheMemoryOption = None,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     draft_quantization: DraftQuantizationOption = None,
@@ -90,14 +96,16 @@ def tune(
     """
     started = time.perf_counter()
     params = sampling_params(context)
-    seconds = seconds_of(budget)
+    seconds = budget_of(budget)
+    models = _models(context)
+    models.check()
     questions = workload_from(workload, num_prompts)
-    _require_place(output)
+    require_place(output)
+    _require_consent(output, overwrite)
+    llm = models.load()
     from foredraft.tune import run_tune
     from foredraft.tune.report import as_dict
 
-    models = _models(context)
-    llm = models.load()
     with shares("tuning") as show:
         result = run_tune(
             llm,
@@ -105,7 +113,7 @@ def tune(
             tuple(batch_size or (1,)),
             questions,
             params,
-            budget=max(seconds - (time.perf_counter() - started), 0.0),
+            budget=max(seconds - (time.perf_counter() - started), 0.001),
             progress=show,
         )
     _write(result, models, output)
@@ -116,10 +124,14 @@ def tune(
     typer.echo(f"settings: {output}", err=True)
 
 
-def _require_place(output: Path) -> None:
-    """Told before minutes are spent."""
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise ForedraftError(f"{output}: cannot be written: give a file in a directory that exists")
+def _require_consent(output: Path, overwrite: bool) -> None:
+    """A file that is there is replaced only where the user says so: asked on a terminal, before minutes are spent."""
+    if overwrite or not output.exists():
+        return
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise ForedraftError(f"{output} is there already: give --overwrite to replace it, or another --output")
+    if not typer.confirm(f"{output} is there already: replace it?", err=True):
+        raise ForedraftError(f"{output} stays as it is: give another --output")
 
 
 def _write(result: TuneResult, models: Models, output: Path) -> None:

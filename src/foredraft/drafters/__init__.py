@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foredraft.drafters.context import DrafterContext
-from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.drafters.ngram import NgramDrafter
-from foredraft.drafters.none import NoDrafter
-from foredraft.drafters.scripted import ScriptedDrafter
-from foredraft.drafters.suffix import SuffixDrafter
 from foredraft.errors import ForedraftError
-from foredraft.proposal import Drafter
+from foredraft.lazy import attributes
+
+if TYPE_CHECKING:
+    from foredraft.drafters.context import DrafterContext
+    from foredraft.drafters.draft_model import DraftModelDrafter
+    from foredraft.drafters.ngram import NgramDrafter
+    from foredraft.drafters.none import NoDrafter
+    from foredraft.drafters.scripted import ScriptedDrafter
+    from foredraft.drafters.suffix import SuffixDrafter
+    from foredraft.proposal import Drafter
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "context": ("DrafterContext",),
+        "draft_model": ("DraftModelDrafter",),
+        "ngram": ("NgramDrafter",),
+        "none": ("NoDrafter",),
+        "scripted": ("ScriptedDrafter",),
+        "suffix": ("SuffixDrafter",),
+    },
+)
 
 REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
     {
-        "none": lambda context: NoDrafter(),
-        "ngram": lambda context: NgramDrafter(),
-        "suffix": lambda context: SuffixDrafter(),
-        "draft_model": DraftModelDrafter.build,
-        "self-int8": DraftModelDrafter.build,
+        "none": lambda context: __getattr__("NoDrafter")(),
+        "ngram": lambda context: __getattr__("NgramDrafter")(),
+        "suffix": lambda context: __getattr__("SuffixDrafter")(),
+        "draft_model": lambda context: __getattr__("DraftModelDrafter").build(context),
+        "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
 )
+"""Drafters by name. To know the names must not cost an import of PyTorch, so each is imported when it is made."""
 
 SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"self-int8": {"quantization": "int8"}})
 """Methods whose draft model is the target itself, loaded once more with these LoadOptions changed."""

@@ -1,11 +1,12 @@
 """Hugging Face models, read through our attention and our cache."""
 
+from foredraft.checkpoint import EMBEDDED
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import LanguageModel, Read, Traits
 from foredraft.model.loading import (
-    EMBEDDED,
     LoadOptions,
     available_memory,
+    examine,
     load_model,
     load_tokenizer,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "Traits",
     "available_memory",
     "check_vocabulary",
+    "examine",
     "load_model",
     "load_tokenizer",
 ]

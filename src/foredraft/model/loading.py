@@ -23,10 +23,13 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from foredraft import arguments
+from foredraft.checkpoint import refuse_unusable
 from foredraft.errors import ModelError, one_line
 from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, load_kernels
 from foredraft.model.device_stack import DeviceStackBody
+from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.language_model import Body, LanguageModel
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
@@ -36,8 +39,7 @@ from foredraft.model.stack import StackBody, has_stack_form
 
 logger = logging.getLogger("foredraft")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+DTYPES = {name: getattr(torch, name) for name in arguments.DTYPES}
 _DEFAULT_CONTEXT = 2048
 _GROWING_ROPES = ("dynamic", "longrope")
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -73,18 +75,21 @@ class LoadOptions:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantization not in (None, "none", "int8"):
+        if self.quantization not in (None, *arguments.QUANTIZATIONS):
             raise ModelError(f'quantization must be "int8" or "none", not {self.quantization!r}')
         if self.kernels not in ("auto", "torch"):
             raise ModelError(f'kernels must be "auto" or "torch", not {self.kernels!r}')
 
     def torch_device(self) -> torch.device:
-        if self.device != "auto":
-            try:
-                return torch.device(self.device)
-            except RuntimeError as error:
-                raise ModelError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}") from error
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """Raises ModelError for a name that is none, and for a device that is not there."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ModelError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}") from error
+        _refuse_absent(device)
+        return device
 
     def torch_dtype(self, config: PretrainedConfig) -> torch.dtype:
         """The dtype to load in. Raises ModelError for a name that is none."""
@@ -102,13 +107,33 @@ class LoadOptions:
         return dtype
 
 
+def _refuse_absent(device: torch.device) -> None:
+    if device.type == "meta":
+        raise ModelError("device meta holds no numbers: give auto, cpu, cuda or cuda:N")
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise ModelError(f"device {device} cannot be used: PyTorch finds no CUDA device here; give cpu, or auto")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {device} cannot be used: there are {torch.cuda.device_count()}, counted from cuda:0")
+
+
+def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights: bool = True) -> PretrainedConfig:
+    """All that can be told before the weights are read. Raises ModelError, one line, for what cannot work."""
+    name = os.fspath(source)
+    options.torch_device()
+    refuse_unusable(name, has_weights=has_weights)
+    config = load_config(name, options)
+    refuse_unsupported(config, name)
+    return config
+
+
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
     if isinstance(source, PreTrainedModel):
         return _load_from_memory(source, options)
     name = os.fspath(source)
-    config = load_config(name, options)
-    refuse_unsupported(config, name)
+    config = examine(name, options)
     dtype = options.torch_dtype(config)
     refuse_if_too_big(name, dtype, options.torch_device())
     try:
@@ -118,11 +143,14 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
             dtype=dtype,
             revision=options.revision,
             trust_remote_code=options.trust_remote_code,
+            ignore_mismatched_sizes=True,  # refused below, with the reason
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
-    _refuse_half_loaded(name, report)
+        raise ModelError(f"{name}: {why_not_loaded(name, error)}") from error
+    reason = why_half_loaded(name, hf.config, report)
+    if reason is not None:
+        raise ModelError(f"{name}: {reason}")
     if getattr(hf, "hf_device_map", None) is None and not _is_quantised(hf):
         move(hf, options.torch_device())
     hf.eval()
@@ -174,25 +202,14 @@ def _recurrent(name: str, kind: str) -> ModelError:
 
 
 def load_config(name: str, options: LoadOptions) -> PretrainedConfig:
-    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
-        raise ModelError(f"{name}: no such directory; give a directory in Hugging Face format, or a hub id")
+    refuse_unusable(name, has_weights=False)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             name, revision=options.revision, trust_remote_code=options.trust_remote_code
         )
     except Exception as error:
-        raise ModelError(f"{name}: no model found: {one_line(error)}") from error
+        raise ModelError(f"{name}: {why_not_found(name, error, options.revision)}") from error
     return config
-
-
-def _refuse_half_loaded(name: str, report: dict[str, Any]) -> None:
-    """The library fills what a checkpoint lacks with random numbers."""
-    missing = sorted(report.get("missing_keys") or ())
-    if missing:
-        raise ModelError(
-            f"{name}: the checkpoint lacks {len(missing)} of the model's weights, {missing[0]} among them; "
-            "download it again, or load it as the kind of model it is"
-        )
 
 
 def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from foredraft.cache import KEY_MULTIPLE, Region
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
 from foredraft.model.attention import Pass, Span, attend
+from foredraft.model.diagnosis import why_not_finite
 from foredraft.model.language_model import Body, LanguageModel, Read, Traits
 from foredraft.model.library import LibraryBody
 
@@ -40,6 +41,7 @@ def probe(
     """
     lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
     sequences = _random_sequences(hf, lengths)
+    _refuse_unsound_embeddings(hf, name)
     reference = [_reference(hf, name, tokens) for tokens in sequences]
     _refuse_if_it_looks_ahead(hf, name, sequences[0], reference[0])
     vocab_size = reference[0].shape[1]
@@ -75,7 +77,16 @@ def _reference(hf: PreTrainedModel, name: str, tokens: list[int]) -> Tensor:
         logits: Tensor = out.logits[0]
     except Exception as error:
         raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
+    if bool((torch.isnan(logits) | torch.isposinf(logits)).any()):
+        raise ModelError(f"{name}: {why_not_finite(hf)}")
     return logits
+
+
+def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
+    """A few tokens show what is wrong with any other weight, but of these only their own rows."""
+    weight = hf.get_input_embeddings().weight
+    if weight.is_floating_point() and not bool(torch.isfinite(weight.detach().sum(dtype=torch.float32))):
+        raise ModelError(f"{name}: {why_not_finite(hf)}")
 
 
 def _refuse_if_it_looks_ahead(hf: PreTrainedModel, name: str, tokens: list[int], whole: Tensor) -> None:

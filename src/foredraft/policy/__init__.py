@@ -3,7 +3,7 @@
 from foredraft.policy.base import FAILED, MEMORY_SHORT, Ask, FixedPolicy, Policy
 from foredraft.policy.controller import Controller, CostStore
 from foredraft.policy.costs import Costs
-from foredraft.policy.guard import Guard, check_thresholds
+from foredraft.policy.guard import Guard
 from foredraft.policy.safe import SafePolicy
 from foredraft.policy.store import CostFile
 
@@ -19,5 +19,4 @@ __all__ = [
     "Guard",
     "Policy",
     "SafePolicy",
-    "check_thresholds",
 ]

@@ -6,7 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from foredraft.errors import ForedraftError
+from foredraft.arguments import check_thresholds
 from foredraft.policy.base import Ask, Policy
 from foredraft.proposal import Drafter
 from foredraft.sequence import TokenSequence
@@ -111,15 +111,6 @@ class Guard:
             limit,
             self._num_steps,
         )
-
-
-def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | None) -> None:
-    """Raises ForedraftError for one that could not be meant."""
-    rate, memory = min_acceptance_rate, max_draft_memory
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
-        raise ForedraftError(f"min_acceptance_rate must be a share between 0 and 1, not {rate!r}")
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory < 0):
-        raise ForedraftError(f"max_draft_memory must be a number of bytes, not {memory!r}")
 
 
 class _Window:

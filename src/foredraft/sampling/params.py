@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.structured import FIELD, StructuredOutputs
 
-LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
 """(prefix, logits [V]) -> logits [V]: a pure function of one row and its own growing prefix (prompt and output ids)."""
 
 VERIFICATIONS = ("block", "rejection", "coupled")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from os import PathLike
@@ -24,20 +25,23 @@ from foredraft.step import Step
 from foredraft.trace.format import Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
 from foredraft.trace.rounds import Characters, round_line, step_line
 
+logger = logging.getLogger("foredraft")
+
 _NOT_TOLD = {"logits_processors", "n"}
 
 
 @contextmanager
 def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
-    """Record all that `llm` writes inside the block. The file is replaced.
+    """Record all that `llm` writes inside the block. The file is replaced. Where it cannot be written to the end (a full disk),
+    a warning says so, the recording ends there, and the texts go on.
 
-    Raises ForedraftError if it cannot be written.
+    Raises ForedraftError if it cannot be opened.
     """
     try:
         file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by the with below
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be written: {error.strerror}") from None
-    with file:
+    with closing_quietly(file):
         recorder = Recorder(file, header_of(llm), tokenizer=llm.tokenizer)
         llm.engine.observers.append(recorder)
         try:
@@ -45,6 +49,16 @@ def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
         finally:
             llm.engine.observers.remove(recorder)
             recorder.close()
+
+
+@contextmanager
+def closing_quietly(file: TextIO) -> Generator[None]:
+    """Closes a file, whatever its last lines come to: what cannot be written was told when it was."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 def header_of(llm: LLM) -> Header:
@@ -69,7 +83,8 @@ def _model_info(model: LanguageModel, quantization: str | None) -> ModelInfo:
 class Recorder:
     """An Observer that writes every text it sees from the first token on; one that was running before is passed over.
 
-    file: gets the lines, and is left open. tokenizer: for the text of the tokens; None leaves it out.
+    file: gets the lines, and is left open. tokenizer: for the text of the tokens; None leaves it out. When the file takes no
+    more, a warning is logged, once, and nothing more is written: a text is worth more than the record of it.
     """
 
     def __init__(self, file: TextIO, header: Header, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
@@ -79,11 +94,12 @@ class Recorder:
         self._num_texts = 0
         self._num_steps = 0
         self._stats = SpeculationStats()
+        self._is_broken = False
         self._began = time.perf_counter()
         self._write(header)
 
     def observe(self, step: Step) -> None:
-        if not step.works:
+        if not step.works or self._is_broken:
             return
         start = max(0.0, time.perf_counter() - step.total_time - self._began)
         num_kept = {id(work): kept for work, kept in zip(step.scoring, step.num_kept, strict=True)}
@@ -140,11 +156,15 @@ class Recorder:
 
     def _write(self, line: Line) -> None:
         """At once, so that a recording that is killed is whole up to there."""
+        if self._is_broken:
+            return
         try:
             self._file.write(line.model_dump_json() + "\n")
             self._file.flush()
         except OSError as error:
-            raise ForedraftError(f"the trace cannot be written: {error.strerror}") from error
+            self._is_broken = True
+            name = getattr(self._file, "name", "file")
+            logger.warning("the trace ends early: %s cannot be written: %s", name, error.strerror)
 
 
 @dataclass(frozen=True, slots=True)

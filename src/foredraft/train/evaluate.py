@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.bench import Workload
+from foredraft.bench import Interval, Workload
+from foredraft.bench.statistics import Samples, bootstrap
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -43,14 +44,39 @@ class TextAcceptance:
 
 
 @dataclass(frozen=True, slots=True)
+class TextCounts:
+    """Texts that were asked for and that were measured: one for each document that is long enough, `num_too_short` of
+    `num_documents` being not."""
+
+    num_asked: int
+    num_measured: int
+    num_documents: int
+    num_too_short: int
+
+    @property
+    def why_fewer(self) -> str | None:
+        """In one line; None where as many were measured as were asked for."""
+        if self.num_measured >= self.num_asked:
+            return None
+        found = f"{self.num_documents} document{'s' if self.num_documents > 1 else ''}"
+        short = f", {self.num_too_short} of them too short" if self.num_too_short else ""
+        return f"{self.num_measured} of {self.num_asked} texts were measured: there are {found}{short}"
+
+
+@dataclass(frozen=True, slots=True)
 class KindReport:
     """One kind of text at one temperature. expected: by γ. measured: by γ, what the engine did on the same prompts with
-    rejection sampling; empty where that was not asked for."""
+    rejection sampling; empty where that was not asked for.
+
+    tau_intervals: by γ, 95 % over texts (bootstrap); None where there was one text only.
+    """
 
     kind: str
     temperature: float
+    texts: TextCounts
     on_text: TextAcceptance
     expected: dict[int, Expectation]
+    tau_intervals: dict[int, Interval | None]
     measured: dict[int, float]
 
 
@@ -134,23 +160,28 @@ def evaluate(
     plain = llm.with_drafter("none")
     found = []
     for number, (kind, documents) in enumerate(texts.items()):
-        encoded = _documents(llm, kind, documents, prompt_len, num_texts)
+        encoded, counts = _documents(llm, kind, documents, prompt_len, num_texts)
         for place, temperature in enumerate(temperatures):
             found.append(
-                _one_kind(llm, plain, kind, encoded, temperature, gammas, prompt_len, max_tokens, measures, seed)
+                _one_kind(
+                    llm, plain, kind, encoded, counts, temperature, gammas, prompt_len, max_tokens, measures, seed
+                )
             )
             progress((number + (place + 1) / len(temperatures)) / len(texts))
     return found
 
 
-def _documents(llm: LLM, kind: str, documents: Sequence[str], prompt_len: int, number: int) -> list[list[int]]:
+def _documents(
+    llm: LLM, kind: str, documents: Sequence[str], prompt_len: int, number: int
+) -> tuple[list[list[int]], TextCounts]:
     """Evenly chosen among those that are long enough, and no longer than the context."""
     limit = llm.max_model_len
     encoded = [encode_prompt(llm.text_tokenizer, document)[:limit] for document in documents]
     encoded = [ids for ids in encoded if len(ids) > prompt_len]
     if not encoded:
         raise ForedraftError(f"{kind}: no document is longer than the {prompt_len} tokens that a text begins with")
-    return [encoded[place] for place in spread_places(len(encoded), number)]
+    chosen = [encoded[place] for place in spread_places(len(encoded), number)]
+    return chosen, TextCounts(number, len(chosen), len(documents), len(documents) - len(encoded))
 
 
 def _one_kind(
@@ -158,6 +189,7 @@ def _one_kind(
     plain: LLM,
     kind: str,
     documents: Sequence[Sequence[int]],
+    counts: TextCounts,
     temperature: float,
     gammas: Sequence[int],
     prompt_len: int,
@@ -172,14 +204,28 @@ def _one_kind(
         on_text += TextAcceptance(float(of_law.sum()), len(of_law))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     outputs = plain.generate(prompts, [replace(params, seed=seed + i) for i in range(len(prompts))])
-    expected = {gamma: nothing(gamma) for gamma in gammas}
+    found: dict[int, list[Expectation]] = {gamma: [] for gamma in gammas}
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = [*prompt, *output.outputs[0].token_ids]
         of_token, _ = acceptance_on(llm, ids, temperature, first=len(prompt))
         for gamma in gammas:
-            expected[gamma] += expect(of_token.tolist(), gamma)
+            found[gamma].append(expect(of_token.tolist(), gamma))
     measured = {gamma: measured_tau(llm, prompts, params, gamma) for gamma in gammas} if measures else {}
-    return KindReport(kind, temperature, on_text, expected, measured)
+    return KindReport(
+        kind,
+        temperature,
+        counts,
+        on_text,
+        expected={gamma: sum(each, nothing(gamma)) for gamma, each in found.items()},
+        tau_intervals={gamma: _tau_interval(each) for gamma, each in found.items()},
+        measured=measured,
+    )
+
+
+def _tau_interval(texts: Sequence[Expectation]) -> Interval | None:
+    """Of all tokens over all rounds, over the texts that might as well have been drawn."""
+    samples = Samples.of([(one.num_tokens, one.num_rounds) for one in texts])
+    return bootstrap(len(texts), samples.rate)
 
 
 def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, gamma: int) -> float:

@@ -1,7 +1,23 @@
 """What to use on the user's models, prompts and machine: measure, predict, run the few best, say so."""
 
-from foredraft.tune.advise import Advice, Finalist, TuneResult, run_tune
-from foredraft.tune.predict import Prediction
-from foredraft.tune.report import as_settings
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foredraft.lazy import attributes
+
+if TYPE_CHECKING:
+    from foredraft.tune.advise import Advice, Finalist, TuneResult, run_tune
+    from foredraft.tune.predict import Prediction
+    from foredraft.tune.report import as_settings
 
 __all__ = ["Advice", "Finalist", "Prediction", "TuneResult", "as_settings", "run_tune"]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "advise": ("Advice", "Finalist", "TuneResult", "run_tune"),
+        "predict": ("Prediction",),
+        "report": ("as_settings",),
+    },
+)

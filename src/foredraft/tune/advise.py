@@ -8,11 +8,12 @@ from dataclasses import astuple, dataclass, replace
 from math import exp, fsum, log, sqrt
 
 from foredraft.bench import BenchResult, Configuration, Interval, Ratio, Workload, built_in_workload, run_bench
+from foredraft.bench.budget import Now, told
 from foredraft.bench.runner import check_fits, check_settings
 from foredraft.drafters import REGISTRY
-from foredraft.equipment import NO_DRAFT, name_of
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
+from foredraft.methods import NO_DRAFT, name_of
 from foredraft.proposal import Drafter
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.tune.measure import Measurement, measure, settings_for
@@ -26,6 +27,8 @@ _MEASURING, _CHECKING = 0.5, 0.92
 WORTH, RISK = 1.03, 0.95
 """The least speedup to expect of a setting that is advised, and the least that its interval may leave possible: prompts
 differ, and an interval over a few dozen of them is often wider than what is to be won."""
+_LEAST = 1e-3
+"""Seconds that are left for running finalists when the budget is spent: each is run once all the same."""
 _NUM_FINALISTS = 3
 _MOST_PASSES = 12
 _NEAR = 0.9
@@ -75,7 +78,8 @@ class Advice:
 class TuneResult:
     """predictions: of every drafter, γ and batch size, the best first within each batch size. bench: of the finalists.
 
-    num_groups: how many groups of questions the predictions rest on, by batch size. seconds: all of it together.
+    num_groups: how many groups of questions the predictions rest on, by batch size. seconds: all of it together. cut: what
+    the budget had no room for, in lines.
     """
 
     predictions: tuple[Prediction, ...]
@@ -85,6 +89,7 @@ class TuneResult:
     num_groups: Mapping[int, int]
     seconds: float
     budget: float
+    cut: tuple[str, ...] = ()
 
 
 def run_tune(
@@ -97,17 +102,19 @@ def run_tune(
     most: int = MOST_DRAFT_TOKENS,
     budget: float = 120.0,
     progress: Callable[[float], None] | None = None,
+    now: Now = time.perf_counter,
 ) -> TuneResult:
     """Find the drafter and number of draft tokens for these models, prompts and this machine.
 
     methods: candidates; None takes those of `llm`, suffix and ngram. Names with "+" between them are tried together under
         "auto", and each by itself. batch_sizes: prompts at a time; the advice is for all of them alike.
     workload: None takes the built-in prompts. params: for every request; None is greedy, 64 tokens. most: draft tokens.
-    budget: seconds. One group of questions is run under every candidate, however long that takes.
+    budget: seconds. Where it is too short for one group of questions under every candidate, the last candidates are left out
+        and texts are shorter; `cut` of the result says so. now: the clock that it goes by.
 
     Raises ForedraftError before anything is measured for what cannot run, and RequestError for a request that fails.
     """
-    started = time.perf_counter()
+    started = now()
     params = settings_for(params, DEFAULT_TOKENS)
     check_settings(params, budget, None)
     if most < 1:
@@ -126,18 +133,22 @@ def run_tune(
         most=most,
         budget=_MEASURING * budget,
         progress=lambda share: show(_MEASURING * share),
+        now=now,
     )
+    wanted, params = params, measurement.params
     predictions = predict_all(measurement, most)
-    left = _CHECKING * budget - (time.perf_counter() - started)
+    left = _CHECKING * budget - (now() - started)
     result = run_bench(
         llm,
         [Configuration.plain(size) for size in sizes]
         + [Configuration(m, g, size) for size in sizes for m, g in _to_run(predictions, measurement, joined)],
         workload,
         params,
-        budget=max(left, 0.0),
+        budget=max(left, _LEAST),
         repeats=_MOST_PASSES,
         progress=lambda share: show(_MEASURING + (1.0 - _MEASURING) * share),
+        least=len(sizes) + 1,
+        now=now,
     )
     finalists = _finalists(result, predictions)
     return TuneResult(
@@ -146,8 +157,9 @@ def run_tune(
         advice=choose(finalists),
         bench=result,
         num_groups={size: len({trial.group for trial in measurement.plain(size)}) for size in sizes},
-        seconds=time.perf_counter() - started,
+        seconds=now() - started,
         budget=budget,
+        cut=told(measurement.left_out, *[(one.max_tokens or 0, 0) for one in (wanted, params)]) + result.cut,
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 
 from foredraft.bench import Configuration, Question, Workload
+from foredraft.bench.budget import Clock, Now
 from foredraft.bench.configurations import Contender, contenders_for
-from foredraft.bench.runner import hold_together, in_order, run_group, warm_up
-from foredraft.equipment import name_of
+from foredraft.bench.runner import fitted, hold_together, in_order, run_group
 from foredraft.llm import LLM
+from foredraft.methods import name_of
 from foredraft.proposal import Drafter
 from foredraft.sampling import SamplingParams
 from foredraft.tune.rounds import Recorder, Trial
@@ -24,11 +25,14 @@ MOST_PASSES = 5
 class Measurement:
     """trials: by drafter's name, batch size and depth; plain decoding is depth 0 of the drafter "none".
 
-    methods: the drafters by name.
+    methods: the drafters by name. params: of every request; texts may be shorter than was asked for. left_out: candidates
+    for which the budget had no room.
     """
 
     methods: dict[str, str | Drafter]
     batch_sizes: tuple[int, ...]
+    params: SamplingParams
+    left_out: tuple[str, ...] = ()
     trials: dict[tuple[str, int, int], list[Trial]] = field(default_factory=lambda: defaultdict(list))
 
     def plain(self, batch_size: int) -> list[Trial]:
@@ -41,6 +45,18 @@ class Measurement:
             for (name, size, depth), trials in self.trials.items()
             if (name, size) == (method, batch_size) and depth
         }
+
+    def drop_unmeasured(self) -> None:
+        """Only candidates that were run at every depth and batch size stay: the others cannot be compared."""
+        depths = {depth for _, _, depth in self.trials if depth}
+        whole = {
+            name: method
+            for name, method in self.methods.items()
+            if all((name, size, depth) in self.trials for size in self.batch_sizes for depth in depths)
+        }
+        self.left_out = tuple(name for name in self.methods if name not in whole)
+        self.methods = whole
+        self.trials = defaultdict(list, {key: own for key, own in self.trials.items() if key[0] not in self.left_out})
 
 
 def depths_for(most: int) -> list[int]:
@@ -58,23 +74,33 @@ def measure(
     most: int,
     budget: float,
     progress: Callable[[float], None],
+    now: Now = time.perf_counter,
 ) -> Measurement:
-    """most: draft tokens of a step. budget: seconds; one round is run in any case, and a few passes are the most."""
-    found = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes))
+    """most: draft tokens of a step. budget: seconds, warm-up included; one round is run in any case, and a few passes are the
+    most. Where there is too little time even for one round, texts are shorter, and of the candidates only those that were
+    run in that time are kept, the first in any case. now: the clock that the budget goes by.
+    """
+    clock = Clock(budget, None, 1, now=now)
     fields = [_Field.of(llm, methods, size, most, workload, params) for size in batch_sizes]
+    depths = len(depths_for(most))
     for one in fields:
-        warm_up(one.contenders, one.groups[0], params)
+        params = fitted(one.contenders, one.groups[0], params, clock, 1 + depths)
         one.forget()
+    found = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes), params)
     num_rounds = max(len(one.groups) for one in fields)
-    started, spent = time.perf_counter(), 0.0
+    longest = 0.0
     for number in range(MOST_PASSES * num_rounds):
         repeat, place = divmod(number, num_rounds)
+        before = clock.spent
         for one in fields:
             for group in one.due(place, num_rounds):
-                one.run(group, repeat, params, found)
-        before, spent = spent, time.perf_counter() - started
-        progress(min(1.0, max(spent / budget, (number + 1) / (MOST_PASSES * num_rounds))) if budget > 0 else 1.0)
-        if spent + (spent - before) > budget:
+                one.run(group, repeat, found, clock, keep=None if number else 1 + depths)
+        if not number:
+            found.drop_unmeasured()
+            fields = [one.only(found.methods) for one in fields]
+        longest = max(longest, clock.spent - before)
+        progress(min(1.0, max(clock.spent / budget, (number + 1) / (MOST_PASSES * num_rounds))))
+        if clock.spent + longest > budget:
             break
     return found
 
@@ -115,13 +141,29 @@ class _Field:
         num = len(self.groups)
         yield from range(-(-place * num // num_rounds), -(-(place + 1) * num // num_rounds))
 
-    def run(self, group: int, repeat: int, params: SamplingParams, into: Measurement) -> None:
-        order = in_order(self.contenders, group + repeat * len(self.groups))
-        found = run_group(order, self.groups[group], params, group, repeat, together=self.are_together)
-        runs = {run.configuration: run for run in found}
+    def only(self, methods: Collection[str]) -> _Field:
+        """With these drafters, and plain decoding."""
+        kept = [
+            pair
+            for pair in zip(self.contenders, self.recorders, strict=True)
+            if pair[0].configuration.is_plain or name_of(pair[0].configuration.method or "none") in methods
+        ]
+        return replace(self, contenders=[one for one, _ in kept], recorders=[one for _, one in kept])
+
+    def run(self, group: int, repeat: int, into: Measurement, clock: Clock, keep: int | None) -> None:
+        """keep: how many of the contenders are run however late it is; None: a round that comes too late is left out."""
+        order = in_order(self.contenders, group + repeat * len(self.groups) if keep is None else 0)
+        questions = self.groups[group]
+        found = run_group(
+            order, questions, into.params, group, repeat, together=self.are_together, clock=clock, keep=keep
+        )
+        runs = {run.configuration: run for run in found or ()}
         for contender, recorder in zip(self.contenders, self.recorders, strict=True):
-            own, run = contender.configuration, runs[contender.name]
             openings, rounds = recorder.take()
+            run = runs.get(contender.name)
+            if run is None:
+                continue
+            own = contender.configuration
             depth = own.speculative_tokens if isinstance(own.speculative_tokens, int) else 0
             name = name_of(own.method or "none")
             into.trials[name, own.batch_size, depth].append(

@@ -8,8 +8,8 @@ from typing import Any
 
 from foredraft.bench import Configuration, Ratio
 from foredraft.bench.report import SAMPLING_FIELDS
-from foredraft.equipment import name_of
 from foredraft.errors import ForedraftError
+from foredraft.methods import name_of
 from foredraft.settings import Settings
 from foredraft.tune.advise import Finalist, TuneResult
 from foredraft.tune.predict import Prediction
@@ -73,6 +73,8 @@ def sentences(result: TuneResult) -> list[str]:
         f"Predictions rest on {groups} of {result.bench.workload.name}, {result.bench.params.max_tokens} tokens each; "
         f"intervals are 95 % over prompts; it took {result.seconds:.0f} s."
     )
+    if result.cut:
+        lines.append(f"Cut by the budget of {result.budget:.0f} s: {'; '.join(result.cut)}.")
     return lines
 
 
@@ -101,6 +103,7 @@ def as_dict(result: TuneResult) -> dict[str, Any]:
             "num_questions": len(result.bench.workload.questions),
             "num_groups": {str(size): num for size, num in result.num_groups.items()},
             "budget": result.budget,
+            "cut": list(result.cut),
             "seconds": result.seconds,
         },
         "advice": {

@@ -1,0 +1,16 @@
+"""The console script, and `python -m foredraft`. It imports next to nothing before Ctrl-C is taken care of."""
+
+from __future__ import annotations
+
+from foredraft import startup
+
+
+def main() -> None:
+    startup.begin()
+    from foredraft.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What numbers, names and amounts an LLM's arguments may be. Nothing here imports PyTorch, so that a mistake is told at once."""
+
+from __future__ import annotations
+
+import os
+
+from foredraft.errors import ForedraftError, shown
+from foredraft.sampling.params import AUTO, MOST_INT
+
+DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "none")
+_THREADS_PER_CORE = 4
+
+
+def check_numbers(**settings: tuple[int | None, int]) -> None:
+    """settings: name -> (value, least). Raises ForedraftError for a value that is no integer, or below that; None passes."""
+    for name, (value, least) in settings.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ForedraftError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+        if value is not None and value > MOST_INT:
+            raise ForedraftError(f"{name} must be at most 2^63 - 1, not {shown(value)}")
+
+
+def check_threads(num_threads: int | None) -> None:
+    """Raises ForedraftError for more threads than the processor could run in turn: they would only wait for each other,
+    and a thousand of them stop a machine."""
+    check_numbers(num_threads=(num_threads, 1))
+    cores = usable_cores()
+    if num_threads is not None and num_threads > _THREADS_PER_CORE * cores:
+        raise ForedraftError(
+            f"num_threads {num_threads} is too many: this process may use {cores} cores, and at most "
+            f"{_THREADS_PER_CORE} threads on each ({_THREADS_PER_CORE * cores}) are allowed"
+        )
+
+
+def usable_cores() -> int:
+    """The processor's cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def check_draft_len(speculative_tokens: int | str) -> None:
+    if speculative_tokens != AUTO:
+        if isinstance(speculative_tokens, str):
+            raise ForedraftError(f'speculative_tokens must be a number or "{AUTO}", not {speculative_tokens!r}')
+        check_numbers(speculative_tokens=(speculative_tokens, 0))
+
+
+def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | None) -> None:
+    """Raises ForedraftError for one that could not be meant."""
+    rate, memory = min_acceptance_rate, max_draft_memory
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
+        raise ForedraftError(f"min_acceptance_rate must be a share between 0 and 1, not {rate!r}")
+    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory < 0):
+        raise ForedraftError(f"max_draft_memory must be a number of bytes, not {memory!r}")
+
+
+def check_precision(dtype: str, quantization: str | None, draft_quantization: str | None = None) -> None:
+    """Raises ForedraftError for a name that is none."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ForedraftError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
+    for name in (quantization, draft_quantization):
+        if name is not None and name not in QUANTIZATIONS:
+            raise ForedraftError(f'quantization must be "int8" or "none", not {name!r}')
+
+
+def check_budget(seconds: float | None) -> None:
+    """Raises ForedraftError for a time in which nothing could be measured, and for one that is no number."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ForedraftError(f"budget must be more than 0 seconds, not {seconds:g}")

@@ -1,0 +1,19 @@
+"""Names of a package that are imported when they are first asked for (PEP 562): PyTorch takes a second to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def attributes(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """A `__getattr__` for a package. homes: submodule -> the names that the package takes from it."""
+    home_of = {name: module for module, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home_of[name]}"), name)
+
+    return get

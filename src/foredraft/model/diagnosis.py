@@ -1,0 +1,140 @@
+"""Why a checkpoint cannot be used: the library's exceptions and reports in one line, with what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import errors as hub
+from transformers import PretrainedConfig, PreTrainedModel
+
+from foredraft.checkpoint import raw_config
+from foredraft.errors import one_line
+
+_NO_CONFIG = (
+    "this repository on the hub has no config.json that names an architecture: if it holds an adapter or GGUF files, give "
+    "the original model"
+)
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_OFFLINE = (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError, TimeoutError)
+
+
+def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
+    """What the library raised where it looked for a checkpoint, in words."""
+    said = _why_not_ours(name, error)
+    if said is not None:
+        return said
+    if raw_config(name):
+        return f"its config.json cannot be used: {' '.join(str(error).split())[:300]}"
+    causes = list(_chain(error))
+    if _has(causes, hub.GatedRepoError):
+        return 'its terms have to be accepted first: do so on its page on the hub, and log in with "hf auth login"'
+    if _has(causes, hub.RepositoryNotFoundError):
+        return 'no directory here and no model on the hub has that name (or it is private: "hf auth login")'
+    if _has(causes, hub.RevisionNotFoundError):
+        return f"the hub has no revision {revision!r} of it: give one of its branches, tags or commits"
+    if _has(causes, _OFFLINE) or any(type(one).__name__.startswith(("Connect", "ProxyError")) for one in causes):
+        return f"no directory here has that name, the cache does not hold it, and the hub cannot be asked{_offline()}"
+    if _has(causes, hub.EntryNotFoundError):
+        return _NO_CONFIG
+    return f"no model found: {one_line(_as_exception(error))}"
+
+
+def why_not_loaded(name: str, error: BaseException) -> str:
+    """What the library raised where it read the weights, in words."""
+    return _why_not_ours(name, error) or f"the checkpoint cannot be loaded: {one_line(_as_exception(error))}"
+
+
+def _why_not_ours(name: str, error: BaseException) -> str | None:
+    """An architecture that the library does not have."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return (
+            "its architecture is code that comes with the checkpoint, and that is not run unasked; read it, and give "
+            "trust_remote_code=True (--trust-remote-code)"
+        )
+    if "does not recognize this architecture" in text or "Unrecognized model" in text:
+        kind = raw_config(name).get("model_type")
+        if kind is None and not Path(name).is_dir():
+            return _NO_CONFIG
+        if kind is None:
+            return "its config.json does not say model_type, which names the architecture: put it in"
+        known = f"transformers {transformers.__version__}"
+        return f"{known} does not know the architecture {kind!r}; upgrade transformers, or use another model"
+    return None
+
+
+def _offline() -> str:
+    asked = next((one for one in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(one, "0") != "0"), None)
+    if asked is not None:
+        return f" ({asked} is set); unset it, or give a directory"
+    return "; check the network, or give a directory"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _has(causes: list[BaseException], kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    return any(isinstance(one, kinds) for one in causes)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any]) -> str | None:
+    """report: the library's, of loading. It fills what a checkpoint lacks, and what is of another shape, with random
+    numbers, and leaves out what it has no place for. -> None where all of the model was there"""
+    unsaid = _unsaid(name, config)
+    mismatched, missing = sorted(report.get("mismatched_keys") or ()), sorted(report.get("missing_keys") or ())
+    if mismatched:
+        key, theirs, ours = mismatched[0]
+        return (
+            f"the weights are not of the shape that config.json describes: {key} is {list(theirs)} in the file and "
+            f"{list(ours)} in the model{unsaid or '; download the checkpoint again'}"
+        )
+    if missing:
+        return (
+            f"the checkpoint lacks {len(missing)} of the model's weights, {missing[0]} among them"
+            f"{unsaid or '; download it again, or load it as the kind of model it is'}"
+        )
+    if report.get("unexpected_keys") and "num_hidden_layers" in unsaid:
+        return f"the checkpoint has weights that the model has no place for{unsaid}"
+    return None
+
+
+def _unsaid(name: str, config: PretrainedConfig) -> str:
+    """The sizes that config.json does not give, and what the library takes in their place."""
+    raw = raw_config(name)
+    if not raw:
+        return ""
+    text = config.get_text_config()
+    said = raw.keys() | next((raw[key].keys() for key in ("text_config",) if isinstance(raw.get(key), dict)), set())
+    taken = {
+        field: getattr(text, field, None)
+        for field in _SHAPE
+        if field not in said and text.attribute_map.get(field, field) not in said
+    }
+    gaps = ", ".join(
+        f"{field} ({value} is transformers' default)" for field, value in taken.items() if value is not None
+    )
+    return f"; config.json does not say {gaps}: put the model's own in" if gaps else ""
+
+
+@torch.inference_mode()
+def why_not_finite(hf: PreTrainedModel) -> str:
+    """Of a model whose logits are not finite."""
+    for key, weight in hf.named_parameters():
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
+            return f"its weights hold NaN or infinity, {key} among them; download the checkpoint again, or use another"
+    return (
+        f"its own forward pass gives NaN or infinity in {str(hf.dtype).removeprefix('torch.')}, though its weights are "
+        "finite; try another dtype (float32)"
+    )

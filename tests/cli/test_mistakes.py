@@ -1,0 +1,187 @@
+"""Mistakes: one line, exit code 2, the same in every command, and before anything slow is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import foredraft
+from foredraft.checkpoint import EMBEDDED
+from foredraft.cli import app
+
+TEXT = EMBEDDED / "MODEL_CARD.md"
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "generate": ("generate", "x"),
+    "chat": ("chat", "--chat-template", str(TEXT)),
+    "demo": ("demo",),
+    "inspect": ("inspect",),
+    "bench": ("bench",),
+    "tune": ("tune",),
+    "serve": ("serve", "--port", "0"),
+    "evaluate": ("train", "evaluate", "--target", f"{EMBEDDED}/target", "--draft", f"{EMBEDDED}/draft", "--data", f"t={TEXT}"),
+    "lm": ("train", "lm", "--out", "out", "--data", str(TEXT), "--init", f"{EMBEDDED}/draft", "--steps", "1"),
+    "distill": ("train", "distill", "--target", f"{EMBEDDED}/target", "--out", "out", "--data", str(TEXT), "--steps", "1"),
+}  # fmt: skip
+HEAVY = ("torch", "transformers", "numpy", "scipy", "sympy", "pandas", "matplotlib", "fastapi", "trimesh", "sklearn")
+
+
+def run(*args: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def shell(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """As a process of its own, which says on standard error which of the slow modules it has imported."""
+    script = (
+        "import atexit, json, sys\n"
+        f"atexit.register(lambda: print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr))\n"
+        "from foredraft.__main__ import main\n"
+        "main()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, args)],
+        env=os.environ | {"PYTHONPATH": str(Path(foredraft.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+EARLY: dict[str, tuple[str, ...]] = {
+    "model": (*COMMANDS["generate"], "--model", "/nowhere"),
+    "draft": (*COMMANDS["generate"], "--draft-model", "/nowhere"),
+    "prompts": ("generate", "--prompts", "/nowhere.txt"),
+    "method": (*COMMANDS["generate"], "--method", "magic"),
+    "draft model that is not there": (*COMMANDS["generate"], "--model", f"{EMBEDDED}/target", "--method", "draft_model"),
+    "tokens": (*COMMANDS["generate"], "--speculative-tokens", "many"),
+    "temperature": (*COMMANDS["generate"], "--temperature", "-1"),
+    "dtype": (*COMMANDS["generate"], "--dtype", "int3"),
+    "quantization": (*COMMANDS["generate"], "--quantization", "int3"),
+    "threads": (*COMMANDS["generate"], "--num-threads", "100000"),
+    "verification": (*COMMANDS["generate"], "--verification", "trust"),
+    "trace": (*COMMANDS["generate"], "--trace", "/nowhere/trace.jsonl"),
+    "settings": (*COMMANDS["generate"], "--config", "/nowhere.toml"),
+    "chat": ("chat", "--model", "/nowhere"),
+    "demo": ("demo", "--model", "/nowhere"),
+    "inspect": ("inspect", "--model", "/nowhere"),
+    "bench model": ("bench", "--model", "/nowhere"),
+    "bench budget": ("bench", "--budget", "0"),
+    "bench workload": ("bench", "--workload", "/nowhere.jsonl"),
+    "bench configuration": ("bench", "--config", "plain:3"),
+    "tune model": ("tune", "--model", "/nowhere"),
+    "tune budget": ("tune", "--budget", "-1s"),
+    "tune output": ("tune", "--output", "/nowhere/settings.toml"),
+    "serve model": ("serve", "--model", "/nowhere"),
+    "evaluate target": ("train", "evaluate", "--target", "/nowhere", "--draft", f"{EMBEDDED}/draft", "--data", f"t={TEXT}"),
+    "evaluate data": (*COMMANDS["evaluate"], "--data", "u=/nowhere.txt"),
+    "lm data": ("train", "lm", "--out", "out", "--data", "/nowhere.txt", "--steps", "1"),
+    "distill target": ("train", "distill", "--target", "/nowhere", "--out", "out", "--data", str(TEXT)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("args", EARLY.values(), ids=EARLY.keys())
+def test_a_mistake_is_told_before_anything_slow_is_imported(args: tuple[str, ...]) -> None:
+    done = shell(*args)
+    error, imported = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error.startswith("error: ")
+    assert imported == "IMPORTED []"
+
+
+@pytest.mark.parametrize("budget", ["0", "0s", "-5s", "nan", "inf", "1e99s", "soon"])
+@pytest.mark.parametrize("command", ["bench", "tune", "evaluate", "lm", "distill"])
+def test_a_budget_in_which_nothing_can_be_done_is_refused(command: str, budget: str) -> None:
+    assert_refused(run(*COMMANDS[command], f"--budget={budget}"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_more_threads_than_the_machine_can_run_are_refused(command: str) -> None:
+    assert_refused(run(*COMMANDS[command], "--num-threads", "1000000"), "num_threads", "cores")
+    assert torch.get_num_threads() < 1000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_device_that_is_not_there_is_one_line(command: str) -> None:
+    assert_refused(run(*COMMANDS[command], "--device", "cuda"), "device cuda", "cpu")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "demo", "inspect", "bench", "tune", "serve"])
+def test_an_adapter_is_told_for_what_it_is(command: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/base"}))
+    for option in ("--model", "--draft-model"):
+        assert_refused(run(*COMMANDS[command], option, tmp_path), "LoRA", "merge_and_unload")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "demo", "bench", "tune"])
+def test_options_that_make_sense_everywhere_are_everywhere(command: str) -> None:
+    shown = run(command, "--help").stdout
+    assert "--cache-memory" in shown
+    assert ("--verification" in shown) == (command != "demo")
+    assert_refused(run(*COMMANDS[command], "--cache-memory", "much"), "memory")
+
+
+def test_cache_memory_and_verification_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foredraft.llm import LLM
+
+    seen: dict[str, Any] = {}
+    original = LLM.generate
+
+    def watch(self: LLM, prompts: Any, params: Any, **settings: Any) -> Any:
+        seen.update(memory=self.engine.pool.total, verification=params.verification)
+        return original(self, prompts, params, **settings)
+
+    monkeypatch.setattr(LLM, "generate", watch)
+    options = ("--cache-memory", "32MiB", "--verification", "rejection", "--max-tokens", "3", "--json")
+    result = run(*COMMANDS["generate"], *options)
+    assert result.exit_code == 0, result.stderr
+    assert seen == {"memory": 32 * 2**20, "verification": "rejection"}
+
+
+def test_settings_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    file = tmp_path / "foredraft.toml"
+    file.write_text("mine")
+    assert_refused(run("tune"), "foredraft.toml", "--overwrite")
+    assert file.read_text() == "mine"
+
+
+def test_settings_are_overwritten_where_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "foredraft.toml"
+    file.write_text("mine")
+    small = ("--num-prompts", "1", "--max-tokens", "4", "--budget", "0.01s", "--method", "ngram", "--num-threads", "1")
+    result = run("tune", "--overwrite", *small)
+    assert result.exit_code == 0, result.stderr
+    assert "method" in file.read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="for Linux")
+def test_a_full_disk_costs_the_trace_and_not_the_text() -> None:
+    done = run("generate", "Once", "--max-tokens", "5", "--seed", "1", "--num-threads", "1", "--trace", "/dev/full")
+    plain = run("generate", "Once", "--max-tokens", "5", "--seed", "1", "--num-threads", "1")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == plain.stdout
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "/dev/full" in warning
+    assert "No space left" in warning
