@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import positive_data_acceptance, response_schema_conformance
 
 from foredraft import LLM
 from foredraft.server import RequestLimits, create_app
@@ -53,6 +53,17 @@ class WithKey:
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_documented(case: Any, brief: Running) -> None:
     case.call_and_validate(base_url=brief.url, excluded_checks=[positive_data_acceptance])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_events_are_documented(brief: Running, path: str) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    own = {"/v1/completions": {"prompt": "Hello"}, "/v1/chat/completions": {"messages": messages}}
+    body = {**own.get(path, {"input": "Hello"}), "stream": True}
+    case = schema[path]["POST"].Case(body=body, media_type="application/json", headers=AUTHORIZED)
+    answer = case.call(base_url=brief.url)
+    assert answer.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(answer, checks=[response_schema_conformance])
 
 
 @pytest.mark.slow

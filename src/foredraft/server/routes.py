@@ -46,19 +46,12 @@ _WRITING = {
 }
 _EVENTS = {
     "text/event-stream": {
-        "schema": {"type": "string"},
-        "description": "With stream: chunks, then [DONE].",
-    }
-}
-
-_NAMED_EVENTS = {
-    "text/event-stream": {
         "schema": {
             "type": "object",
             "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-            "required": ["event", "data"],
+            "required": ["data"],
         },
-        "description": "With stream: OpenAI's events; an event's name is its data's type.",
+        "description": "With stream: chunks, then [DONE]; of /v1/responses named events.",
     }
 }
 
@@ -93,7 +86,7 @@ def api_routes(service: Service) -> APIRouter:
     @router.post(
         "/v1/responses",
         response_model=None,
-        responses={200: {"model": ResponsesResponse, "content": _NAMED_EVENTS}, **_errors(_WRITING)},
+        responses={200: {"model": ResponsesResponse, "content": _EVENTS}, **_errors(_WRITING)},
     )
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         model = service.check_model(body.model)
