@@ -118,8 +118,8 @@ class GrammarWalk:
         finally:
             seconds = clock() - began
             self._grammar.work += seconds
-            if place > self._num_settled:
-                self._costs[place] = self._costs.get(place, 0.0) + seconds
+            if place > self._num_settled and place not in self._costs:
+                self._costs[place] = seconds
             else:
                 self._meter.charge_drafts(seconds)
 
