@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from foredraft import LLM, Drafter, DraftRequest, SamplingParams
-from foredraft.sampling import Sampler
-from tests.drafters import test_contract as contract
+from foredraft import LLM, Drafter, SamplingParams
+from foredraft.testing import check_drafter
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))))
 TUTORIAL = "docs/adding-a-drafter.md"
-VOCAB_SIZE = 16
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 NOT_RUN = "notest"
@@ -29,11 +25,6 @@ DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
     "bigram": lambda names, vocab_size: names["BigramDrafter"](),
     "frequency": lambda names, vocab_size: names["FrequencyDrafter"](vocab_size),
 }
-CONTRACT = [
-    name
-    for name, test in vars(contract).items()
-    if name.startswith("test_") and "drafter_name" in signature(test).parameters
-]
 
 
 def blocks(page: str) -> Iterator[tuple[int, str]]:
@@ -66,7 +57,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_there_is_code_to_run() -> None:
-    for page in ("README.md", TUTORIAL, "docs/exactness.md"):
+    for page in ("README.md", TUTORIAL, "docs/adding-a-verification-rule.md", "docs/exactness.md"):
         assert list(blocks(page))
 
 
@@ -90,22 +81,10 @@ def test_every_benchmark_that_is_named_exists(page: str) -> None:
     assert not [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
 
 
-def ask(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
-    resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})
-    return DraftRequest(seq_id, tokens, max_len, Sampler(resolved, tokens[:1], torch.Generator().manual_seed(seq_id)))
-
-
-@pytest.mark.parametrize("rule", CONTRACT)
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_tutorials_drafters_keep_the_contract(drafter: str, rule: str, tutorial: dict[str, Any]) -> None:
-    given = {
-        "drafter_name": drafter,
-        "make_drafter": lambda name: DRAFTERS[name](tutorial, VOCAB_SIZE),
-        "ask": ask,
-        "vocab_size": VOCAB_SIZE,
-    }
-    test = getattr(contract, rule)
-    test(**{name: given[name] for name in signature(test).parameters})
+def test_the_tutorials_drafters_keep_the_contract(drafter: str, tutorial: dict[str, Any]) -> None:
+    check_drafter(lambda vocab_size: DRAFTERS[drafter](tutorial, vocab_size), invisible=False)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}], ids=str)

@@ -249,11 +249,6 @@ class Frontend:
         wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
         return wanted is not None and self.grammars is not None and not self.grammars.is_known(wanted)
 
-    def must_compile(self, params: SamplingParams | None) -> bool:
-        """Whether `prepare` takes as long as a grammar takes to compile. Raises ForedraftError for one that cannot be read."""
-        wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
-        return wanted is not None and self.grammars is not None and not self.grammars.is_known(wanted)
-
     def start(self, request: Request) -> None:
         """Queue the request's n texts; the later ones wait for the first to read the common prompt."""
         meter = request.grammar.meter() if request.grammar else None
