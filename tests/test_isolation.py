@@ -93,6 +93,8 @@ def is_due(bad: TokenSequence) -> bool:
 class Broken:
     """A constraint that allows everything, until it cannot say."""
 
+    affords_drafts = True
+
     def __init__(self, *methods: str) -> None:
         self.methods = methods
 

@@ -8,6 +8,7 @@ from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.params import AUTO, MOST_INT
 
 DTYPES = ("float32", "bfloat16", "float16")
+AUTOCAST_DTYPES = ("float32", "bfloat16")
 QUANTIZATIONS = ("int8", "none")
 _THREADS_PER_CORE = 4
 
@@ -58,10 +59,16 @@ def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | 
 def check_precision(dtype: str, quantization: str | None, draft_quantization: str | None = None) -> None:
     """Raises ForedraftError for a name that is none."""
     if dtype != "auto" and dtype not in DTYPES:
-        raise ForedraftError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
+        raise ForedraftError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {dtype!r}")
     for name in (quantization, draft_quantization):
         if name is not None and name not in QUANTIZATIONS:
             raise ForedraftError(f'quantization must be "int8" or "none", not {name!r}')
+
+
+def check_autocast(dtype: str) -> None:
+    """Raises ForedraftError for a precision that training does not compute in."""
+    if dtype not in AUTOCAST_DTYPES:
+        raise ForedraftError(f"--dtype must be one of {', '.join(AUTOCAST_DTYPES)}, not {dtype!r}")
 
 
 def check_budget(seconds: float | None) -> None:

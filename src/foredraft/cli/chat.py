@@ -64,7 +64,8 @@ def chat(
         Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="The most tokens of an answer. Default: to the context's end.")
+        int | None,
+        typer.Option("--max-tokens", min=1, help="The most tokens of an answer. Default: to the context's end."),
     ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,

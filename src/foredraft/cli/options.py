@@ -77,7 +77,7 @@ MaxMemoryOption = Annotated[
     str | None,
     typer.Option("--max-draft-memory", help="The same for one that holds more cache memory than that, say 512MiB."),
 ]
-TokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
+TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to write.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="0 is greedy. Default, here and below: the checkpoint's own, else neutral.")
 ]

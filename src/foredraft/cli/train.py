@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft import startup
-from foredraft.arguments import check_precision, check_threads
+from foredraft.arguments import check_autocast, check_precision, check_threads
 from foredraft.checkpoint import refuse_unusable
 from foredraft.cli.app import app
 from foredraft.cli.inputs import budget_of, seconds_of
@@ -217,7 +217,7 @@ def evaluate(
         list[int] | None, typer.Option("--speculative-tokens", help="Repeatable. Default: 1, 2, 4 and 8.")
     ] = None,
     num_texts: Annotated[int, typer.Option("--num-texts", help="Of each kind, that the target writes.")] = 24,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Of each text.")] = 128,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each text.")] = 128,
     check: Annotated[
         bool, typer.Option("--check", help="Run the draft on the same prompts too, and say what it did.")
     ] = False,
@@ -286,7 +286,7 @@ def _check(context: typer.Context, *models: str | None) -> None:
     """What lm and distill can refuse before PyTorch is imported."""
     given: dict[str, Any] = context.params
     check_threads(given["num_threads"])
-    check_precision(given["dtype"], None)
+    check_autocast(given["dtype"])
     if given["budget"] is not None:
         budget_of(given["budget"])
     seconds_of(given["checkpoint_every"])

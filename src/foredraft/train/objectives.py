@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foredraft.arguments import check_autocast
 from foredraft.errors import ForedraftError
 from foredraft.train.blocks import NOTHING
 from foredraft.train.losses import Measure, distilled, next_token
 
 LOSSES = ("tv", "kl", "kl+tv")
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 _LOGITS = 1 << 23
 """Logits of a pass: more blocks are read one pass after the other, so memory does not grow with the batch."""
 
@@ -80,10 +80,9 @@ def _autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContex
 
 
 def autocast_dtype(name: str) -> torch.dtype | None:
-    """Raises ForedraftError for a name that is none."""
-    if name not in DTYPES:
-        raise ForedraftError(f"--dtype must be one of {', '.join(DTYPES)}, not {name!r}")
-    return DTYPES[name]
+    """None: weights are in float32, so there is nothing to cast. Raises ForedraftError for a name that is none."""
+    check_autocast(name)
+    return None if name == "float32" else torch.bfloat16
 
 
 def passes(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:

@@ -26,7 +26,7 @@ _OTHER_ROUTE = "this belongs to another route"
 _REFUSED: Mapping[str, _Refused] = {
     # vLLM's
     "use_beam_search": _Refused(_BEAMS, (False,)),
-    "length_penalty": _Refused(_BEAMS, (1, 1.0)),
+    "length_penalty": _Refused(_BEAMS, (1,)),
     "early_stopping": _Refused(_BEAMS, (False,)),
     "logits_processors": _Refused("code is not taken over the wire", ([],)),
     "vllm_xargs": _Refused("there are no plugins", ({},)),
@@ -56,17 +56,17 @@ _REFUSED: Mapping[str, _Refused] = {
     "n_keep": _Refused("prompts are not cut", (0,)),
     "grammar": _Refused("GBNF is not read: use structured_outputs.grammar, in Lark's form", ("",)),
     "json_schema": _Refused(f"{_OTHER_NAME}response_format, or structured_outputs.json"),
-    "repeat_penalty": _Refused(f"{_OTHER_NAME}repetition_penalty", (1, 1.0)),
+    "repeat_penalty": _Refused(f"{_OTHER_NAME}repetition_penalty", (1,)),
     "repeat_last_n": _Refused("a penalty looks at the whole text"),
     "lora": _Refused("one model is served", ([],)),
     "samplers": _Refused("the order is penalties, temperature, min_p, top_k, top_p"),
-    "typical_p": _Refused(_TRUNCATION, (1, 1.0)),
-    "tfs_z": _Refused(_TRUNCATION, (1, 1.0)),
-    "top_n_sigma": _Refused(_TRUNCATION, (-1, -1.0)),
-    "xtc_probability": _Refused(_TRUNCATION, (0, 0.0)),
+    "typical_p": _Refused(_TRUNCATION, (1,)),
+    "tfs_z": _Refused(_TRUNCATION, (1,)),
+    "top_n_sigma": _Refused(_TRUNCATION, (-1,)),
+    "xtc_probability": _Refused(_TRUNCATION, (0,)),
     "mirostat": _Refused(_TRUNCATION, (0,)),
-    "dynatemp_range": _Refused("the temperature is one number", (0, 0.0)),
-    "dry_multiplier": _Refused(_PENALTY, (0, 0.0)),
+    "dynatemp_range": _Refused("the temperature is one number", (0,)),
+    "dry_multiplier": _Refused(_PENALTY, (0,)),
     "no_repeat_ngram_size": _Refused(_PENALTY, (0,)),
     # of the neighbouring routes
     "prompt": _Refused(_OTHER_ROUTE),
@@ -97,5 +97,14 @@ def is_refused(name: str) -> bool:
     return name in _REFUSED
 
 
+def describe_refused(schema: dict[str, Any]) -> None:
+    """Add the fields that a request does not have to its JSON schema, each with the values that ask for nothing."""
+    for name, (reason, neutral) in _REFUSED.items():
+        schema["properties"].setdefault(name, {"enum": [None, *neutral], "description": f"not supported: {reason}"})
+
+
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    return value is None or any(type(value) is type(one) and value == one for one in _REFUSED[name].neutral)
+    """Numbers are compared as JSON does: 1 is 1.0, and is not true."""
+    return value is None or any(
+        isinstance(value, bool) == isinstance(one, bool) and value == one for one in _REFUSED[name].neutral
+    )

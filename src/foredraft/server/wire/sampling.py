@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from foredraft.errors import ForedraftError
 from foredraft.sampling import SamplingParams, StructuredOutputs
@@ -19,7 +19,7 @@ from foredraft.sampling.params import (
     MOST_TEMPERATURE,
 )
 from foredraft.server.wire.base import MOST_TEXTS, AllowedIds, Choices, Ids, Only, Strings, TopCount, Wire
-from foredraft.server.wire.refused import check_extra, is_refused
+from foredraft.server.wire.refused import check_extra, describe_refused, is_refused
 from foredraft.server.wire.structured import ResponseFormat, StructuredFields, of_response_format
 
 _MOST_BIASES = 1024
@@ -81,6 +81,8 @@ _BIAS_SCHEMA = {
 
 class SamplingFields(Wire):
     """OpenAI's fields first, then vLLM's, then our own. None is the default everywhere."""
+
+    model_config = ConfigDict(json_schema_extra=describe_refused)
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
