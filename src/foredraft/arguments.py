@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from foredraft.errors import ForedraftError, shown
-from foredraft.sampling.params import AUTO, MOST_INT
+from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
@@ -63,6 +63,13 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
     for name in (quantization, draft_quantization):
         if name is not None and name not in QUANTIZATIONS:
             raise ForedraftError(f'quantization must be "int8" or "none", not {name!r}')
+
+
+def check_verification(name: str | None) -> str | None:
+    """The same name. Raises ForedraftError for a rule that is not built in."""
+    if name is not None and name not in VERIFICATIONS:
+        raise ForedraftError(f"verification must be one of {', '.join(VERIFICATIONS)}, not {shown(name)}")
+    return name
 
 
 def check_autocast(dtype: str) -> None:

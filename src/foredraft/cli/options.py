@@ -111,7 +111,8 @@ IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Write on pa
 VerificationOption = Annotated[
     str | None,
     typer.Option(
-        help="block, rejection, or with a seed coupled: the rule for draft tokens. Default: coupled or block."
+        callback=arguments.check_verification,
+        help="block, rejection, or with a seed coupled: the rule for draft tokens. Default: coupled or block.",
     ),
 ]
 CacheMemoryOption = Annotated[
