@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft.certificate.betting import FALSE_ALARM, Bet, Bets
-from foredraft.certificate.distribution import _every_token, _first_of_step, _Firsts, _Outcome, _Tokens
+from foredraft.certificate.distribution import (
+    _bonus,
+    _bonus_pairs,
+    _every_token,
+    _first_of_step,
+    _Firsts,
+    _Outcome,
+    _Tokens,
+)
 from foredraft.certificate.draws import _against, _Ladder, _stands, _surprise, _warped
+from foredraft.certificate.trial import Text
 from foredraft.certificate.wording import bets_figures, bets_line
-from foredraft.sampling import Laws
+from foredraft.sampling import Laws, Sampler, SamplingParams
+from foredraft.sequence import Origin
 
 POWER = 0.99
 
@@ -39,7 +49,7 @@ def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tenso
     tokens = p.nonzero()[:, 0]
     case = _Tokens.of(Laws(p.expand(len(tokens), -1)), tokens)
     past = torch.full((len(tokens),), before, dtype=torch.float64)
-    found: dict[str, _Outcome] = _every_token(case, past) | _first_of_step(*began(p, q, tokens))
+    found: dict[str, _Outcome] = _every_token(case, past) | _first_of_step(*began(p, q, tokens)) | _bonus(case, past)
     return {name: (outcome.g, p[tokens]) for name, outcome in found.items()}
 
 
@@ -59,6 +69,19 @@ def test_every_bet_on_a_text_is_fair(pair: list[Tensor], before: float) -> None:
     p, q = pair
     for name, (g, odds) in outcomes(p, q, before).items():
         assert abs(float((g * odds).sum())) < 1e-12, name
+
+
+def test_bonus_tokens_are_paired_with_the_one_that_ended_the_step_before() -> None:
+    """Counted over all texts; a recovered or plain token between parts them, and so does the end of a text."""
+    plain, accepted, recovered, bonus = Origin
+    sampler = Sampler(SamplingParams(temperature=1.0), [0], torch.Generator())
+
+    def text(*origins: Origin) -> Text:
+        return Text([0, *range(len(origins))], 1, sampler, origins=origins)
+
+    first = text(plain, accepted, bonus, accepted, accepted, bonus, bonus, recovered, bonus)
+    second = text(bonus, accepted, bonus)
+    assert _bonus_pairs([first, second]) == ([5, 6, 11], [2, 5, 9])
 
 
 @given(laws(3))

@@ -62,11 +62,32 @@ MESSAGES = [
     {"role": "user", "content": "and now?"},
 ]
 CHAT = {"messages": MESSAGES, "tools": [TOOL], "chat_template_kwargs": {"a": 1}, "top_logprobs": 2, "logprobs": True}
+NEWER = {"allowed_token_ids": list(range(3, 200)), "priority": 1, "stream_options": None, "tool_choice": "auto"}
+ITEMS = [
+    {"role": "user", "content": "hello"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi", "annotations": []}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
+    {"type": "function_call_output", "call_id": "1", "output": "1"},
+]
+RESPONSE: dict[str, Any] = {
+    "model": "pair",
+    "instructions": "be brief",
+    "max_output_tokens": 3,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "store": False,
+    "metadata": {"a": "b"},
+    "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
+}
+FORMAT = {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}}
 SEEDS: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": prompt, **COMMON, **form} for prompt in ("Once", ["a", "b"], [[1, 2]]) for form in FORMS
     ],
-    "/v1/chat/completions": [{**CHAT, **COMMON, **form} for form in FORMS],
+    "/v1/chat/completions": [{**CHAT, **COMMON, **form} for form in (*FORMS, NEWER)],
+    "/v1/responses": [
+        {"input": given, **RESPONSE, **form} for given in ("hello", ITEMS) for form in ({}, {"text": FORMAT})
+    ],
     "/tokenize": [{"prompt": "Once", "add_special_tokens": True}, {"messages": MESSAGES, "tools": [TOOL]}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
 }

@@ -27,6 +27,7 @@ from foredraft.certificate.wording import bets_figures, bets_line, bets_odds
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
 from foredraft.sampling import Laws, adjusted, laws_of
+from foredraft.sequence import Origin
 
 _MOST_SURPRISE = 16.0
 _MOST_RATIO = 4.0
@@ -42,6 +43,7 @@ _FIRST_OF_STEP = {
     "draft's law": Bet("tokens follow the drafter's law more, or less, than they should", high=_MOST_RATIO),
     "noise, steps": Bet("the last token of a step tells something of the noise of the next step"),
 }
+_BONUS = {"noise, bonus": Bet("the bonus token of a step tells something of the noise of the next step's")}
 
 _FIRST_SHARE, _FIRST_LENGTH = 24, 24
 """The first round has one in so many of all tokens, in texts of at most so many: a gross mistake shows in few. Each round
@@ -63,7 +65,7 @@ class Judge:
     border: float = 0.0
 
     def new_bets(self) -> Bets:
-        return Bets(_EVERY_TOKEN | _FIRST_OF_STEP if self.with_drafts else _EVERY_TOKEN)
+        return Bets(_EVERY_TOKEN | _FIRST_OF_STEP | _BONUS if self.with_drafts else _EVERY_TOKEN)
 
     def settle(self, bets: Bets, texts: Sequence[Text]) -> None:
         """Bet on all output tokens, with the laws of an independent pass."""
@@ -94,6 +96,8 @@ class Judge:
         found = _every_token(case, _places_before(case, batch))
         if not self.with_drafts:
             return found
+        rows, last = (torch.tensor(part, dtype=torch.int64, device=case.p.device) for part in _bonus_pairs(batch))
+        found |= _bonus(case.at_rows(rows), case.place[last])
         drafted = _first_laws(batch, laws)
         if drafted is not None:
             found |= _first_of_step(case, drafted)
@@ -261,6 +265,29 @@ def _first_of_step(whole: _Tokens, firsts: _Firsts) -> dict[str, _Outcome]:
         "draft's law": case.bet(ratio.clamp(max=_MOST_RATIO), q),
         "noise, steps": case.outcome(share * place * before, zero, zero),
     }
+
+
+def _bonus(case: _Tokens, before: Tensor) -> dict[str, _Outcome]:
+    """case: bonus tokens. That a token is a bonus token is settled before it is drawn, so its law is p. before: [N], where the
+    bonus token stands that ended the step before."""
+    variance = before.square() * (1 - case.p.pow(3).sum(1)) / 3
+    return {"noise, bonus": case.outcome(case.place * before, variance, torch.zeros_like(before))}
+
+
+def _bonus_pairs(texts: Sequence[Text]) -> tuple[list[int], list[int]]:
+    """Output tokens, counted over all texts: the bonus tokens of steps, and those that ended the steps before."""
+    rows, before, start = list[int](), list[int](), 0
+    for text in texts:
+        last: int | None = None  # the token that ended the step before, if it was a bonus token
+        for place, origin in enumerate(text.origins[: len(text.output_ids)]):
+            if origin is Origin.ACCEPTED:
+                continue
+            if origin is Origin.BONUS and last is not None:
+                rows.append(start + place)
+                before.append(start + last)
+            last = place if origin is Origin.BONUS else None
+        start += len(text.output_ids)
+    return rows, before
 
 
 def _recovered(case: _Tokens, q: Tensor) -> tuple[Tensor, Tensor]:

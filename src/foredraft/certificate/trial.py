@@ -16,19 +16,20 @@ from foredraft.model import LanguageModel
 from foredraft.policy import Policy
 from foredraft.request import Prompt, Request
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.sequence import TokenSequence
+from foredraft.sequence import Origin, TokenSequence
 from foredraft.verify import Verifier, verify
 
 
 class Text(NamedTuple):
     """tokens: prompt and output. firsts: what its steps began with, by position in tokens (WatchedDrafter). grammar: that of
-    its structured_outputs."""
+    its structured_outputs. origins: of the output tokens; none where nobody asks."""
 
     tokens: list[int]
     prompt_len: int
     sampler: Sampler
     firsts: Mapping[int, FirstDraft] = {}
     grammar: Grammar | None = None
+    origins: Sequence[Origin] = ()
 
     @property
     def output_ids(self) -> list[int]:
@@ -148,7 +149,7 @@ class Trial:
             for drafter in self._drafters.values()
             for position, first in drafter.take(sequence.seq_id).items()
         }
-        return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts, request.grammar)
+        return Text(sequence.tokens, sequence.prompt_len, sequence.sampler, firsts, request.grammar, sequence.origins)
 
 
 def plain(params: SamplingParams) -> SamplingParams:
