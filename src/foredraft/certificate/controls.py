@@ -456,6 +456,10 @@ CONTROLS: tuple[Control, ...] = (
 )  # fmt: skip
 
 
+_MOSTLY = 0.9
+"""Share of draft tokens that must be drawn for steps to be taken as steps over drawn drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What happened while the real verifier was tried. num_sampled: draft tokens drawn from a law. rule: by which they are
@@ -472,7 +476,7 @@ class Seen:
     def lacks(self, needs: str) -> str | None:
         """Why a control that needs this could show nothing; None if it can."""
         if needs == "rows in step":
-            has_certain = self.num_drafted and not self.num_sampled
+            has_certain = self.num_sampled < _MOSTLY * self.num_drafted
             return "steps over certain drafts do not use their noise in the same places" if has_certain else None
         if needs and not self.num_drafted:
             return "nothing was drafted"

@@ -263,3 +263,33 @@ def test_afterwards_all_is_well(guarded: Running) -> None:
         "/v1/completions", {"prompt": STORY, "max_tokens": 3}, headers={"authorization": "Bearer a-key"}
     )
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_a_request_that_is_answered_before_its_body_leaves_the_connection_open(guarded: Running, length: int) -> None:
+    """The client may have sent the next one before it knows better."""
+    with connect(guarded) as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % length)
+        assert answers_in(connection.recv(1 << 16))[0][0] == 401
+        connection.sendall(b"x" * length + HEALTH)
+        assert answers_in(connection.recv(1 << 16))[0][0] == 200
+        connection.sendall(HEALTH)
+        assert answers_in(connection.recv(1 << 16))[0][0] == 200
+
+
+def test_a_body_without_end_that_nobody_wants_ends_the_connection(llm: LLM) -> None:
+    settings = replace(GUARDED, limits=RequestLimits(max_body_bytes=50_000))
+    with running(llm, settings) as server, connect(server) as connection:
+        connection.sendall(CHUNKED)
+        assert answers_in(connection.recv(1 << 16))[0][0] == 401
+        for _ in range(20):
+            connection.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
+        assert all_of(connection) == b""
+
+
+def test_a_body_that_nobody_wants_must_come_in_time(llm: LLM) -> None:
+    settings = replace(GUARDED, limits=RequestLimits(body_seconds=0.5))
+    with running(llm, settings) as server, connect(server) as connection:
+        connection.sendall(HEAD + b"content-length: 10\r\n\r\n")
+        assert answers_in(connection.recv(1 << 16))[0][0] == 401
+        assert all_of(connection) == b""

@@ -56,6 +56,7 @@ class LimitedProtocol(H11Protocol):
         self._writing: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._is_ending = self._is_half_closed = False
+        self._num_drained: int | None = None  # bytes of a body that nobody wants, while it comes
         if self.open_connections.admit(self):
             self._await_request()
         else:
@@ -82,7 +83,9 @@ class LimitedProtocol(H11Protocol):
 
     def _feed(self, piece: bytes) -> None:
         super().data_received(piece)
-        if not self._is_ending:
+        if self._num_drained is not None:
+            self._count_drained(len(piece))
+        if not self._is_ending and (self.is_answering or self.conn.has_partial) and self._num_drained is None:
             self._await_request()
 
     def handle_events(self) -> None:
@@ -96,12 +99,33 @@ class LimitedProtocol(H11Protocol):
         if self._is_ending or self.transport.is_closing():
             return
         if self.conn.their_state is h11.SEND_BODY:  # answered without its body: nobody wants it any more
-            self._end()
+            self._drain()
         elif not self.is_answering:
             if self._is_half_closed:
                 self.transport.close()
             elif self.conn.has_partial:
                 self._await_request()
+
+    # A body that nobody wants
+
+    def _drain(self) -> None:
+        """Throw away what comes of it, so that the client may send its next request over this connection: to end it would take
+        that request with it. There are as much and as long of it as of any body; then the connection ends."""
+        self._num_drained = 0
+        self._restart_clock(self.limits.body_seconds, self.transport.abort)
+
+    def _count_drained(self, count: int) -> None:
+        assert self._num_drained is not None
+        self._num_drained += count
+        if self.is_answering or self.conn.their_state is not h11.SEND_BODY:
+            self._num_drained = None
+            self._stop_clock()
+            if not (self.is_answering or self.conn.has_partial):
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+        elif self._num_drained > self.limits.max_body_bytes and not self._is_ending:
+            self._end()
 
     def shutdown(self) -> None:
         if self._is_ending:
@@ -128,9 +152,7 @@ class LimitedProtocol(H11Protocol):
         self._is_ending = True
         self._unset_keepalive_if_required()
         self._inlet.close()
-        if self._reading is not None:
-            self._reading.cancel()
-        self._reading = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
+        self._restart_clock(self.limits.body_seconds, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
@@ -182,11 +204,19 @@ class LimitedProtocol(H11Protocol):
 
     def _await_request(self) -> None:
         """A clock runs from a request's first byte, or the connection's beginning, to the end of its headers."""
-        if self.is_answering and self._reading is not None:
+        if self.is_answering:
+            self._stop_clock()
+        elif self._reading is None:
+            self._reading = self.loop.call_later(self.limits.header_seconds, self._give_up)
+
+    def _restart_clock(self, seconds: float, then: Callable[[], object]) -> None:
+        self._stop_clock()
+        self._reading = self.loop.call_later(seconds, then)
+
+    def _stop_clock(self) -> None:
+        if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        elif not self.is_answering and self._reading is None:
-            self._reading = self.loop.call_later(self.limits.header_seconds, self._give_up)
 
     def _give_up(self) -> None:
         self._reading = None
