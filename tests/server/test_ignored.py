@@ -146,6 +146,14 @@ def test_names_do_no_harm_in_a_header(server: Running, path: str) -> None:
     assert found.headers[HEADER].split(", ") == ["a%0D%0ASet-Cookie%3A%20x", "%C3%BC%2C%20b", "x" * 100]
 
 
+@pytest.mark.parametrize(("name", "shown"), [("", '""'), (" ", "%20"), ("\t", "%09"), ("a ", "a%20")])
+def test_a_name_of_blanks_is_no_blank_in_a_header(server: Running, name: str, shown: str) -> None:
+    """A header that ends with a blank is no header."""
+    found = post_raw(server, "/v1/completions", json.dumps({"prompt": "Once", "x": 1, name: 1}).encode())
+    assert found.status_code == 200, found.text
+    assert found.headers[HEADER] == f"x, {shown}"
+
+
 def test_many_names_are_cut(server: Running) -> None:
     raw = json.dumps({"prompt": "Once", **{f"f{i}": 1 for i in range(50_000)}}).encode()
     found = post_raw(server, "/v1/completions", raw)

@@ -29,4 +29,5 @@ def ignored_headers(body: Wire, note: dict[str, Any], *, strict: bool) -> dict[s
     if len(names) > _MOST_NAMES:
         names[-1] = _MORE
     note["ignored"] = [name if _NAME.fullmatch(name) else "?" for name in names]
-    return {HEADER: ", ".join(quote(name, safe="[]") for name in names)}  # a header holds no line breaks
+    # a header holds no line breaks, and does not end with a blank
+    return {HEADER: ", ".join(quote(name, safe="[]") or '""' for name in names)}
