@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from foredraft.arguments import check_budget
 from foredraft.cli.app import app
 from foredraft.cli.inputs import prompts_of
 from foredraft.cli.options import (
@@ -51,7 +52,6 @@ from foredraft.cli.options import (
     VerificationOption,
     sampling_params,
 )
-from foredraft.errors import ForedraftError
 
 _NOT_PASSED = 1
 _BUDGET = 120.0  # as in foredraft.certificate, which is slow to import
@@ -119,14 +119,15 @@ def check(
     The exit code is 0 if all of that holds and 1 if not. --seed also fixes
     the noise of the check itself: another one looks at other samples.
     """
+    check_budget(budget)
+    models = Models.of(context)
+    models.check()
+    given = None if prompts is None else prompts_of(prompts)
     from foredraft import render
     from foredraft.certificate import check as certify
 
     params = sampling_params(context)
-    if not budget > 0:
-        raise ForedraftError(f"budget must be above 0 seconds, not {budget}")
-    given = None if prompts is None else prompts_of(prompts)
-    llm = Models.of(context).load()
+    llm = models.load()
     with render.status("checking") as say:
         found = certify(llm, params, prompts=given, budget=budget, progress=say)
     if as_json:
