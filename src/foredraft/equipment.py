@@ -8,7 +8,6 @@ import torch
 
 from foredraft.cache import MemoryPool
 from foredraft.drafters import DrafterContext, build
-from foredraft.methods import NO_DRAFT as NO_DRAFT
 from foredraft.methods import Method, draft_of, name_of
 from foredraft.model import LanguageModel, available_memory
 from foredraft.proposal import Drafter

@@ -15,8 +15,8 @@ from foredraft.certificate.drafts import InTurn
 from foredraft.certificate.reading import row_noise
 from foredraft.certificate.report import GREEDY, SEEDED
 from foredraft.certificate.trial import Subject, Text, Trial, plain
-from foredraft.equipment import NO_DRAFT
 from foredraft.llm import LLM
+from foredraft.methods import NO_DRAFT
 from foredraft.request import Prompt
 from foredraft.sampling import AUTO, SamplingParams
 

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 from foredraft.certificate.drafts import FirstDraft, WatchedDrafter
 from foredraft.certificate.report import CheckResult
-from foredraft.equipment import NO_DRAFT
 from foredraft.errors import RequestError
 from foredraft.grammar import Grammar
 from foredraft.llm import LLM
+from foredraft.methods import NO_DRAFT
 from foredraft.model import LanguageModel
 from foredraft.policy import Policy
 from foredraft.request import Prompt, Request
