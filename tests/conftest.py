@@ -14,11 +14,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS, DrafterContext, build
-from foredraft.engine import Engine
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.engine import Engine
+from foredraft.engine.proposal import Drafter
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
-from foredraft.proposal import Drafter
 
 hypothesis.settings.register_profile("thorough", max_examples=400)
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
-from foredraft.cache import MemoryPool
-from foredraft.engine import Engine
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.engine import Engine
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
+from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel, Read
-from foredraft.proposal import CERTAIN, Proposal, Verdict
 from foredraft.sampling import Bits, Choice, Row, Sampler, choose, has_id, only_id
-from foredraft.sequence import TokenSequence
 from foredraft.testing.rules import EXACT
 from foredraft.testing.statistics import FALSE_ALARM, chi_square, independence
 from foredraft.testing.toys import (

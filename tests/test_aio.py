@@ -10,13 +10,13 @@ import pytest
 from torch import Tensor
 
 from foredraft import LLM, AsyncLLM, ForedraftError, RequestError, SamplingParams
+from foredraft.engine.proposal import Proposal
+from foredraft.engine.step import Step
 from foredraft.model import LanguageModel
-from foredraft.outputs import Delta, RequestOutput
-from foredraft.proposal import Proposal
-from foredraft.request import Request
 from foredraft.sampling import Sampler
-from foredraft.step import Step
-from foredraft.text import TextStream
+from foredraft.text.outputs import Delta, RequestOutput
+from foredraft.text.request import Request
+from foredraft.text.text import TextStream
 
 STORY = "Once upon a time, there was a little"
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)

@@ -24,9 +24,9 @@ import foredraft
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.cli import app
 from foredraft.cli.options import num_bytes
-from foredraft.demo import DEMO_PROMPT
+from foredraft.cli.render import OriginPieces, pieces_of
 from foredraft.model import EMBEDDED
-from foredraft.render import OriginPieces, pieces_of
+from foredraft.tools.demo import DEMO_PROMPT
 
 PROMPT = "def read_lines(path):"
 BABYLLAMA = Path(__file__).parents[2] / "shared" / "models" / "babyllama105"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.engine import Engine
+from foredraft.engine.engine import Engine
+from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_tokenizer
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Body
-from foredraft.request import Frontend
 from foredraft.sampling import SamplingParams, StructuredOutputs, laws
-from foredraft.step import Step
+from foredraft.text.request import Frontend
 from foredraft.trace.probabilities import TargetSays, draft_said, target_says
 from tests.conftest import MakeEngine
 from tests.far import Elsewhere, FarTensor, elsewhere

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from foredraft import LLM, ForedraftError, ModelError, RequestError, SamplingParams, VocabularyError
 from foredraft.drafters import ScriptedDrafter
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.model import EMBEDDED, Demand, LanguageModel
-from foredraft.proposal import DraftRequest, Proposal
-from foredraft.request import Request
-from foredraft.text import TextStream
+from foredraft.text.request import Request
+from foredraft.text.text import TextStream
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
 STORY = "Once upon a time, there was a little"

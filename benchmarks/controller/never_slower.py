@@ -31,11 +31,11 @@ from benchmarks.controller.useless_drafters import RandomDrafter, shuffled_draft
 from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
-from foredraft.equipment import equip
-from foredraft.machine import this_machine
+from foredraft.engine.build import equip
+from foredraft.engine.scheduler import Limits
+from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
-from foredraft.scheduler import Limits
-from foredraft.step import Step
+from foredraft.utils.machine import this_machine
 
 GROUPS = 12
 """Of prompts that run together, at the least: they are what an interval is drawn from."""

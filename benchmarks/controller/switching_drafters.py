@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 
 
 class Turning:

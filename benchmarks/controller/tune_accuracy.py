@@ -23,12 +23,12 @@ from typing import Any
 from benchmarks.common.paths import RESULTS
 from foredraft import LLM, DraftRequest, Proposal
 from foredraft.bench import Configuration, run_bench
-from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED
 from foredraft.tune import TuneResult, run_tune
 from foredraft.tune.advise import DEFAULT_TOKENS
 from foredraft.tune.measure import settings_for
 from foredraft.tune.report import as_dict, sentences
+from foredraft.utils.machine import this_machine
 
 MOST = 8
 

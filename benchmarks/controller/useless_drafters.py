@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foredraft.proposal import DraftRequest, Proposal
+from foredraft.engine.proposal import DraftRequest, Proposal
 
 
 class RandomDrafter:

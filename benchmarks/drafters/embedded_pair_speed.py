@@ -27,9 +27,9 @@ from benchmarks.common.prompts import code_prompts, story_prompts
 from foredraft import LLM, SamplingParams
 from foredraft.bench.figures import repeated_share
 from foredraft.bench.statistics import median_with_interval
-from foredraft.machine import this_machine
+from foredraft.engine.stats import SpeculationStats
 from foredraft.model import EMBEDDED
-from foredraft.stats import SpeculationStats
+from foredraft.utils.machine import this_machine
 
 DRAFTERS = ("draft_model", "ngram", "suffix")
 

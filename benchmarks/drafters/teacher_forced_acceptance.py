@@ -21,10 +21,10 @@ from transformers.utils import logging
 
 from foredraft.bench.figures import repeated_share
 from foredraft.drafters import NgramDrafter, SuffixDrafter
+from foredraft.engine.proposal import Drafter, DraftRequest
+from foredraft.engine.stats import SpeculationStats
 from foredraft.model import EMBEDDED
-from foredraft.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.stats import SpeculationStats
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram(3..1)": lambda: NgramDrafter(3, 1),

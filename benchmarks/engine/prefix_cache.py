@@ -20,12 +20,12 @@ from typing import Any
 
 from benchmarks.common.prompts import story_prompts
 from foredraft import LLM, SamplingParams
-from foredraft.cache import KVCache, MemoryPool
-from foredraft.engine import Engine
-from foredraft.machine import this_machine
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.engine import Engine
+from foredraft.engine.stats import PrefixStats
 from foredraft.model import EMBEDDED
-from foredraft.outputs import RequestOutput
-from foredraft.stats import PrefixStats
+from foredraft.text.outputs import RequestOutput
+from foredraft.utils.machine import this_machine
 
 SIDES = ("on", "off")
 PARTS = ("one_after_another", "all_at_once", "costs")

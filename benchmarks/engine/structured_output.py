@@ -22,8 +22,8 @@ import jsonschema
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import story_prompts
 from foredraft import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED
+from foredraft.utils.machine import this_machine
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from foredraft.cache import MemoryPool
 from foredraft.drafters import build
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine import Engine
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.engine import Engine
 from foredraft.gpu import Inputs, at_once
 from foredraft.model import LanguageModel, Traits
 from foredraft.model.device_stack import DeviceStackBody

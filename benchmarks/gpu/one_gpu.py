@@ -37,12 +37,12 @@ from benchmarks.common.prompts import code_prompts
 from benchmarks.gpu import pieces
 from benchmarks.gpu.device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
 from foredraft import LLM, SamplingParams
+from foredraft.engine.step import Step
 from foredraft.gpu import Graphs, at_once
-from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.probe import probe
-from foredraft.step import Step
+from foredraft.utils.machine import this_machine
 
 GAMMA = 4
 

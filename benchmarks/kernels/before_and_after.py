@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kernels.large_vocabulary import peaked
-from foredraft.cache import MemoryPool
+from foredraft.engine.cache import MemoryPool
 from foredraft.kernels import load_kernels, why_none
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import NativeLinear, PackedLinear

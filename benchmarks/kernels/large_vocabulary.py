@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.common.paths import RESULTS
 from foredraft import Proposal, SamplingParams
-from foredraft.proposal import CERTAIN
+from foredraft.engine.proposal import CERTAIN
 from foredraft.sampling import Row, Sampler, choose, laws_of, pick
 from foredraft.verify import verify
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from foredraft.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import weight_bytes
 

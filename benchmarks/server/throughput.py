@@ -29,11 +29,11 @@ from benchmarks.common.paths import MODELS
 from benchmarks.common.prompts import code_prompts, story_prompts
 from benchmarks.server.http_client import ask
 from foredraft import LLM, SamplingParams
-from foredraft.machine import this_machine
+from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
 from foredraft.server import ServerSettings, create_app
 from foredraft.server.run import listen, make_server
-from foredraft.step import Step
+from foredraft.utils.machine import this_machine
 
 
 class Passes:

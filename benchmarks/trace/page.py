@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from foredraft import LLM, SamplingParams
-from foredraft.demo import DEMO_PROMPT
+from foredraft.tools.demo import DEMO_PROMPT
 from foredraft.trace import read_trace, record, write_page
 
 _READY = "html[data-ready]"

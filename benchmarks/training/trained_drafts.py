@@ -37,11 +37,11 @@ from benchmarks.common.prompts import story_prompts
 from foredraft import LLM, SamplingParams
 from foredraft.bench.statistics import bootstrap
 from foredraft.kernels import Way
-from foredraft.machine import this_machine
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.train import evaluate
 from foredraft.train.corpus import held_out, read_file
 from foredraft.tune.rounds import Recorder
+from foredraft.utils.machine import this_machine
 
 CORPUS = SHARED / "data" / "corpus"
 FILES = "# ===== file: "

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foredraft.lazy import attributes
+from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.aio import AsyncLLM
     from foredraft.certificate import Certificate, check
+    from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+    from foredraft.engine.sequence import Origin
     from foredraft.errors import ForedraftError, ModelError, RequestError, VocabularyError
     from foredraft.hf import custom_generate, generate
     from foredraft.llm import LLM
-    from foredraft.outputs import CompletionOutput, Delta, RequestOutput
-    from foredraft.proposal import Drafter, DraftRequest, Proposal
     from foredraft.sampling import SamplingParams, StructuredOutputs
-    from foredraft.sequence import Origin
+    from foredraft.text.outputs import CompletionOutput, Delta, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -52,9 +52,9 @@ __getattr__ = attributes(
         "errors": ("ForedraftError", "ModelError", "RequestError", "VocabularyError"),
         "hf": ("custom_generate", "generate"),
         "llm": ("LLM",),
-        "outputs": ("CompletionOutput", "Delta", "RequestOutput"),
-        "proposal": ("DraftRequest", "Drafter", "Proposal"),
+        "text.outputs": ("CompletionOutput", "Delta", "RequestOutput"),
+        "engine.proposal": ("DraftRequest", "Drafter", "Proposal"),
         "sampling": ("SamplingParams", "StructuredOutputs"),
-        "sequence": ("Origin",),
+        "engine.sequence": ("Origin",),
     },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft import startup
+from foredraft.utils import startup
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import LLM
-from foredraft.outputs import Delta, RequestOutput
-from foredraft.request import Prompt, Request
 from foredraft.sampling import SamplingParams
+from foredraft.text.outputs import Delta, RequestOutput
+from foredraft.text.request import Prompt, Request
 
 _NUM_COMPILING = 8  # more than are compiled at once: those that wait for one grammar are in them too
 _CLOSED = "this AsyncLLM was shut down: make a new one"

@@ -22,16 +22,16 @@ from transformers import (
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from foredraft.engine import Engine
-from foredraft.equipment import equip
+from foredraft.engine.build import equip
+from foredraft.engine.engine import Engine
+from foredraft.engine.methods import Methods, choose_methods
+from foredraft.engine.scheduler import Limits
+from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.llm import draft_beside
-from foredraft.methods import Methods, choose_methods
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams
-from foredraft.scheduler import Limits
-from foredraft.sequence import StopRule, TokenSequence
 
 _OTHER_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 

@@ -13,15 +13,14 @@ from typing import Any, TypeAlias
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from foredraft.arguments import check_draft_len, check_numbers, check_threads, check_thresholds
-from foredraft.cache import MemoryPool
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine import Engine
-from foredraft.equipment import equip
+from foredraft.engine.build import equip
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.engine import Engine
+from foredraft.engine.methods import NO_DRAFT, Method, Methods, choose_methods, draft_of, name_of, names_of
+from foredraft.engine.proposal import Drafter
+from foredraft.engine.scheduler import Limits
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
-from foredraft.grammar import Grammars
-from foredraft.machine import this_machine
-from foredraft.methods import NO_DRAFT, Method, Methods, choose_methods, draft_of, name_of, names_of
 from foredraft.model import (
     EMBEDDED,
     Demand,
@@ -32,14 +31,15 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
-from foredraft.outputs import Delta, RequestOutput
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
-from foredraft.proposal import Drafter
-from foredraft.request import Frontend, Prompt, Request
 from foredraft.sampling import AUTO, SamplingParams
-from foredraft.scheduler import Limits
 from foredraft.settings import Settings
-from foredraft.text import render_chat
+from foredraft.text.grammar import Grammars
+from foredraft.text.outputs import Delta, RequestOutput
+from foredraft.text.request import Frontend, Prompt, Request
+from foredraft.text.text import render_chat
+from foredraft.utils.arguments import check_draft_len, check_numbers, check_threads, check_thresholds
+from foredraft.utils.machine import this_machine
 from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 logger = logging.getLogger("foredraft")

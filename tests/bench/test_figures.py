@@ -15,7 +15,7 @@ from foredraft.bench.figures import (
     repeated_share,
 )
 from foredraft.bench.records import Answer, GroupRun, Turn
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 
 def stats_of(*rounds: tuple[int, int]) -> SpeculationStats:

@@ -15,7 +15,7 @@ from foredraft import LLM, ForedraftError, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.report import as_dict, facts, markdown, write_report
 from foredraft.cli import app
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 QUESTIONS = (
     {"question_id": 81, "category": "writing", "turns": ["Once upon a time", "Then the dog"]},

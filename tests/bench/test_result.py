@@ -9,7 +9,7 @@ import pytest
 
 from foredraft import SamplingParams
 from foredraft.bench import Answer, BenchResult, Configuration, GroupRun, Turn, Workload
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 CONFIGURATIONS = (Configuration.plain(), Configuration("suffix", 4))
 

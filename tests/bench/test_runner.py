@@ -15,8 +15,8 @@ from foredraft.bench import BenchResult, Configuration, Question, Workload, run_
 from foredraft.bench.configurations import Stopwatch, contenders_for
 from foredraft.bench.records import GroupRun
 from foredraft.bench.runner import hold_together, in_order, run_group
-from foredraft.stats import SpeculationStats
-from foredraft.step import Step
+from foredraft.engine.stats import SpeculationStats
+from foredraft.engine.step import Step
 
 CONFIGURATIONS = [Configuration.plain(), Configuration("draft_model", 3), Configuration("suffix", 4)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)

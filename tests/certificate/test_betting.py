@@ -24,8 +24,8 @@ from foredraft.certificate.distribution import (
 from foredraft.certificate.draws import _against, _Ladder, _stands, _surprise, _warped
 from foredraft.certificate.trial import Text
 from foredraft.certificate.wording import bets_figures, bets_line
+from foredraft.engine.sequence import Origin
 from foredraft.sampling import Laws, Sampler, SamplingParams
-from foredraft.sequence import Origin
 
 POWER = 0.99
 

@@ -14,8 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 import foredraft
-from foredraft.checkpoint import EMBEDDED
 from foredraft.cli import app
+from foredraft.model.checkpoint import EMBEDDED
 
 TEXT = EMBEDDED / "MODEL_CARD.md"
 COMMANDS: dict[str, tuple[str, ...]] = {

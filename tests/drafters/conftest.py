@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.cache import MemoryPool
 from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, SuffixDrafter, build
-from foredraft.proposal import Drafter, DraftRequest
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
 
 VOCAB_SIZE = 16

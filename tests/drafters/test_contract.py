@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from foredraft.cache import MemoryPool
 from foredraft.drafters import REGISTRY, DrafterContext, build
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.proposal import Drafter
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel
-from foredraft.proposal import Drafter
 from foredraft.testing import DrafterContract, check_drafter
 
 Make = Callable[[str], Drafter]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.drafters import NgramDrafter
+from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
-from foredraft.proposal import DraftRequest
 
 Ask = Callable[..., DraftRequest]
 

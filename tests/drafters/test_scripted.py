@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.drafters import ScriptedDrafter
+from foredraft.engine.proposal import CERTAIN, DraftRequest
 from foredraft.errors import ForedraftError
-from foredraft.proposal import CERTAIN, DraftRequest
 
 Ask = Callable[..., DraftRequest]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from foredraft.drafters import SuffixDrafter
 from foredraft.drafters._automaton import ROOT, Cursor, SuffixAutomaton
 from foredraft.drafters.suffix import SEPARATOR, Corpus, HitRates, _continue
+from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
-from foredraft.proposal import DraftRequest
 
 Ask = Callable[..., DraftRequest]
 texts = st.lists(st.integers(0, 2), max_size=60)

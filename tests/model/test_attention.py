@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.engine.cache import KEY_MULTIPLE, Region
 from foredraft.kernels import Kernels, load_kernels, why_none
 from foredraft.model.attention import Pass, Span, attend
 

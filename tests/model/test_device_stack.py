@@ -13,9 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from foredraft.cache import KVCache, MemoryPool
 from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.engine import Engine
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.engine import Engine
 from foredraft.gpu import Graphs, at_once
 from foredraft.kernels import Way
 from foredraft.model import LanguageModel, Read

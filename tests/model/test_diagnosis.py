@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 import foredraft
 from foredraft import LLM
-from foredraft.checkpoint import EMBEDDED
 from foredraft.errors import ModelError
 from foredraft.model import LoadOptions, load_model
+from foredraft.model.checkpoint import EMBEDDED
 
 Change = Callable[[Path], None]
 

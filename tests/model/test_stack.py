@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foredraft.cache import KVCache, MemoryPool, Region
+from foredraft.engine.cache import KVCache, MemoryPool, Region
 from foredraft.kernels import Way, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading

@@ -11,11 +11,11 @@ from random import Random
 
 import torch
 
+from foredraft.engine.proposal import Proposal
+from foredraft.engine.scheduler import MEMORY_PAUSE
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Outcome, Step, Work
 from foredraft.policy import MEMORY_SHORT, Ask, Policy
-from foredraft.proposal import Proposal
-from foredraft.scheduler import MEMORY_PAUSE
-from foredraft.sequence import TokenSequence
-from foredraft.step import Outcome, Step, Work
 from tests.laws import sampler_for
 
 GREEDY = {"temperature": 0.0}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foredraft.engine.sequence import TokenSequence
 from foredraft.policy import FixedPolicy
-from foredraft.sequence import TokenSequence
 from tests.laws import sampler_for
 
 

@@ -12,9 +12,9 @@ from statistics import median
 import pytest
 
 import foredraft.policy
+from foredraft.engine.sequence import TokenSequence
 from foredraft.policy import Controller, Costs, FixedPolicy
 from foredraft.policy.acceptance import TextRecord
-from foredraft.sequence import TokenSequence
 from tests.policy.simulator import FakeDrafter, Round, Simulator, asked_share, text, tokens_per_second
 
 FIRST_LEARNING = 400

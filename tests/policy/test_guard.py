@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.policy import Controller, FixedPolicy, Guard, Policy
-from foredraft.proposal import DraftRequest, Proposal
 from tests.policy.simulator import FakeDrafter, Simulator, text
 
 PAUSE = 100

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from foredraft.engine.sequence import TokenSequence
 from foredraft.policy import Ask, FixedPolicy, SafePolicy
-from foredraft.sequence import TokenSequence
 from tests.laws import sampler_for
 
 

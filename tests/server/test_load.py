@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from foredraft import LLM, SamplingParams
-from foredraft.proposal import Proposal
+from foredraft.engine.proposal import Proposal
 from foredraft.sampling import Sampler
 from foredraft.verify import verify
 from tests.server.conftest import running

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.sampling import Row, adjusted, choose, laws_of, pick
 from foredraft.testing import DrafterContract, check_drafter
 from foredraft.testing.statistics import FALSE_ALARM

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from foredraft import LLM, RequestOutput, SamplingParams
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 from foredraft.trace import read_trace, record, write_page
 from tests.browsing import ARTIFACTS, BROKEN_NUMBERS, DESKTOP, LOOKS, NARROW, NO_WEBGL, chromium
 from tests.trace.test_reader import sound, written

@@ -12,12 +12,12 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import ScriptedDrafter
-from foredraft.engine import Engine
-from foredraft.proposal import DraftRequest, Proposal
+from foredraft.engine.engine import Engine
+from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.scheduler import Limits
+from foredraft.engine.stats import SpeculationStats
+from foredraft.engine.step import Step
 from foredraft.sampling import Row, adjusted, laws_of
-from foredraft.scheduler import Limits
-from foredraft.stats import SpeculationStats
-from foredraft.step import Step
 from foredraft.trace import Recorder, Trace, read_trace, record
 from foredraft.trace.format import Header
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foredraft import ForedraftError
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 from foredraft.trace import page_of, read_trace, write_page
 from foredraft.trace.charts import alpha_chart, histogram_chart
 from foredraft.trace.library import three_js

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import foredraft.drafters._held as held_module
 from foredraft.drafters._held import held
-from foredraft.forced import Lead
-from foredraft.proposal import Proposal
+from foredraft.engine.forced_prefix import Lead
+from foredraft.engine.proposal import Proposal
+from foredraft.engine.sequence import TokenSequence
 from foredraft.sampling import Laws, Row, joined
-from foredraft.sequence import TokenSequence
 from foredraft.verify import RULES
 from tests.laws import (
     BROKEN,

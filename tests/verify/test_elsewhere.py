@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Row, Sampler, choose, choose_by, laws, laws_of, pick, settled, ways_of
 from foredraft.verify import verify
 from tests.far import Elsewhere, FarTensor, elsewhere

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Row, SamplingParams, choose, pick
 from foredraft.sampling.laws import Laws, inverse_cdf
 from foredraft.sampling.noise import exponentials, stream_keys

@@ -115,7 +115,7 @@ def test_truncated_targets(params: dict[str, Any], rule: str, kept: bool, kernel
 def test_wide_laws(params: dict[str, Any], vocab_size: int, rule: str, kernels: Kernels) -> None:
     """Through `verify` in float32, where it is compiled, and in float64, where it is not: the same of 40 outcomes but
     where a uniform number falls on a border."""
-    from foredraft.proposal import Proposal
+    from foredraft.engine.proposal import Proposal
     from foredraft.sampling import Row, laws_of, pick
     from foredraft.verify import verify
     from tests.laws import sampler_for

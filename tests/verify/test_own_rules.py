@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foredraft import LLM, ForedraftError, RequestError, SamplingParams
-from foredraft.proposal import DraftRequest, Proposal
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.verify import Case, OutcomeLaw, Rule, rejection_law, verify
 from tests.laws import chi_square, random_laws, sampler_for, toy
 

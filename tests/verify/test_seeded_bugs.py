@@ -13,13 +13,13 @@ import foredraft.drafters.draft_model as draft_model_module
 import foredraft.sampling.noise as noise_module
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
-from foredraft.cache import KVCache, Region
 from foredraft.certificate.controls import stops_at_first_failure, token_residual, uncapped_scale
-from foredraft.engine import Engine
+from foredraft.engine.cache import KVCache, Region
+from foredraft.engine.engine import Engine
+from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel
 from foredraft.sampling import Choice, Row, Sampler, SamplingParams, pick
 from foredraft.sampling.laws import inverse_cdf
-from foredraft.sequence import TokenSequence
 from foredraft.verify import Case, OutcomeLaw, Rule, next_weights, walk
 from tests.laws import (
     BROKEN,

@@ -10,9 +10,9 @@ import foredraft
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import NgramDrafter, SuffixDrafter
-from foredraft.outputs import RequestOutput
-from foredraft.proposal import Drafter, DraftRequest, Proposal
-from foredraft.stats import SpeculationStats
+from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.stats import SpeculationStats
+from foredraft.text.outputs import RequestOutput
 
 _CACHE_BYTES = 1 << 30
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
+    from foredraft.engine.proposal import Drafter
     from foredraft.llm import LLM
-    from foredraft.proposal import Drafter
 
 _PLAIN = "plain"
 

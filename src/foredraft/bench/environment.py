@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from foredraft import __version__
 from foredraft.llm import LLM
-from foredraft.machine import MachineReport, this_machine
 from foredraft.model import LanguageModel, LoadOptions
+from foredraft.utils.machine import MachineReport, this_machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from statistics import mean
 
 from foredraft.bench.records import GroupRun
 from foredraft.bench.statistics import Percentiles
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 _REPEAT = 8
 

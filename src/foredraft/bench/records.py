@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)

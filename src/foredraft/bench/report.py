@@ -14,7 +14,7 @@ from foredraft.bench.records import GroupRun
 from foredraft.bench.result import BenchResult, Comparison, Identity
 from foredraft.bench.statistics import Percentiles, Ratio
 from foredraft.errors import ForedraftError
-from foredraft.folders import make_directory
+from foredraft.utils.folders import make_directory
 
 SCHEMA = "foredraft.bench"
 VERSION = 1

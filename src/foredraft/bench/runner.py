@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
-from foredraft.arguments import check_budget
 from foredraft.bench.budget import Clock, Now, affordable_tokens, told
 from foredraft.bench.built_in import built_in_workload
 from foredraft.bench.configurations import Configuration, Contender, contenders_for, default_configurations
@@ -18,8 +17,9 @@ from foredraft.bench.result import BenchResult
 from foredraft.bench.workload import Question, Workload, category_of
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.request import Prompt, Request
 from foredraft.sampling import SamplingParams
+from foredraft.text.request import Prompt, Request
+from foredraft.utils.arguments import check_budget
 
 DEFAULT_TOKENS = 128
 _WARM_UP_TOKENS = 16

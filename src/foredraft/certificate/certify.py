@@ -22,8 +22,8 @@ from foredraft.certificate.setting import OVERTIME, Deadline, Setting, measured
 from foredraft.certificate.trial import Found, Subject, Test
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.request import Prompt
 from foredraft.sampling import SamplingParams
+from foredraft.text.request import Prompt
 
 BUDGET = 120.0
 MAX_TOKENS = 96

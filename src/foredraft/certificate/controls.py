@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from foredraft.cache import KVCache, MemoryPool
 from foredraft.certificate.drafts import law_of
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.model import LanguageModel
-from foredraft.proposal import CERTAIN, Proposal, Verdict
 from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
 from foredraft.verify.law import drafted

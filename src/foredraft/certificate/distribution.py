@@ -24,10 +24,10 @@ from foredraft.certificate.report import SAMPLED, CheckResult
 from foredraft.certificate.setting import OVERTIME, Setting, shortened
 from foredraft.certificate.trial import Found, Rejection, Subject, Text
 from foredraft.certificate.wording import bets_figures, bets_line, bets_odds
+from foredraft.engine.sequence import Origin
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
 from foredraft.sampling import Laws, adjusted, laws_of
-from foredraft.sequence import Origin
 
 _MOST_SURPRISE = 16.0
 _MOST_RATIO = 4.0

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
 from foredraft.policy import Ask, FixedPolicy
-from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.sampling import Laws, Sampler
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step
 
 _HOTTER = 2.0
 _TURN = 8

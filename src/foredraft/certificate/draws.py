@@ -23,8 +23,8 @@ from foredraft.certificate.report import DRAWN, SAMPLED, CheckResult
 from foredraft.certificate.setting import OVERTIME, Setting
 from foredraft.certificate.trial import Found, Rejection, Subject, Text
 from foredraft.certificate.wording import bets_figures, bets_line, bets_odds
+from foredraft.engine.proposal import Proposal
 from foredraft.model import LanguageModel
-from foredraft.proposal import Proposal
 from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, inverse_cdf, laws_of
 from foredraft.sampling.laws import tempered
 from foredraft.verify import Verifier

@@ -20,9 +20,9 @@ from foredraft.certificate.trial import Found, Rejection, Subject, Text, Trial, 
 from foredraft.certificate.wording import finite
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
-from foredraft.prefix import common_prefix
 from foredraft.sampling import AUTO, Row, SamplingParams, adjusted, choose, laws_of
 from foredraft.sampling.noise import exponentials
+from foredraft.utils.prefix import common_prefix
 
 _CHUNK = 2
 _SHORT = 24

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.certificate.trial import Text
-from foredraft.engine import NEAR_TIE
+from foredraft.engine.engine import NEAR_TIE
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import Row
 

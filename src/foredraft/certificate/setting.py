@@ -15,10 +15,10 @@ from foredraft.certificate.drafts import InTurn
 from foredraft.certificate.reading import row_noise
 from foredraft.certificate.report import GREEDY, SEEDED
 from foredraft.certificate.trial import Subject, Text, Trial, plain
+from foredraft.engine.methods import NO_DRAFT
 from foredraft.llm import LLM
-from foredraft.methods import NO_DRAFT
-from foredraft.request import Prompt
 from foredraft.sampling import AUTO, SamplingParams
+from foredraft.text.request import Prompt
 
 DRAFT_LEN = 4
 """Draft tokens of a step where their number is left to the policy."""

@@ -8,15 +8,15 @@ from typing import NamedTuple, Protocol
 
 from foredraft.certificate.drafts import FirstDraft, WatchedDrafter
 from foredraft.certificate.report import CheckResult
+from foredraft.engine.methods import NO_DRAFT
+from foredraft.engine.sequence import Origin, TokenSequence
 from foredraft.errors import RequestError
-from foredraft.grammar import Grammar
 from foredraft.llm import LLM
-from foredraft.methods import NO_DRAFT
 from foredraft.model import LanguageModel
 from foredraft.policy import Policy
-from foredraft.request import Prompt, Request
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.sequence import Origin, TokenSequence
+from foredraft.text.grammar import Grammar
+from foredraft.text.request import Prompt, Request
 from foredraft.verify import Verifier, verify
 
 

@@ -36,7 +36,7 @@ from foredraft.cli.options import (
     VerificationOption,
     sampling_params,
 )
-from foredraft.folders import make_directory
+from foredraft.utils.folders import make_directory
 
 if TYPE_CHECKING:
     from foredraft.bench import BenchResult
@@ -138,8 +138,8 @@ def _print_tables(result: BenchResult) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from foredraft import render
     from foredraft.bench.report import facts, summary_columns
+    from foredraft.cli import render
 
     console = render.output_console()
     names, *columns = summary_columns(result)

@@ -115,7 +115,7 @@ class _Chat:
     """A conversation in the terminal. Earlier turns are not read again: the engine keeps their keys and values."""
 
     def __init__(self, llm: LLM, params: SamplingParams, template: str | None, system: str | None) -> None:
-        from foredraft.render import output_console
+        from foredraft.cli.render import output_console
 
         self._llm = llm
         self._params = params
@@ -172,7 +172,7 @@ class _Chat:
             self._messages.pop()
 
     def _answer(self) -> str:
-        from foredraft.render import write_text
+        from foredraft.cli.render import write_text
 
         said: list[str] = []
         prompt = self._llm.chat_prompt(self._messages, chat_template=self._template)

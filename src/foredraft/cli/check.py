@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from foredraft.arguments import check_budget
 from foredraft.cli.app import app
 from foredraft.cli.inputs import prompts_of
 from foredraft.cli.options import (
@@ -52,6 +51,7 @@ from foredraft.cli.options import (
     VerificationOption,
     sampling_params,
 )
+from foredraft.utils.arguments import check_budget
 
 _NOT_PASSED = 1
 _BUDGET = 120.0  # as in foredraft.certificate, which is slow to import
@@ -123,8 +123,8 @@ def check(
     models = Models.of(context)
     models.check()
     given = None if prompts is None else prompts_of(prompts)
-    from foredraft import render
     from foredraft.certificate import check as certify
+    from foredraft.cli import render
 
     params = sampling_params(context)
     llm = models.load()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from foredraft.demo import Comparison
     from foredraft.llm import LLM
-    from foredraft.request import Prompt
     from foredraft.sampling import SamplingParams
+    from foredraft.text.request import Prompt
+    from foredraft.tools.demo import Comparison
 
 
 def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int | str) -> Comparison:
-    from foredraft.demo import NUM_RUNS, compare
-    from foredraft.render import progress_bar
+    from foredraft.cli.render import progress_bar
+    from foredraft.tools.demo import NUM_RUNS, compare
 
     with progress_bar("measuring", 2 * NUM_RUNS) as advance:
         return compare(llm, prompt, params, gamma, progress=advance)

@@ -64,12 +64,12 @@ def demo(
     params = sampling_params(context, temperature=0.0)
     check_trace(trace)
     llm = Models.of(context).load()
-    from foredraft.demo import DEMO_PROMPT
+    from foredraft.tools.demo import DEMO_PROMPT
 
     if as_json:
         typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params, llm.speculative_tokens).as_dict()))
         return
-    from foredraft import render
+    from foredraft.cli import render
 
     console = render.output_console()
     console.out(DEMO_PROMPT, style="dim", end="", highlight=False)

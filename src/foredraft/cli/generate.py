@@ -55,9 +55,9 @@ from foredraft.errors import ForedraftError, RequestError
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
-    from foredraft.outputs import RequestOutput
-    from foredraft.request import Prompt
     from foredraft.sampling import SamplingParams
+    from foredraft.text.outputs import RequestOutput
+    from foredraft.text.request import Prompt
 
 
 @app.command()
@@ -145,7 +145,7 @@ def _generate_json(
     llm: LLM, batch: list[Prompt], params: SamplingParams, gamma: int | str | None, trace: Path | None
 ) -> None:
     """gamma: also compare, with that many draft tokens."""
-    from foredraft.render import as_json
+    from foredraft.cli.render import as_json
 
     try:
         with recorded(llm, trace):
@@ -162,7 +162,7 @@ def _generate_json(
 
 
 def _generate(llm: LLM, batch: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
-    from foredraft.render import progress_bar
+    from foredraft.cli.render import progress_bar
 
     if len(batch) == 1:
         return llm.generate(batch, params)
@@ -193,7 +193,7 @@ def _generate_many(llm: LLM, batch: list[Prompt], params: SamplingParams) -> Non
 
 
 def _show_texts(llm: LLM, output: RequestOutput, name: str) -> None:
-    from foredraft import render
+    from foredraft.cli import render
 
     console = render.output_console()
     for text in output.outputs:
@@ -214,7 +214,7 @@ def _generate_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
 
 def _show_summary(outputs: Sequence[RequestOutput]) -> None:
     """On standard error: what the colours mean, and the metrics of each request."""
-    from foredraft import render
+    from foredraft.cli import render
 
     console = render.error_console()
     if render.colours(render.output_console()):
@@ -225,6 +225,6 @@ def _show_summary(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _show_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int | str) -> None:
-    from foredraft import render
+    from foredraft.cli import render
 
     render.error_console().print(render.comparison_table(run_comparison(llm, prompt, params, gamma)))

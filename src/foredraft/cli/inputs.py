@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foredraft.arguments import check_budget
 from foredraft.errors import ForedraftError
+from foredraft.utils.arguments import check_budget
 
 if TYPE_CHECKING:
-    from foredraft.request import Prompt
+    from foredraft.text.request import Prompt
 
 
 def prompts_from(prompt: str | None, file: Path | None) -> list[Prompt]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft import startup
-from foredraft.checkpoint import EMBEDDED
 from foredraft.cli.app import app
 from foredraft.cli.inputs import read_text
 from foredraft.cli.options import (
@@ -27,10 +25,12 @@ from foredraft.cli.options import (
     set_threads,
 )
 from foredraft.errors import ForedraftError
+from foredraft.model.checkpoint import EMBEDDED
+from foredraft.utils import startup
 
 if TYPE_CHECKING:
     from foredraft.model import LoadOptions
-    from foredraft.quality import QualityReport
+    from foredraft.tools.quality import QualityReport
 
 _QUALITY_TOKENS = 20_000
 
@@ -75,8 +75,8 @@ def inspect(
     text = None if quality is None else read_text(quality)
     target: str = model or str(EMBEDDED / "target")
     draft = draft_model or (None if model else str(EMBEDDED / "draft"))
-    from foredraft import render
-    from foredraft.inspection import inspect_models
+    from foredraft.cli import render
+    from foredraft.tools.inspection import inspect_models
 
     startup.ready()
     set_threads(num_threads)
@@ -98,8 +98,8 @@ def inspect(
 
 
 def _measure_quality(target: str, text: str, options: LoadOptions, max_tokens: int) -> QualityReport:
-    from foredraft.quality import measure_quality
-    from foredraft.render import spinner
+    from foredraft.cli.render import spinner
+    from foredraft.tools.quality import measure_quality
 
     with spinner("measuring quality"):
         return measure_quality(target, text, options, max_tokens=max_tokens)

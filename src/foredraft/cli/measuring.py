@@ -42,7 +42,7 @@ def workload_from(file: Path | None, num_prompts: int | None) -> Workload:
 @contextmanager
 def shares(description: str) -> Iterator[Callable[[float], None]]:
     """A bar of a hundred steps that is told which share is done."""
-    from foredraft.render import progress_bar
+    from foredraft.cli.render import progress_bar
 
     with progress_bar(description, 100) as advance:
         shown = 0

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft import arguments, startup
-from foredraft.checkpoint import refuse_unusable
 from foredraft.cli.inputs import read_text
+from foredraft.engine.methods import choose_methods
 from foredraft.errors import ForedraftError
-from foredraft.methods import choose_methods
+from foredraft.model.checkpoint import refuse_unusable
 from foredraft.sampling import AUTO
 from foredraft.settings import Settings
+from foredraft.utils import arguments, startup
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -233,8 +233,8 @@ class Models:
         """settings: arguments of LLM that are no option of other commands."""
         self.check()
         settings = {"cache_memory": self.cache_bytes} | settings
+        from foredraft.cli.render import spinner
         from foredraft.llm import LLM
-        from foredraft.render import spinner
 
         startup.ready()
         with spinner(f"loading {self.name}"):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
-    from foredraft.outputs import Delta, RequestOutput
-    from foredraft.request import Prompt
     from foredraft.sampling import SamplingParams
+    from foredraft.text.outputs import Delta, RequestOutput
+    from foredraft.text.request import Prompt
 
 
 def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     """Show one text as it is written; its output."""
-    from foredraft import render
+    from foredraft.cli import render
 
     console = render.output_console()
     stream = closing_stream(llm, prompt, params)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft import startup
-from foredraft.arguments import check_autocast, check_precision, check_threads
-from foredraft.checkpoint import refuse_unusable
 from foredraft.cli.app import app
 from foredraft.cli.inputs import budget_of, seconds_of
 from foredraft.cli.measuring import shares
 from foredraft.cli.options import DeviceOption, DtypeOption, JsonOption, ThreadsOption, set_threads
 from foredraft.errors import ForedraftError
+from foredraft.model.checkpoint import refuse_unusable
+from foredraft.utils import startup
+from foredraft.utils.arguments import check_autocast, check_precision, check_threads
 
 if TYPE_CHECKING:
     from foredraft.bench import Interval
@@ -368,7 +368,7 @@ def _recipe(context: typer.Context) -> Recipe:
 @contextmanager
 def _watched() -> Iterator[Watch]:
     """A bar on a terminal; nothing elsewhere."""
-    from foredraft.render import training_bar
+    from foredraft.cli.render import training_bar
     from foredraft.train import Watch
 
     startup.ready()
@@ -425,7 +425,7 @@ def _print_reports(reports: list[KindReport], speeds: list[SpeedPrediction]) -> 
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from foredraft import render
+    from foredraft.cli import render
 
     heads = [
         "text",

@@ -169,7 +169,7 @@ def _print(result: TuneResult) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from foredraft import render
+    from foredraft.cli import render
     from foredraft.tune.report import COLUMNS, sentences, table_rows
 
     table = Table(box=SIMPLE_HEAD)

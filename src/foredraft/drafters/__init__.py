@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foredraft.errors import ForedraftError
-from foredraft.lazy import attributes
+from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.drafters.context import DrafterContext
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
     from foredraft.drafters.suffix import SuffixDrafter
-    from foredraft.proposal import Drafter
+    from foredraft.engine.proposal import Drafter
 
 __getattr__ = attributes(
     __name__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foredraft.cache import MemoryPool
+from foredraft.engine.cache import MemoryPool
 from foredraft.model import LanguageModel
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foredraft.cache import MemoryPool
 from foredraft.drafters._held import held
 from foredraft.drafters.context import DrafterContext
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.engine.stats import PrefixStats
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
-from foredraft.prefix import common_prefix
-from foredraft.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.sampling import (
     Laws,
     Row,
@@ -28,7 +28,7 @@ from foredraft.sampling import (
     settled,
     ways_of,
 )
-from foredraft.stats import PrefixStats
+from foredraft.utils.prefix import common_prefix
 
 _WORTH_READING = 64
 """Tokens. Where two begin in one call and have so many in common, the first reads them before the second begins."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
-from foredraft.proposal import DraftRequest, Proposal
 
 
 class NgramDrafter:

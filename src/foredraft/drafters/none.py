@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft.proposal import DraftRequest, Proposal
+from foredraft.engine.proposal import DraftRequest, Proposal
 
 
 class NoDrafter:

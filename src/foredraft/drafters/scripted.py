@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
-from foredraft.proposal import DraftRequest, Proposal
 
 Script = Callable[[DraftRequest], Sequence[int]]
 """What to propose for a request; the drafter cuts it to max_len."""

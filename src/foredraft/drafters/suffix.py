@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.drafters._automaton import ROOT, Cursor, SuffixAutomaton
+from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
-from foredraft.proposal import DraftRequest, Proposal
 
 SEPARATOR = -1  # ends each text of the corpus; no request has such a token, so no match runs over it
 MAX_BRANCHES = 4

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from foredraft.folders import can_write, is_ours, user_folders
+from foredraft.utils.folders import can_write, is_ours, user_folders
 
 SOURCES = Path(__file__).parent
 INSTRUCTIONS = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.engine.cache import KEY_MULTIPLE, Region
 from foredraft.kernels import AttentionShape, Kernels
 from foredraft.model.rows import SMALL_PRODUCT
 

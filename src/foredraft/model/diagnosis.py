@@ -12,8 +12,8 @@ import transformers
 from huggingface_hub import errors as hub
 from transformers import PretrainedConfig, PreTrainedModel
 
-from foredraft.checkpoint import raw_config
 from foredraft.errors import one_line
+from foredraft.model.checkpoint import raw_config
 
 _NO_CONFIG = (
     "this repository on the hub has no config.json that names an architecture: if it holds an adapter or GGUF files, give "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.cache import KEY_MULTIPLE, KVCache, MemoryPool
+from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool
 from foredraft.kernels import Kernels, Way
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand

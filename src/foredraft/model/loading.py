@@ -23,11 +23,10 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from foredraft import arguments
-from foredraft.checkpoint import refuse_unusable
 from foredraft.errors import ModelError, one_line
 from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, load_kernels
+from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.language_model import Body, LanguageModel
@@ -36,6 +35,7 @@ from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_
 from foredraft.model.pages import give_back
 from foredraft.model.probe import probe
 from foredraft.model.stack import StackBody, has_stack_form
+from foredraft.utils import arguments
 
 logger = logging.getLogger("foredraft")
 

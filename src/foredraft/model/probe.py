@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foredraft.cache import KEY_MULTIPLE, Region
+from foredraft.engine.cache import KEY_MULTIPLE, Region
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
 from foredraft.model.attention import Pass, Span, attend

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
 
 MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
 """Reasons to leave a drafter alone."""

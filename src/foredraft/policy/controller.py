@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
 from foredraft.policy.acceptance import Acceptance, TextRecord
 from foredraft.policy.base import DOES_NOT_PAY, Ask, Pause
 from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step
 
 _PLAN_SECONDS = 0.02
 _SOONEST, _LATEST = 2, 64

@@ -6,11 +6,11 @@ import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from foredraft.arguments import check_thresholds
+from foredraft.engine.proposal import Drafter
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
 from foredraft.policy.base import Ask, Policy
-from foredraft.proposal import Drafter
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step
+from foredraft.utils.arguments import check_thresholds
 
 logger = logging.getLogger("foredraft")
 

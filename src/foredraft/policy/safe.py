@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from foredraft.isolation import Shield
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
 from foredraft.policy.base import Ask, Policy
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step
+from foredraft.utils.isolation import Shield
 
 _NO_DRAFT = Ask("", 0)
 

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from foredraft.folders import can_write, is_ours, user_folders
 from foredraft.policy.costs import Costs
+from foredraft.utils.folders import can_write, is_ours, user_folders
 
 logger = logging.getLogger("foredraft")
 

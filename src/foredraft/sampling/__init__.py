@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foredraft.lazy import attributes
+from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.prefix import common_prefix
 from foredraft.sampling.sending import sent
+from foredraft.utils.prefix import common_prefix
 
 
 class TokenCounts:

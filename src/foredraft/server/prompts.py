@@ -9,14 +9,14 @@ from functools import partial
 
 from foredraft.aio import AsyncLLM
 from foredraft.errors import ForedraftError, PromptLengthError
-from foredraft.request import Prompt, Request
 from foredraft.server.errors import ApiError
 from foredraft.server.wire.chat import ChatRequest, TemplateFields
 from foredraft.server.wire.completions import CompletionRequest
 from foredraft.server.wire.responses import ResponsesRequest
 from foredraft.server.wire.sampling import SamplingFields
 from foredraft.server.wire.tokens import TokenizeRequest
-from foredraft.text import encode_prompt
+from foredraft.text.request import Prompt, Request
+from foredraft.text.text import encode_prompt
 
 _CHARACTERS_PER_TOKEN = 32
 """A prompt of more characters than that for each token that may be is not even tokenised."""

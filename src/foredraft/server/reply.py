@@ -12,8 +12,6 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError, RequestError
-from foredraft.outputs import Delta, RequestOutput
-from foredraft.request import Request
 from foredraft.server.auth import CLIENT
 from foredraft.server.errors import ApiError, internal_error
 from foredraft.server.logging import NOTE, REQUEST_ID, log, places
@@ -25,6 +23,8 @@ from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
 from foredraft.server.wire.errors import ErrorDetail
 from foredraft.server.wire.responses import ResponsesRequest
+from foredraft.text.outputs import Delta, RequestOutput
+from foredraft.text.request import Request
 
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from foredraft import __version__
-from foredraft.request import Request as EngineRequest
 from foredraft.server.bodies import JsonRoute
 from foredraft.server.errors import ApiError
 from foredraft.server.ignored import ignored_headers
@@ -26,6 +25,7 @@ from foredraft.server.wire.listing import ModelCard, ModelList, Status, Version
 from foredraft.server.wire.response_answers import Responses, ResponsesResponse
 from foredraft.server.wire.responses import ResponsesRequest
 from foredraft.server.wire.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from foredraft.text.request import Request as EngineRequest
 
 PUBLIC = frozenset({"/health", "/ready"})
 """Paths that need no key: they say nothing but that somebody is there."""

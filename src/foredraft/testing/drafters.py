@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.llm import LLM
-from foredraft.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.sampling import SamplingParams
 from foredraft.testing.memory import held_bytes
 from foredraft.testing.requests import batches, histories, request_for, requests_for

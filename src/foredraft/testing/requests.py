@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from foredraft.proposal import DraftRequest
+from foredraft.engine.proposal import DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
 
 Batch = list[tuple[list[int], int]]

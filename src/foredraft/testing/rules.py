@@ -12,7 +12,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN
+from foredraft.engine.proposal import CERTAIN
 from foredraft.sampling.laws import laws_under
 from foredraft.testing.suite import name_of, run_suite
 from foredraft.testing.toys import Prefix, Toy, random_laws, toy, toys

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.sampling.laws import REACHED
 

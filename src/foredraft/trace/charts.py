@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 # drawn in stand-ins, which the page's style sheet then names: one drawing serves the light and the dark page
 _INK, _MUTED, _LINE, _BAR, _BAR_TEXT = "#010101", "#020202", "#030303", "#040404", "#050505"

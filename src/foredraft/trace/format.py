@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from foredraft.stats import SpeculationStats
+from foredraft.engine.stats import SpeculationStats
 
 VERSION = 1
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
+from foredraft.engine.step import Outcome
 from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of, sent
-from foredraft.step import Outcome
 
 
 class TargetSays(NamedTuple):

@@ -15,13 +15,13 @@ from typing import Any, TextIO
 from transformers import PreTrainedTokenizerBase
 
 from foredraft import __version__
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.stats import SpeculationStats
+from foredraft.engine.step import Step
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
-from foredraft.sequence import TokenSequence
-from foredraft.stats import SpeculationStats
-from foredraft.step import Step
 from foredraft.trace.format import Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
 from foredraft.trace.rounds import Characters, round_line, step_line
 

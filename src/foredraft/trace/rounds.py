@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.sequence import Origin
-from foredraft.step import Step
-from foredraft.text import IncrementalDecoder
+from foredraft.engine.sequence import Origin
+from foredraft.engine.step import Step
+from foredraft.text.text import IncrementalDecoder
 from foredraft.trace.format import DraftToken, OwnToken, RoundLine, StepLine, Verdict
 from foredraft.trace.probabilities import draft_said, target_says
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
-from foredraft.stats import SpeculationStats
 from foredraft.trace.assets import asset, page_template
 from foredraft.trace.charts import alpha_chart, histogram_chart
 from foredraft.trace.format import TextTrace, Trace

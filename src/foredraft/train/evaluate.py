@@ -11,13 +11,13 @@ from torch import Tensor
 
 from foredraft.bench import Interval, Workload
 from foredraft.bench.statistics import Samples, bootstrap
+from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
 from foredraft.sampling.laws import laws_under
-from foredraft.stats import SpeculationStats
-from foredraft.text import encode_prompt
+from foredraft.text.text import encode_prompt
 from foredraft.train.blocks import spread_places
 from foredraft.train.expected import Expectation, expect, nothing
 from foredraft.tune.measure import measure

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.arguments import check_autocast
 from foredraft.errors import ForedraftError
 from foredraft.train.blocks import NOTHING
 from foredraft.train.losses import Measure, distilled, next_token
+from foredraft.utils.arguments import check_autocast
 
 LOSSES = ("tv", "kl", "kl+tv")
 _LOGITS = 1 << 23

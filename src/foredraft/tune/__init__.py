@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foredraft.lazy import attributes
+from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.tune.advise import Advice, Finalist, TuneResult, run_tune

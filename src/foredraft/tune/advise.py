@@ -11,10 +11,10 @@ from foredraft.bench import BenchResult, Configuration, Interval, Ratio, Workloa
 from foredraft.bench.budget import Now, told
 from foredraft.bench.runner import check_fits, check_settings
 from foredraft.drafters import REGISTRY
+from foredraft.engine.methods import NO_DRAFT, name_of
+from foredraft.engine.proposal import Drafter
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.methods import NO_DRAFT, name_of
-from foredraft.proposal import Drafter
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.tune.measure import Measurement, measure, settings_for
 from foredraft.tune.predict import PlainSpeed, Prediction, Predictor, predict

@@ -12,9 +12,9 @@ from foredraft.bench import Configuration, Question, Workload
 from foredraft.bench.budget import Clock, Now
 from foredraft.bench.configurations import Contender, contenders_for
 from foredraft.bench.runner import fitted, hold_together, in_order, run_group
+from foredraft.engine.methods import name_of
+from foredraft.engine.proposal import Drafter
 from foredraft.llm import LLM
-from foredraft.methods import name_of
-from foredraft.proposal import Drafter
 from foredraft.sampling import SamplingParams
 from foredraft.tune.rounds import Recorder, Trial
 

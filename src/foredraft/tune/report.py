@@ -8,8 +8,8 @@ from typing import Any
 
 from foredraft.bench import Configuration, Ratio
 from foredraft.bench.report import SAMPLING_FIELDS
+from foredraft.engine.methods import name_of
 from foredraft.errors import ForedraftError
-from foredraft.methods import name_of
 from foredraft.settings import Settings
 from foredraft.tune.advise import Finalist, TuneResult
 from foredraft.tune.predict import Prediction

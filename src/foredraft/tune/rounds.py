@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foredraft.step import Step
+from foredraft.engine.step import Step
 
 
 @dataclass(frozen=True, slots=True)

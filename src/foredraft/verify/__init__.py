@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict, tensor_of
 from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import Docket, Kernels, Way
-from foredraft.proposal import CERTAIN, Proposal, Verdict, tensor_of
 from foredraft.sampling import (
     VERIFICATIONS,
     Choice,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Laws, sent
 from foredraft.verify.law import Case
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from foredraft.proposal import tensor_of
+from foredraft.engine.proposal import tensor_of
 
 
 def walk(own_ids: Tensor, draft_ids: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, SamplingParams
-from foredraft.sequence import Origin
+from foredraft.engine.sequence import Origin
 from tests.browsing import ARTIFACTS, BROKEN_NUMBERS, DESKTOP, LOOKS, NARROW, NO_WEBGL, chromium
 from tests.server.conftest import SETTINGS, Running, running
 from tests.trace.test_view import HOSTILE

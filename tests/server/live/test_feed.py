@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, SamplingParams
+from foredraft.engine.step import Step
 from foredraft.server.live.feed import NUM_SAMPLES, LiveFeed
-from foredraft.step import Step
 
 PROMPTS = ["def area(radius):", "Once upon a time", "import os"]
 

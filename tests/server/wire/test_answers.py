@@ -10,7 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.outputs import (
+from foredraft.engine.sequence import Origin
+from foredraft.engine.stats import SpeculationStats
+from foredraft.server.wire.answers import Head, metrics_of, usage_of
+from foredraft.server.wire.chat import ChatRequest, Chats
+from foredraft.server.wire.completions import CompletionRequest, Completions
+from foredraft.text.outputs import (
     CompletionOutput,
     Delta,
     Logprob,
@@ -18,11 +23,6 @@ from foredraft.outputs import (
     RequestOutput,
     SpeculativeDecodingMetrics,
 )
-from foredraft.sequence import Origin
-from foredraft.server.wire.answers import Head, metrics_of, usage_of
-from foredraft.server.wire.chat import ChatRequest, Chats
-from foredraft.server.wire.completions import CompletionRequest, Completions
-from foredraft.stats import SpeculationStats
 
 HEAD = Head("id-1", "pair", 7)
 Pieces = list[tuple[str, list[int]]]

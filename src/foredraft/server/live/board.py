@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.sequence import TokenSequence
+from foredraft.engine.sequence import TokenSequence
 from foredraft.server.live.feed import NUM_SAMPLES, SAMPLE_SECONDS, Counts, LiveFeed, Sample, Told, described
 from foredraft.trace.rounds import Characters
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step, Work
 from foredraft.llm import LLM
-from foredraft.sequence import TokenSequence
-from foredraft.step import Step, Work
 from foredraft.trace.format import RoundLine, StepLine
 from foredraft.trace.recorder import header_of
 from foredraft.trace.rounds import Characters, round_line, step_line

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from foredraft.outputs import Delta, Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
-from foredraft.request import Request
+from foredraft.engine.stats import SpeculationStats
 from foredraft.server.wire.base import Answer
 from foredraft.server.wire.errors import ErrorBody, ErrorDetail
 from foredraft.server.wire.sampling import SamplingFields
-from foredraft.stats import SpeculationStats
+from foredraft.text.outputs import Delta, Logprob, RequestMetrics, RequestOutput, SpeculativeDecodingMetrics
+from foredraft.text.request import Request
 
 _LEAST = -9999.0
 """OpenAI's for a token that cannot be."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from foredraft.errors import ForedraftError
-from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams, StructuredOutputs
 from foredraft.server.tool_parsers import Content, Piece
 from foredraft.server.wire.answers import (
@@ -29,6 +28,7 @@ from foredraft.server.wire.calls import CallDelta, CallStream, TextReader, Writt
 from foredraft.server.wire.messages import Message
 from foredraft.server.wire.sampling import SamplingFields
 from foredraft.server.wire.tools import MOST_TOOLS, Mode, NamedChoice, Tool, ToolUse, new_call_id
+from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 
 _MOST_MESSAGES = 4096
 MOST_TEMPLATE = 65536

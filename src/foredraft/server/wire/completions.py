@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from foredraft.errors import ForedraftError
-from foredraft.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from foredraft.sampling import SamplingParams
 from foredraft.server.wire.answers import (
     Answers,
@@ -24,6 +23,7 @@ from foredraft.server.wire.answers import (
 )
 from foredraft.server.wire.base import MOST_TEXTS, Answer, Only, TopCount, if_any
 from foredraft.server.wire.sampling import SamplingFields
+from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 
 DEFAULT_TOKENS = 16
 

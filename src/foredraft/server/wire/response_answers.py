@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from foredraft.outputs import Delta, RequestOutput
 from foredraft.server.tool_parsers import Arguments, CallBegun, Content, Piece
 from foredraft.server.wire.answers import Answers, Head, PromptTokensDetails, usage_of
 from foredraft.server.wire.base import Answer, if_any
@@ -17,6 +16,7 @@ from foredraft.server.wire.calls import TextReader
 from foredraft.server.wire.errors import ErrorDetail
 from foredraft.server.wire.responses import ResponsesRequest
 from foredraft.server.wire.tools import new_call_id
+from foredraft.text.outputs import Delta, RequestOutput
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -1,0 +1,14 @@
+"""One step is propose, score, verify, commit: the engine, its scheduler and cache, and what a step is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foredraft.utils.lazy import attributes
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine
+
+__all__ = ["Engine"]
+
+__getattr__ = attributes(__name__, {"engine": ("Engine",)})

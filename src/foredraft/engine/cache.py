@@ -1,0 +1,372 @@
+"""Keys and values of sequences; knows whose tokens it holds, and what they cost.
+
+One region per sequence. A region grows by doubling, so nothing is copied per step; whatever follows the tokens it is
+said to hold is garbage that the next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
+
+Who begins like another copies the common keys and values, of one that runs or of one that ended and whose region was
+retained. What is retained is given up, least recently used first, when its memory is needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
+
+from torch import Tensor
+
+from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
+
+KEY_MULTIPLE = 16
+"""Attention reads keys in multiples of this, so that a row's bits do not depend on how many keys follow its own."""
+
+_FIRST_CAPACITY = 64
+_Layers = dict[int, tuple[Tensor, Tensor]]
+
+
+class Spare(Protocol):
+    """Who holds memory that can be done without."""
+
+    @property
+    def bytes_retained(self) -> int: ...
+
+    @property
+    def oldest_use(self) -> int | None:
+        """When the least recently used of it was used, by the pool's clock; None if there is none."""
+
+    def drop_oldest(self) -> None: ...
+
+
+class MemoryPool:
+    """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
+
+    spares: what they retain is given up where there is too little, the least recently used of all of them first.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self.spares: list[Spare] = []
+        self._clock = count()
+
+    @property
+    def free(self) -> int:
+        return self.total - self.used
+
+    @property
+    def bytes_retained(self) -> int:
+        """Of what is used, what can be done without."""
+        return sum(spare.bytes_retained for spare in self.spares)
+
+    @property
+    def available(self) -> int:
+        """What can be taken: what is free, and what is retained."""
+        return self.free + self.bytes_retained
+
+    def tick(self) -> int:
+        """The time, which is later at every call."""
+        return next(self._clock)
+
+    def take(self, amount: int) -> bool:
+        """False, and nothing given up, if there is not so much."""
+        if amount > self.free:
+            if amount > self.available:
+                return False
+            while amount > self.free:
+                self._drop_oldest()
+        self.used += amount
+        return True
+
+    def _drop_oldest(self) -> None:
+        uses = ((spare.oldest_use, spare) for spare in self.spares)
+        min(((use, spare) for use, spare in uses if use is not None), key=lambda found: found[0])[1].drop_oldest()
+
+    def give(self, amount: int) -> None:
+        if amount > self.used:
+            raise RuntimeError(f"{amount} bytes given back, {self.used} in use")
+        self.used -= amount
+
+
+class Region:
+    """The keys and values of one sequence, for every layer, and the tokens they belong to."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.capacity = 0
+        self.used_at = 0
+        self._layers: _Layers = {}
+        self._addresses: array[int] | None = None
+        self._compared_with: Sequence[int] | None = None
+        self._num_compared = 0
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have attention, by their index in the model."""
+        return list(self._layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._layers.values() for t in pair)
+
+    def write(self, layer: int, key: Tensor, value: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Put new keys and values at positions start.. and give all there are, padded to KEY_MULTIPLE.
+
+        key: [H, R, Dk], value: [H, R, Dv] -> views [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next
+        write. What lies behind start + R is finite and must be masked.
+        """
+        end = start + key.shape[1]
+        if layer not in self._layers:
+            self._layers[layer] = (self._blank(key), self._blank(value))
+        keys, values = self._layers[layer]
+        keys[:, start:end] = key
+        values[:, start:end] = value
+        padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
+        return keys[:, :padded], values[:, :padded]
+
+    def addresses(self, num_layers: int, like: Tensor) -> array[int]:
+        """For a reader that writes by itself: where the keys and the values [H, capacity, D] of layers 0.. begin,
+        [num_layers, 2], valid until the next resize. like: [H, *, D], of what they are to be and where."""
+        if self._addresses is None:
+            for layer in range(num_layers):
+                if layer not in self._layers:
+                    self._layers[layer] = (self._blank(like), self._blank(like))
+            pairs = (self._layers[layer] for layer in range(num_layers))
+            self._addresses = array("q", [tensor.data_ptr() for pair in pairs for tensor in pair])
+        return self._addresses
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What is held for one layer: keys [H, len(tokens), Dk] and values [H, len(tokens), Dv]."""
+        keys, values = self._layers[layer]
+        return keys[:, : len(self.tokens)], values[:, : len(self.tokens)]
+
+    def keep_prefix_of(self, wanted: Sequence[int], at_most: int | None = None) -> int:
+        """Forget everything after the common prefix with `wanted` (and after at_most tokens); say how many tokens of
+        wanted are still to be computed. Absolute and idempotent.
+
+        `wanted` may have grown since the last call but must not have changed: what was compared once is not compared
+        again, so the cost is O(new tokens).
+        """
+        limit = len(wanted) if at_most is None else min(at_most, len(wanted))
+        start = self._num_compared if self._compared_with is wanted else 0
+        kept = common_prefix(self.tokens, wanted, start=min(start, limit, len(self.tokens)), limit=limit)
+        del self.tokens[kept:]
+        self._compared_with, self._num_compared = wanted, kept
+        return len(wanted) - kept
+
+    def resize(self, capacity: int) -> None:
+        """Make room for `capacity` tokens; what is held stays."""
+        held = min(len(self.tokens), capacity)
+        self._layers, self.capacity, self._addresses = _moved(self._layers, held, capacity), capacity, None
+
+    def copy_prefix(self, source: Region, length: int) -> None:
+        """Take over the first `length` tokens of another region. Needs that much capacity."""
+        self._layers, self._addresses = _moved(source._layers, length, self.capacity), None
+        self.tokens = source.tokens[:length]
+        self._compared_with = None
+
+    def _blank(self, like: Tensor) -> Tensor:
+        return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
+
+
+class KVCache:
+    """The regions of one model's sequences, within a shared budget.
+
+    bytes_per_token: what one token costs over all layers. max_len: the longest a sequence can become.
+    """
+
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
+        self.pool = pool
+        self.bytes_per_token = bytes_per_token
+        self.max_len = max_len
+        self._regions: dict[int, Region] = {}
+        self._sharing: set[int] = set()
+        self._retained: OrderedDict[Region, None] = OrderedDict()
+        self._retained_capacity = 0
+        self._index = PrefixIndex[Region]()
+        pool.spares.append(self)
+
+    @property
+    def bytes_held(self) -> int:
+        return self.bytes_running + self.bytes_retained
+
+    @property
+    def bytes_running(self) -> int:
+        """Of sequences that have not ended."""
+        return sum(region.capacity for region in self._regions.values()) * self.bytes_per_token
+
+    @property
+    def bytes_retained(self) -> int:
+        return self._retained_capacity * self.bytes_per_token
+
+    @property
+    def oldest_use(self) -> int | None:
+        return next((region.used_at for region in self._retained), None)
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """The least that a sequence of this length takes from the pool."""
+        return _rounded(num_tokens) * self.bytes_per_token
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether there is room for one more sequence of this length."""
+        return self.bytes_for(num_tokens) <= self.pool.available
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._regions
+
+    def region(self, seq_id: int) -> Region:
+        region = self._regions.get(seq_id)
+        if region is None:
+            region = self._regions[seq_id] = Region()
+        return region
+
+    def num_held(self, seq_id: int) -> int:
+        region = self._regions.get(seq_id)
+        return len(region.tokens) if region else 0
+
+    def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
+        """See Region.keep_prefix_of."""
+        return self.region(seq_id).keep_prefix_of(wanted, at_most)
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Room for this many tokens of a sequence; what is retained is given up for it, least recently used first.
+
+        False leaves everything as it was.
+        """
+        region = self.region(seq_id)
+        if num_tokens <= region.capacity:
+            return True
+        generous = _rounded(min(max(num_tokens, 2 * region.capacity), max(self.max_len, num_tokens)))
+        return self._grow(region, generous) or self._grow(region, _rounded(num_tokens))
+
+    def num_shared(self, wanted: Sequence[int]) -> int:
+        """How many tokens a sequence that begins now would find."""
+        return self._longest_match(wanted)[1]
+
+    def start(self, seq_id: int, wanted: Sequence[int]) -> int:
+        """Begin a sequence with what another one holds of its beginning, if there is room for it; later ones may find
+        what it holds. -> how many tokens it holds now; never the last of wanted, which is to be read in any case.
+
+        A retained region that `wanted` continues is taken over whole; otherwise the common prefix is copied.
+        """
+        self._sharing.add(seq_id)
+        source, length = self._longest_match(wanted)
+        if source is None:
+            return 0
+        is_retained = source in self._retained
+        if is_retained:
+            self._touch(source)  # so that its own copy takes the room of any other first
+        if is_retained and length == len(source.tokens):
+            self._release(self._regions.pop(seq_id, None))
+            self._take_out(source)
+            self._regions[seq_id] = source
+        elif self._reserve_with_slack(seq_id, len(wanted)):
+            self.region(seq_id).copy_prefix(source, length)
+        return self.num_held(seq_id)
+
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """Keep an ended sequence's region for one that begins like it, until the room is needed: what it holds of the
+        history and nothing else, and only if no other region holds that too."""
+        region = self._regions.pop(seq_id, None)
+        self._sharing.discard(seq_id)
+        if region is not None:
+            region.keep_prefix_of(history)
+            self._put_in(region)
+
+    def drop(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self._release(self._regions.pop(seq_id, None))
+            self._sharing.discard(seq_id)
+
+    def drop_oldest(self) -> None:
+        """Give up the least recently used of the retained regions, of which there must be one."""
+        region = next(iter(self._retained))
+        self._take_out(region)
+        self._release(region)
+
+    def drop_retained(self) -> None:
+        while self._retained:
+            self.drop_oldest()
+
+    def _put_in(self, region: Region) -> None:
+        """Into what is retained, unless another region says the same and more; then that one was used now."""
+        displaced = self._index.add(region.tokens, region)
+        if displaced is not None and displaced is not region:
+            self._unlist(displaced)
+            self._release(displaced)
+        if displaced is region:
+            self._release(region)
+            holder = self._index.find(region.tokens)
+        else:
+            self._retained[region] = None
+            self._retained_capacity += region.capacity
+            holder = region
+        if holder is not None:
+            self._touch(holder)
+
+    def _touch(self, region: Region) -> None:
+        region.used_at = self.pool.tick()
+        self._retained.move_to_end(region)
+
+    def _take_out(self, region: Region) -> None:
+        self._index.remove(region.tokens)
+        self._unlist(region)
+
+    def _unlist(self, region: Region) -> None:
+        del self._retained[region]
+        self._retained_capacity -= region.capacity
+
+    def _reserve_with_slack(self, seq_id: int, num_tokens: int) -> bool:
+        """The first draft tokens should not make it move."""
+        with_slack = min(num_tokens + _FIRST_CAPACITY, max(self.max_len, num_tokens))
+        return self.reserve(seq_id, with_slack) or self.reserve(seq_id, num_tokens)
+
+    def _grow(self, region: Region, capacity: int) -> bool:
+        amount = (capacity - region.capacity) * self.bytes_per_token
+        if not self.pool.take(amount):
+            return False
+        try:
+            region.resize(capacity)
+        except BaseException:
+            self.pool.give(amount)
+            raise
+        return True
+
+    def _release(self, region: Region | None) -> None:
+        if region is not None:
+            self.pool.give(region.capacity * self.bytes_per_token)
+
+    def _longest_match(self, wanted: Sequence[int]) -> tuple[Region | None, int]:
+        """Who holds most of wanted, its last token aside, and how much: at least a block."""
+        limit = len(wanted) - 1
+        best, length = self._index.find(wanted), 0
+        if best is not None:
+            length = common_prefix(best.tokens, wanted, limit=limit)
+        head = list(wanted[:BLOCK])
+        for seq_id in self._sharing:
+            region = self._regions.get(seq_id)
+            if region is not None and len(region.tokens) > length and region.tokens[:BLOCK] == head:
+                common = common_prefix(region.tokens, wanted, limit=limit)
+                if common > length:
+                    best, length = region, common
+        return (best, length) if length >= BLOCK else (None, 0)
+
+
+def _moved(layers: _Layers, held: int, capacity: int) -> _Layers:
+    return {
+        layer: (_moved_rows(keys, held, capacity), _moved_rows(values, held, capacity))
+        for layer, (keys, values) in layers.items()
+    }
+
+
+def _moved_rows(old: Tensor, held: int, capacity: int) -> Tensor:
+    """The first `held` rows in a place for `capacity`; the others are finite, and every row is written once."""
+    new = old.new_empty(old.shape[0], capacity, old.shape[2])
+    new[:, :held] = old[:, :held]
+    new[:, held:] = 0
+    return new
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // _FIRST_CAPACITY) * _FIRST_CAPACITY

@@ -1,0 +1,117 @@
+"""What a drafter owes the engine, as far as it can be checked: when it is handed over, and in every answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.errors import DrafterError
+
+SUM_TOLERANCE = 1e-3
+_METHODS = {"propose": "requests", "forget": "seq_ids"}
+
+
+def check_drafter(drafter: object) -> None:
+    """Raises DrafterError for an object that cannot be a drafter."""
+    if isinstance(drafter, type):
+        name = drafter.__name__
+        raise DrafterError(f"{name} is a class, and a drafter is an object: give {name}(...)")
+    name = type(drafter).__name__
+    for method, argument in _METHODS.items():
+        found = getattr(drafter, method, None)
+        if not callable(found):
+            raise DrafterError(f"{name} has no {method}: a drafter needs propose(requests) and forget(seq_ids)")
+        if not _takes_one(found):
+            raise DrafterError(f"{name}.{method} must take one argument: {method}({argument})")
+
+
+def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRequest], vocab_size: int) -> None:
+    """What costs little. Raises DrafterError for an answer that breaks the contract."""
+    name = type(drafter).__name__
+    if not isinstance(proposal, Proposal):
+        raise DrafterError(f"{name}.propose must return a foredraft.Proposal, not {type(proposal).__name__}")
+    for field in ("ids", "lens", "prob_rows"):
+        _check_ids(name, field, getattr(proposal, field))
+    lens = proposal.lens.tolist()
+    if len(lens) != len(requests):
+        raise DrafterError(f"{name} proposed {len(lens)} rows for {len(requests)} requests: give one row for each")
+    _check_probs(name, proposal, vocab_size)
+    for b, (request, length) in enumerate(zip(requests, lens, strict=True)):
+        if length > request.max_len:
+            raise DrafterError(f"{name} proposed {length} tokens in row {b}: its max_len is {request.max_len}")
+    bad = _outside(proposal.ids, lens, 0, vocab_size)
+    if bad is not None:
+        b, token = bad
+        raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
+    num_laws = 0 if proposal.probs is None else len(proposal.probs)
+    bad = _outside(proposal.prob_rows, lens, CERTAIN, num_laws)
+    if bad is not None:
+        b, law = bad
+        raise DrafterError(
+            f"{name} named row {law} of probs in row {b}, and probs has {num_laws} rows: "
+            f"{CERTAIN} stands for a token that was certain"
+        )
+
+
+def check_laws(drafter: object, proposal: Proposal) -> None:
+    """What costs a pass over probs: each law that an id names sums to 1, and can give that id. Raises DrafterError."""
+    laws = proposal.laws
+    if laws is None:
+        return
+    name = type(drafter).__name__
+    sampled = proposal.drafted & (proposal.prob_rows != CERTAIN)
+    rows, ids = proposal.prob_rows[sampled], proposal.ids[sampled]
+    named = laws.probs.cpu()[rows].to(torch.float64)
+    bad = (~((named.sum(-1) - 1).abs() <= SUM_TOLERANCE)).nonzero()[:, 0].tolist()
+    if bad:
+        total = float(named[bad[0]].sum())
+        raise DrafterError(f"{name}: row {int(rows[bad[0]])} of probs sums to {total:.6g}, and must sum to 1")
+    if bool((named < 0).any()):
+        raise DrafterError(f"{name}: probs holds a negative number, and must hold probabilities")
+    if len(rows) and not bool((laws.to(torch.device("cpu")).at(rows, ids[:, None]) > 0).all()):
+        raise DrafterError(f"{name} proposed an id whose probability is 0 under the row of probs that it names")
+
+
+def _outside(table: Tensor, lens: Sequence[int], least: int, end: int) -> tuple[int, int] | None:
+    """The first number of table[b, :lens[b]] that is not in [least, end), and its row. None: all are."""
+    rows = [row[:length] for row, length in zip(table.tolist(), lens, strict=True)]
+    if all(least <= min(row) and max(row) < end for row in rows if row):
+        return None
+    return next((b, number) for b, row in enumerate(rows) for number in row if not least <= number < end)
+
+
+def _takes_one(method: object) -> bool:
+    try:
+        inspect.signature(method).bind(object())  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:  # a built-in that does not tell
+        return True
+    return True
+
+
+def _check_ids(name: str, field: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.int64 or tensor.device.type != "cpu":
+        raise DrafterError(
+            f"{name}: {field} of its proposal must be int64 on the CPU, not {tensor.dtype} on {tensor.device}"
+        )
+
+
+def _check_probs(name: str, proposal: Proposal, vocab_size: int) -> None:
+    probs, kept_ids = proposal.probs, proposal.kept_ids
+    if probs is None:
+        return
+    if probs.ndim != 2 or not probs.is_floating_point():
+        raise DrafterError(
+            f"{name}: probs must be [R, V] of a floating type, not {tuple(probs.shape)} of {probs.dtype}"
+        )
+    if kept_ids is None and probs.shape[1] != vocab_size:
+        raise DrafterError(f"{name}: probs has {probs.shape[1]} columns, and the vocabulary has {vocab_size} ids")
+    if kept_ids is not None and kept_ids.shape != probs.shape:
+        raise DrafterError(
+            f"{name}: kept_ids {tuple(kept_ids.shape)} must have the shape of probs {tuple(probs.shape)}"
+        )

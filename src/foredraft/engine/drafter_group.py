@@ -1,0 +1,131 @@
+"""The drafters of an engine, asked by name."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from foredraft.engine.contract import check_drafter, check_laws, check_proposal
+from foredraft.engine.forced_prefix import Lead, fitted
+from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.stats import PrefixStats
+from foredraft.engine.step import Work
+from foredraft.utils.isolation import Shield
+
+NUM_CHECKED = 16
+"""Answers of a drafter whose laws are summed up. In Python's development mode (python -X dev) all are."""
+
+
+@runtime_checkable
+class RetainingDrafter(Drafter, Protocol):
+    """A drafter that keeps what it holds of ended sequences for those that begin like them."""
+
+    prefix_stats: PrefixStats
+
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """This sequence ended with this history: of what is held for it, what belongs to the history may be kept, as long
+        as the pool can have it back at any moment."""
+        ...
+
+    def drop_retained(self) -> None: ...
+
+
+class Drafts(NamedTuple):
+    """What came of asking. proposal: row b for works[b]. times: the seconds each drafter that was asked took. failures: what
+    a drafter raised, or how it broke its contract, by its name; its rows have no draft."""
+
+    proposal: Proposal
+    times: dict[str, float]
+    failures: dict[str, Exception]
+
+
+class Panel:
+    """drafters: by the names that a policy knows them by. What one of them raises ends nobody's request.
+
+    Raises DrafterError for an object that is no drafter.
+    """
+
+    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+        for drafter in drafters.values():
+            check_drafter(drafter)
+        self._drafters = dict(drafters)
+        self._shield = Shield()
+        self._num_sampled: Counter[str] = Counter()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._drafters)
+
+    def propose(self, works: Sequence[Work], vocab_size: int) -> Drafts:
+        """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced."""
+        if not any(work.max_draft for work in works):
+            return Drafts(Proposal.merged([], len(works)), {}, {})
+        leads = [Lead.of(work.sequence, work.max_draft) for work in works]
+        places: dict[str, list[int]] = {}
+        for b, (work, lead) in enumerate(zip(works, leads, strict=True)):
+            if work.drafter and lead.room:
+                places.setdefault(work.drafter, []).append(b)
+        parts, times, failures = [], {}, {}
+        for name, rows in places.items():
+            started = time.perf_counter()
+            try:
+                parts.append((rows, self._ask(name, [leads[b] for b in rows], vocab_size)))
+            except Exception as error:
+                failures[name] = error
+            times[name] = time.perf_counter() - started
+        return Drafts(fitted(Proposal.merged(parts, len(works)), leads), times, failures)
+
+    def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
+        """names: of the drafters that forget these sequences; None: all."""
+        for name, drafter in self._drafters.items():
+            if names is not None and name not in names:
+                continue
+            self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
+
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """A sequence ended whose beginning others may share; who keeps nothing forgets it."""
+        for drafter in self._drafters.values():
+            if isinstance(drafter, RetainingDrafter):
+                self._shield.call(drafter, partial(drafter.retain, seq_id, history), None)
+            else:
+                self._shield.call(drafter, partial(drafter.forget, [seq_id]), None)
+
+    def drop_retained(self) -> None:
+        for drafter in self._retaining:
+            self._shield.call(drafter, drafter.drop_retained, None)
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """Of all drafters together."""
+        return sum((drafter.prefix_stats for drafter in self._retaining), PrefixStats())
+
+    def give_up(self, seq_ids: list[int]) -> list[str]:
+        """Forget, to make room -> the names of the drafters that held any of the cache memory."""
+        held = [
+            name for name, drafter in self._drafters.items() if self._shield.call(drafter, partial(_held, drafter), 0)
+        ]
+        self.forget(seq_ids)
+        return held
+
+    @property
+    def _retaining(self) -> list[RetainingDrafter]:
+        return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
+
+    def _ask(self, name: str, leads: list[Lead], vocab_size: int) -> Proposal:
+        drafter = self._drafters[name]
+        requests = [DraftRequest(lead.sequence.seq_id, lead.tokens, lead.room, lead.sequence.sampler) for lead in leads]
+        proposal = drafter.propose(requests)
+        check_proposal(drafter, proposal, requests, vocab_size)
+        if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
+            self._num_sampled[name] += 1
+            check_laws(drafter, proposal)
+        return proposal
+
+
+def _held(drafter: Drafter) -> int:
+    """Bytes of the cache memory."""
+    return int(getattr(drafter, "bytes_held", 0))

@@ -1,0 +1,68 @@
+"""What a text's constraint says about its draft, whoever drafts: which tokens are certain to come, and which cannot.
+
+A token that nothing else may stand for is drafted for free. It is a certain draft token like any other, and the target
+agrees with probability 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foredraft.engine.proposal import CERTAIN, Proposal
+from foredraft.engine.sequence import TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history."""
+
+    sequence: TokenSequence
+    max_draft: int
+    ids: list[int]
+
+    @classmethod
+    def of(cls, sequence: TokenSequence, max_draft: int) -> Lead:
+        constraint = sequence.sampler.constraint
+        if constraint is not None and not constraint.affords_drafts:
+            max_draft = 0
+        return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft))
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What a drafter goes on from."""
+        return [*self.sequence.tokens, *self.ids] if self.ids else self.sequence.tokens
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the draft may have."""
+        return 0 if self._ends(self.ids) else self.max_draft - len(self.ids)
+
+    def fit(self, ids: Sequence[int], prob_rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The whole draft, and the law each of its tokens was drawn from: the lead, what the drafter said behind it as far
+        as that may come, and what is forced behind that.
+
+        A token that was drawn and may not come stays, as the last one: to take it away because of what it is would bias
+        the text, and the target rejects it.
+        """
+        draft, laws = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
+        sampler, history = self.sequence.sampler, self.sequence.tokens
+        count = sampler.num_allowed(history, draft)
+        if count < len(draft):
+            count += laws[count] != CERTAIN
+            return draft[:count], laws[:count]
+        if not self._ends(draft):
+            draft += sampler.forced(history, draft, self.max_draft - len(draft))
+        return draft, [*laws, *[CERTAIN] * (len(draft) - len(laws))]
+
+    def _ends(self, ids: Sequence[int]) -> bool:
+        return bool(ids) and ids[-1] in self.sequence.end_ids
+
+
+def fitted(proposal: Proposal, leads: Sequence[Lead]) -> Proposal:
+    """The drafters' answers, each behind its lead and as its text's constraint allows. Row b is of leads[b]."""
+    if not any(lead.max_draft and lead.sequence.sampler.constraint is not None for lead in leads):
+        return proposal
+    rows = zip(leads, proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True)
+    drafts = [lead.fit(ids[:length], prob_rows[:length]) for lead, ids, prob_rows, length in rows]
+    return Proposal.of([ids for ids, _ in drafts], [laws for _, laws in drafts], proposal.laws)

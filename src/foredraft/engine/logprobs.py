@@ -1,0 +1,37 @@
+"""Log-probabilities of tokens under the raw distribution, as requests report them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.engine.sequence import TokenLogprobs, TokenSequence
+from foredraft.sampling import sent
+
+
+def record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
+    """Row i of a read that began at position `start` holds the law of token start + i + 1; a preempted prompt is read
+    again but recorded once."""
+    known = len(sequence.prompt_logprobs) - start
+    next_ids = sequence.tokens[start + 1 : start + 1 + len(logits)][known:]
+    num_top = sequence.sampler.params.prompt_logprobs or 0
+    sequence.prompt_logprobs += logprobs_of(logits[known : known + len(next_ids)], next_ids, num_top)
+
+
+def logprobs_of(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """The raw distributions at these tokens. logits: [N, V], ids: N of them"""
+    if not ids:
+        return []
+    laws = torch.log_softmax(logits.float(), dim=-1)
+    own = laws.gather(1, sent(ids, laws.device, torch.int64)[:, None])
+    ranks = (laws > own).sum(-1, keepdim=True) + 1
+    top = laws.topk(min(num_top, laws.shape[1]), dim=-1)
+    # in one copy: each waits for the device
+    told = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
+    count = top.values.shape[1]
+    return [
+        TokenLogprobs(token, row[0], int(row[1]), [int(i) for i in row[2 + count :]], row[2 : 2 + count])
+        for token, row in zip(ids, told, strict=True)
+    ]

@@ -1,0 +1,66 @@
+"""Drafters as a user names them: one, several, or objects of the user's own. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from foredraft.drafters import REGISTRY, SELF_DRAFTS
+from foredraft.errors import ForedraftError
+
+if TYPE_CHECKING:
+    from foredraft.engine.proposal import Drafter
+
+Method: TypeAlias = Union[str, "Drafter"]
+Methods: TypeAlias = Method | Sequence[Method]
+
+NO_DRAFT = "none"
+
+
+def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Method]:
+    """The drafters' names, or the drafters themselves. methods: one, several, or names with "+" between them. Raises
+    ForedraftError for a name that is none, for an object that is no drafter, and for a draft model that is missing or that nobody
+    asks for."""
+    if methods is None:
+        return ["draft_model" if has_draft_model else "suffix"]
+    chosen, names = _listed(methods), names_of(methods)
+    if not chosen or len(set(names)) < len(names):
+        raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
+    if NO_DRAFT in names and len(names) > 1:
+        raise ForedraftError('method "none" stands alone: every choice among drafters has it in it')
+    for method in chosen:
+        if not isinstance(method, str):
+            _check_drafter(method)
+        elif method not in REGISTRY:
+            raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
+    if "draft_model" in names and not has_draft_model:
+        raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
+    if has_draft_model and all(name in SELF_DRAFTS for name in names):
+        raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
+    return chosen
+
+
+def _check_drafter(method: Drafter) -> None:
+    from foredraft.engine.contract import check_drafter  # who has an object has PyTorch too
+
+    check_drafter(method)
+
+
+def _listed(methods: Methods) -> list[Method]:
+    if isinstance(methods, str):
+        return [*methods.split("+")]
+    return [*methods] if isinstance(methods, Sequence) else [methods]
+
+
+def names_of(methods: Methods) -> list[str]:
+    return [name_of(method) for method in _listed(methods)]
+
+
+def name_of(method: Method) -> str:
+    return method if isinstance(method, str) else type(method).__name__
+
+
+def draft_of(method: Method) -> str:
+    """Which draft model a method drafts with, if it uses one: its own copy of the target, or the one that was given."""
+    name = name_of(method)
+    return name if name in SELF_DRAFTS else "draft_model"

@@ -1,0 +1,155 @@
+"""A request's history, its budget and its stop rules; the only place it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from foredraft.engine.stats import SpeculationStats
+from foredraft.errors import message_of
+from foredraft.sampling import Sampler
+
+StopRule = Callable[[Sequence[int], int], int | None]
+"""(new ids, output tokens before them) -> how many of the new ids to keep if the text ends among them, else None."""
+
+
+class Origin(IntEnum):
+    """Where an emitted token came from."""
+
+    PLAIN = 0  # the target's own, no draft before it
+    ACCEPTED = 1  # a draft token that stood
+    RECOVERED = 2  # the target's own, in the place of a rejected draft token
+    BONUS = 3  # the target's own, after a fully accepted draft
+
+
+class TokenLogprobs(NamedTuple):
+    """The raw distribution at one token: its own log-probability and rank (from 1), and the most likely others."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True, eq=False)
+class TokenSequence:
+    """One text in the making.
+
+    tokens: the history, prompt first; it only grows. The last one is the pending token.
+    max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: the text's own say.
+    speculative_tokens: at most that many draft tokens per step; None: as many as pay.
+    error: what went wrong, in one line; failure: the exception that it was, where it was one.
+    wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
+    it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began.
+    client: whose it is; clients are served fairly. priority: among those of its client; the lower, the earlier.
+    """
+
+    seq_id: int
+    tokens: list[int]
+    sampler: Sampler
+    max_len: int
+    speculative_tokens: int | None
+    end_ids: frozenset[int] = frozenset()
+    stop_rule: StopRule | None = None
+    wait_for: TokenSequence | None = None
+    wait_len: int | None = None
+    num_cached: int = 0
+    client: str = ""
+    priority: int = 0
+    prompt_len: int = 0
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    failure: Exception | None = None
+    num_preemptions: int = 0
+    arrived_at: float = field(default_factory=time.perf_counter)
+    begun_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_len = self.prompt_len or len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def room(self) -> int:
+        """How many more tokens it may get."""
+        return self.max_len - len(self.tokens)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether it may begin with what was read for others: its prompt's log-probabilities come from reading it."""
+        params = self.sampler.params
+        return params.prefix_caching and params.prompt_logprobs is None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def begin(self) -> None:
+        """It waits no longer; that it may come to wait again is no second beginning."""
+        self.begun_at = self.begun_at or time.perf_counter()
+
+    def commit(self, new_ids: Sequence[int], num_drafted: int, *, has_own: bool = True) -> int:
+        """Append what was verified, cut where it ends; say how many tokens were kept.
+
+        new_ids: the draft tokens that stood, of num_drafted, then the target's own (has_own: unless its row failed).
+        """
+        num_accepted = len(new_ids) - has_own
+        kept = self._cut(list(new_ids[: self.room]))
+        own = _origin_of_own(num_drafted, num_accepted)
+        self.origins.extend(Origin.ACCEPTED if i < num_accepted else own for i in range(len(kept)))
+        self.tokens.extend(kept)
+        if kept:
+            now = time.perf_counter()
+            self.first_token_at = self.first_token_at or now
+            self.last_token_at = now
+        if self.finish_reason is None and self.room <= 0:
+            self.finish_reason = "length"
+        return len(kept)
+
+    def finish(self, reason: str, error: str | None = None) -> None:
+        self.finish_reason = self.finish_reason or reason
+        self.error = self.error or error
+
+    def fail(self, error: Exception) -> None:
+        """It ends with what was raised on its way."""
+        self.finish_reason = "error"
+        self.failure = self.failure or error
+        self.error = self.error or message_of(error)
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        end = next((i for i, token in enumerate(ids) if token in self.end_ids), None)
+        # the token that ends it belongs to the ids, not to the text
+        text_ids = ids if end is None else ids[:end]
+        if self.stop_rule is not None:
+            keep = self.stop_rule(text_ids, self.num_output)
+            if keep is not None:
+                self.finish_reason = "stop"
+                return ids[:keep]
+        if end is None:
+            return ids
+        self.finish_reason = "stop"
+        self.stop_reason = ids[end] if ids[end] in self.sampler.params.stop_token_ids else None
+        return ids[: end + 1]
+
+
+def _origin_of_own(num_drafted: int, num_accepted: int) -> Origin:
+    if num_drafted == 0:
+        return Origin.PLAIN
+    return Origin.BONUS if num_accepted == num_drafted else Origin.RECOVERED

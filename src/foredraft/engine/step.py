@@ -1,0 +1,111 @@
+"""One step: what each sequence is to do in it, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from foredraft.engine.proposal import Proposal
+from foredraft.engine.sequence import TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
+    (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
+    the cache held when the step was planned."""
+
+    sequence: TokenSequence
+    num_unread: int
+    scores: bool
+    max_draft: int
+    drafter: str = ""
+    num_read: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Of the target's pass, at most."""
+        return self.num_unread + self.max_draft
+
+
+class Outcome(NamedTuple):
+    """What verification said of one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
+    logits: [num_drafted + 1, V], before any warping. near_ties: of each possible token; empty where none are counted."""
+
+    num_drafted: int
+    new_ids: list[int]
+    logits: Tensor
+    near_ties: list[bool]
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that stood; where the text ends among them it keeps fewer."""
+        return len(self.new_ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happened in one step, for those who look on. Times in seconds.
+
+    works: all that took part, prefill rows included. scoring: those that were verified, row b of the proposal for
+    scoring[b]; outcomes and num_kept (how many of its new ids a text kept) go with them.
+    draft_times: of each drafter that was asked, by its name. read_time: the target's pass. verify_time: from logits to
+    verdicts. total_time: the whole step, scheduling and commit included.
+    """
+
+    works: Sequence[Work]
+    scoring: Sequence[Work]
+    proposal: Proposal
+    outcomes: Sequence[Outcome]
+    num_kept: Sequence[int]
+    draft_times: Mapping[str, float]
+    read_time: float
+    verify_time: float
+    total_time: float
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target's pass."""
+        return sum(work.num_unread for work in self.works) + sum(outcome.num_drafted for outcome in self.outcomes)
+
+    @property
+    def draft_time(self) -> float:
+        return sum(self.draft_times.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A step before anything is committed; as in Step. began: when, by time.perf_counter."""
+
+    works: Sequence[Work]
+    scoring: Sequence[Work]
+    proposal: Proposal
+    outcomes: Sequence[Outcome]
+    draft_times: Mapping[str, float]
+    read_time: float
+    verify_time: float
+    began: float
+
+    def committed(self, num_kept: Sequence[int]) -> Step:
+        """The whole step, which ends now."""
+        return Step(
+            self.works,
+            self.scoring,
+            self.proposal,
+            self.outcomes,
+            num_kept,
+            self.draft_times,
+            self.read_time,
+            self.verify_time,
+            time.perf_counter() - self.began,
+        )
+
+
+class Observer(Protocol):
+    """Looks on. Called after a step's tokens are committed; its texts may be finished, their memory given back."""
+
+    def observe(self, step: Step) -> None: ...

@@ -1,0 +1,87 @@
+"""What can be told of a checkpoint from its folder alone. Nothing here imports PyTorch, reads a weight or asks the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import ModelError
+
+EMBEDDED = Path(__file__).resolve().parents[1] / "embedded"
+
+CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
+_GGUF = ".gguf"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_USE_ORIGINAL = "give the directory or hub id of the original checkpoint (config.json and .safetensors)"
+
+
+def refuse_unusable(name: str, *, has_weights: bool = True) -> None:
+    """Raises ModelError, with the reason, for a path that leads nowhere and for a file or folder that holds no model in
+    Hugging Face format. A hub id passes. has_weights: whether the weights have to be there too."""
+    path = Path(name)
+    if path.is_file():
+        raise ModelError(f"{name}: {_why_no_file(path)}")
+    if path.is_dir():
+        reason = _why_no_folder(path, has_weights=has_weights)
+        if reason is not None:
+            raise ModelError(f"{name}: {reason}")
+    elif name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name}: no such directory; give a directory in Hugging Face format, or a hub id")
+
+
+def _why_no_file(path: Path) -> str:
+    if path.suffix == _GGUF:
+        return f"a GGUF file, which llama.cpp reads and foredraft does not; {_USE_ORIGINAL}"
+    return "a file; give the directory that holds config.json and the weights"
+
+
+def _why_no_folder(folder: Path, *, has_weights: bool) -> str | None:
+    names = [file.name for file in folder.iterdir()]
+    has_model = any(name.endswith(_WEIGHTS) and not name.startswith("adapter_") for name in names)
+    if not has_model or CONFIG not in names:
+        if _ADAPTER in names:
+            return _why_no_adapter(folder)
+        if any(name.endswith(_GGUF) for name in names):
+            return f"a folder of GGUF files, which llama.cpp reads and foredraft does not; {_USE_ORIGINAL}"
+    if CONFIG not in names:
+        return f"no model: there is no {CONFIG} in this directory; give a directory in Hugging Face format, or a hub id"
+    reason = _why_no_config(folder / CONFIG)
+    if reason is None and has_weights and not has_model:
+        return "no weights in this directory (model.safetensors or its parts); download the checkpoint again"
+    return reason
+
+
+def _why_no_adapter(folder: Path) -> str:
+    base = _json(folder / _ADAPTER).get("base_model_name_or_path")
+    of = f" of {base}" if isinstance(base, str) and base else ""
+    return (
+        f"a LoRA (PEFT) adapter{of}, no model by itself; merge it into its base model with peft's merge_and_unload(), save "
+        "that with its tokenizer, and give that directory"
+    )
+
+
+def _why_no_config(file: Path) -> str | None:
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        return f"its {CONFIG} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"its {CONFIG} is no JSON ({error}); download the checkpoint again"
+    return None if isinstance(found, dict) else f"its {CONFIG} is no JSON object; download the checkpoint again"
+
+
+def raw_config(name: str) -> dict[str, Any]:
+    """What a folder's config.json says, defaults left out; empty for what is no folder."""
+    return _json(Path(name) / CONFIG)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,115 @@
+"""Whether a grammar can be compiled, found out in another process, which may fail at it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from queue import LifoQueue
+from signal import SIGABRT, SIGKILL, SIGXCPU
+from typing import Any
+
+from foredraft.errors import ForedraftError
+from foredraft.text.grammar.limits import GrammarLimits
+
+_WORKER = Path(__file__).with_name("worker.py")
+_NUM_WORKERS = 2
+_BASE_BYTES = 64 * 2**20  # of a worker that has compiled nothing
+
+
+class Refused(Exception):
+    """What is wrong with a grammar, in llguidance's words or ours."""
+
+
+class Trials:
+    """Compiles grammars in two worker processes, which are started when they are first needed and end with this object.
+
+    Safe to use from several threads; whoever comes third waits.
+    """
+
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._limits = limits
+        self._idle: LifoQueue[_Worker] = LifoQueue()
+        for _ in range(_NUM_WORKERS):
+            self._idle.put(_Worker())
+
+    def run(self, text: str, parser_limits: dict[str, int]) -> int:
+        """-> how many bytes it takes when it is compiled. Raises Refused."""
+        limits = self._limits
+        job = {
+            "text": text,
+            "limits": parser_limits,
+            "cpu_seconds": limits.compile_seconds,
+            "max_bytes": limits.compile_bytes + _BASE_BYTES,
+            "stack_bytes": limits.stack_bytes,
+            "max_forced_bytes": limits.forced_bytes,
+        }
+        worker = self._idle.get()
+        try:
+            answer = worker.ask(job)
+        finally:
+            self._idle.put(worker)
+        if "signal" in answer:
+            raise Refused(self._why_killed(answer["signal"]))
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return int(answer["bytes"])
+
+    def _why_killed(self, signal: int) -> str:
+        if signal in (SIGXCPU, SIGKILL):
+            return f"it takes more than {self._limits.compile_seconds} s of processor time to compile: make it smaller"
+        if signal == SIGABRT:
+            return f"it takes more than {self._limits.compile_bytes >> 20} MiB when it is compiled: make it smaller"
+        return "its rules or schemas are nested too deep to compile: make them flatter"
+
+
+class _Worker:
+    """One process, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        line = json.dumps(job).encode() + b"\n"
+        for _ in range(2):  # somebody may have killed it meanwhile
+            process = self._process if self._process and self._process.poll() is None else self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+                told = process.stdout.readline()
+            except BrokenPipeError:
+                told = b""
+            if told:
+                answer: dict[str, Any] = json.loads(told)
+                return answer
+            self._process = None
+            _end(process)
+        raise ForedraftError(
+            "structured_outputs: the process that compiles grammars cannot be run: see that it may start"
+        )
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # -P: what lies beside the script is no library. A session of its own: Ctrl-C is for its parent.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process)
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

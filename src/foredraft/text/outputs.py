@@ -1,0 +1,119 @@
+"""What comes back, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foredraft.engine.sequence import Origin
+from foredraft.engine.stats import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """logprob: of the raw distribution. rank: from 1, among the whole vocabulary. decoded_token: None without a tokenizer."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeDecodingMetrics:
+    """Fields and definitions of vLLM's per-request record; over all n texts of the request.
+
+    mean_acceptance_length: τ = 1 + accepted / steps with a draft, None without one. draft_acceptance_rate: accepted /
+    drafted. conditional_acceptance: α = accepted / (accepted + first rejected). acceptance_histogram[j]: drafted steps
+    in which j draft tokens were accepted. num_steps: all verified rows, undrafted ones included. num_near_ties: see
+    SpeculationStats.
+    """
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    conditional_acceptance: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_steps: int
+    num_near_ties: int
+
+    @staticmethod
+    def of(stats: SpeculationStats) -> SpeculativeDecodingMetrics:
+        return SpeculativeDecodingMetrics(
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            conditional_acceptance=stats.conditional_acceptance,
+            acceptance_histogram=list(stats.acceptance_histogram),
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_tokens,
+            num_steps=stats.num_steps,
+            num_near_ties=stats.num_near_ties,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds, from the request's arrival; None until there is something to measure.
+
+    time_in_queue: before any of it was read.
+    inter_token_latency: mean time from one token to the next after the first. tokens_per_second: output tokens of all
+    texts over the time from arrival to the last token. num_cached_tokens: of the prompt, those whose keys and values were
+    found rather than computed. stats: the counts themselves, which merge by addition.
+    """
+
+    time_to_first_token: float | None
+    inter_token_latency: float | None
+    tokens_per_second: float | None
+    num_preemptions: int
+    num_cached_tokens: int
+    speculative_decoding: SpeculativeDecodingMetrics
+    stats: SpeculationStats
+    time_in_queue: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One text. finish_reason: "stop", "length", "abort", "error", or None while it runs. stop_reason: the stop string or
+    stop token id that ended it, None for an end-of-sequence token. origins: where each token came from."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    origins: list[Origin]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's texts so far. prompt: None where ids were given. prompt_logprobs[0] is None: nothing precedes it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one text of a streamed request got in one step. text may be empty while a character is incomplete.
+
+    finish_reason ends that text, stop_reason with it; `output`, the whole request, comes with its last delta. logprobs: of
+    these tokens, where they were asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    origins: list[Origin]
+    finish_reason: str | None = None
+    output: RequestOutput | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    stop_reason: int | str | None = None

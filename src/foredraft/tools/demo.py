@@ -1,0 +1,162 @@
+"""Plain decoding beside speculation: the same request, run both ways on one engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from foredraft.bench.figures import first_difference, formula_acceptance_length, repeated_share
+from foredraft.engine.stats import SpeculationStats
+from foredraft.errors import ForedraftError
+from foredraft.llm import LLM
+from foredraft.sampling import SamplingParams
+from foredraft.text.outputs import RequestOutput
+from foredraft.text.request import Prompt
+
+# of eight such prompts the one on which the embedded target repeats itself least; its acceptance is about their median
+DEMO_PROMPT = (
+    "def binary_search(items, target):\n"
+    '    """Return the index of target in the sorted list items, or -1 if it is not there."""'
+)
+DEMO_TOKENS = 128
+NUM_RUNS = 5
+BUDGET = 20.0
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One way of decoding: medians over its runs, times in seconds."""
+
+    tokens_per_second: float
+    inter_token_latency: float | None
+    time_to_first_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same request decoded plainly and with drafts, num_runs times each.
+
+    stats: of the speculative runs together. identical: whether every run of both sides wrote the same tokens;
+    None where that is not promised (sampling without a seed). first_difference: the output position of the first token
+    that differs. repeated_share: of the output tokens, those inside an 8-gram that comes more than once; a looping text flatters
+    every drafter.
+    """
+
+    method: str
+    speculative_tokens: int | str
+    num_runs: int
+    num_tokens: int
+    plain: Side
+    speculative: Side
+    stats: SpeculationStats
+    identical: bool | None
+    first_difference: int | None
+    repeated_share: float
+
+    @property
+    def speedup(self) -> float:
+        """Of tokens per second, median against median."""
+        return self.speculative.tokens_per_second / self.plain.tokens_per_second
+
+    @property
+    def formula_acceptance_length(self) -> float | None:
+        """τ as the measured α alone would give it; None where nothing was evaluated."""
+        return formula_acceptance_length(self.stats)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything the table shows, for JSON; ratios that have no denominator are null."""
+        found = asdict(self)
+        found["stats"] |= {
+            "mean_acceptance_length": self.stats.mean_acceptance_length,
+            "draft_acceptance_rate": self.stats.draft_acceptance_rate,
+            "conditional_acceptance": self.stats.conditional_acceptance,
+        }
+        return found | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
+
+
+def compare(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    speculative_tokens: int | str,
+    *,
+    num_runs: int = NUM_RUNS,
+    budget: float = BUDGET,
+    progress: Callable[[], None] | None = None,
+) -> Comparison:
+    """Run the request both ways in alternation, after one short warm-up each.
+
+    num_runs: of each way; fewer, but one at least, once `budget` seconds are spent. progress: called after each run.
+
+    Raises ForedraftError where there is nothing to compare, or the request cannot be honoured.
+    """
+    if llm.method == "none" or speculative_tokens == 0:
+        raise ForedraftError("nothing to compare: plain decoding against itself; give a drafter and draft tokens")
+    ways = (replace(params, speculative_tokens=0), replace(params, speculative_tokens=speculative_tokens))
+    runs: tuple[list[RequestOutput], list[RequestOutput]] = ([], [])
+    for way in ways:
+        _run(
+            llm, prompt, replace(way, min_tokens=0, max_tokens=min(way.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS))
+        )
+    started = time.perf_counter()
+    while len(runs[0]) < num_runs and (not runs[0] or time.perf_counter() - started < budget):
+        # who goes first alternates, so that neither side always finds the machine as the other left it
+        for side in (0, 1) if len(runs[0]) % 2 == 0 else (1, 0):
+            runs[side].append(_run(llm, prompt, ways[side]))
+            if progress is not None:
+                progress()
+    return _compared(llm, params, speculative_tokens, *runs)
+
+
+def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    # every run reads the prompt itself: keys and values kept from the last one would favour whoever comes second
+    llm.engine.drop_retained()
+    return llm.generate([prompt], params)[0]
+
+
+def _compared(
+    llm: LLM,
+    params: SamplingParams,
+    speculative_tokens: int | str,
+    plain: list[RequestOutput],
+    speculative: list[RequestOutput],
+) -> Comparison:
+    texts = [_token_ids(output) for output in (*plain, *speculative)]
+    differences = (first_difference(*pair) for text in texts for pair in zip(texts[0], text, strict=True))
+    difference = next((found for found in differences if found is not None), None)
+    is_promised = params.seed is not None or _is_greedy(plain[0], llm, params)
+    return Comparison(
+        method=llm.method,
+        speculative_tokens=speculative_tokens,
+        num_runs=len(plain),
+        num_tokens=round(median(sum(map(len, text)) for text in texts)),
+        plain=_side(plain),
+        speculative=_side(speculative),
+        stats=sum((output.metrics.stats for output in speculative), SpeculationStats()),
+        identical=difference is None if is_promised else None,
+        first_difference=difference if is_promised else None,
+        repeated_share=repeated_share(texts[0][0]),
+    )
+
+
+def _is_greedy(output: RequestOutput, llm: LLM, params: SamplingParams) -> bool:
+    """With the checkpoint's own temperature where the request gives none."""
+    return llm.frontend.prepare(output.prompt_token_ids, params).params.is_greedy
+
+
+def _side(outputs: list[RequestOutput]) -> Side:
+    metrics = [output.metrics for output in outputs]
+    gaps = [m.inter_token_latency for m in metrics if m.inter_token_latency is not None]
+    return Side(
+        tokens_per_second=median(m.tokens_per_second or 0.0 for m in metrics),
+        inter_token_latency=median(gaps) if gaps else None,
+        time_to_first_token=median(m.time_to_first_token or 0.0 for m in metrics),
+    )
+
+
+def _token_ids(output: RequestOutput) -> list[list[int]]:
+    return [text.token_ids for text in output.outputs]

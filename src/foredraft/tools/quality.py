@@ -1,0 +1,186 @@
+"""What a precision costs in quality: the model as it would be run, against the same checkpoint in float32, on a text.
+
+Two figures say it. Perplexity: how much less likely the text has become. Agreement: how often both would write the same
+next token, which is what greedy decoding shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError, ModelError
+from foredraft.model import LanguageModel, LoadOptions, Read, load_model, load_tokenizer
+from foredraft.model.loading import context_len_of, load_config
+from foredraft.text.text import encode_prompt
+
+LEAST_TOKENS = 64
+"""With fewer, perplexity says more about the words than about the model."""
+
+_ROWS = 512
+"""Of a window, and of a pass: what a prefill reads at once."""
+
+_LOGIT_ROWS = 64
+"""Rows whose logits are widened to float64 together: a large vocabulary in 512 rows would take a gigabyte."""
+
+_LONGEST_TOKEN = 32
+"""Characters that a token has at most, on average: no text of use has longer ones, and a huge file is not tokenised whole."""
+
+
+class Window(NamedTuple):
+    """read: [L] ids, from an empty cache. predicted: [L] ids, what follows each of them."""
+
+    read: list[int]
+    predicted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What one model makes of a text. loss: [N] float64, nats, of each token given those before it in its window.
+    likeliest: [N] int64, the id it would have written instead, or just so."""
+
+    loss: Tensor
+    likeliest: Tensor
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean loss; 1 is certainty."""
+        return float(self.loss.mean().exp())
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    """The run against its reference, on the same tokens of a text.
+
+    dtype, quantization: of the run; the reference is float32. num_tokens: predicted, in windows of at most window_len.
+    perplexity_increase: of the run over the reference, in percent; negative where the run did better.
+    agreement: of how many tokens in a hundred both find the same one likeliest.
+    """
+
+    dtype: str
+    quantization: str | None
+    num_tokens: int
+    window_len: int
+    reference_perplexity: float
+    perplexity: float
+    perplexity_increase: float
+    agreement: float
+
+
+def measure_quality(
+    source: str | os.PathLike[str], text: str, options: LoadOptions, *, max_tokens: int
+) -> QualityReport:
+    """Load the checkpoint twice, first in float32 and then as the options say, never both at once, and read the text.
+
+    max_tokens: how many tokens of the text are used at most.
+
+    Raises ForedraftError, one line: for a text of fewer than LEAST_TOKENS tokens, and for a checkpoint that cannot be
+    loaded, as the options say or in float32.
+    """
+    name = os.fspath(source)
+    window_len = min(_ROWS, context_len_of(load_config(name, options), name))
+    windows = cut(*tokens_of(text, load_tokenizer(name, options), max_tokens), window_len)
+    try:
+        reference, _ = _loaded_and_read(name, windows, replace(options, dtype="float32", quantization=None))
+    except ModelError as error:
+        raise ModelError(f"what float32 would give cannot be measured here: {error}") from error
+    run, dtype = _loaded_and_read(name, windows, options)
+    return QualityReport(
+        dtype=dtype,
+        quantization=options.quantization,
+        num_tokens=len(run.loss),
+        window_len=window_len,
+        reference_perplexity=reference.perplexity,
+        perplexity=run.perplexity,
+        perplexity_increase=100 * (run.perplexity / reference.perplexity - 1),
+        agreement=100 * float((run.likeliest == reference.likeliest).double().mean()),
+    )
+
+
+def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[list[int], list[int]]:
+    """What every window begins with (the token that begins a text, where the tokenizer writes one; else nothing), and
+    the ids of the text, at most max_tokens.
+
+    Raises ForedraftError where there are fewer than LEAST_TOKENS.
+    """
+    if max_tokens < LEAST_TOKENS:
+        raise ForedraftError(f"quality is measured on at least {LEAST_TOKENS} tokens, not on {max_tokens}")
+    text = text[: _LONGEST_TOKEN * max_tokens]
+    ids = encode_prompt(tokenizer, text) if text else []
+    begins = [ids[0]] if ids and ids[0] == tokenizer.bos_token_id else []
+    ids = ids[len(begins) :][:max_tokens]
+    if len(ids) < LEAST_TOKENS:
+        raise ForedraftError(
+            f"the text is too short to measure quality on: it has {len(ids)} tokens, and {LEAST_TOKENS} are needed"
+        )
+    return begins, ids
+
+
+def cut(begins: Sequence[int], ids: Sequence[int], window_len: int) -> list[Window]:
+    """Windows of at most window_len ids to read, each from `begins` on. Every id is predicted once, but for the very
+    first where `begins` is empty."""
+    step = window_len - len(begins)
+    windows = []
+    for start in range(0 if begins else 1, len(ids), step):
+        predicted = list(ids[start : start + step])
+        before = list(begins) or [ids[start - 1]]
+        windows.append(Window([*before, *predicted[:-1]], predicted))
+    return windows
+
+
+def predict(model: LanguageModel, windows: Sequence[Window]) -> Predictions:
+    """Read the windows as the engine reads prompts. Raises ModelError where the model has no logit for an id."""
+    largest = max(max(window.read + window.predicted) for window in windows)
+    if largest >= model.traits.vocab_size:
+        raise ModelError(
+            f"{model.traits.name}: its tokenizer writes token {largest}, and its logits are only "
+            f"{model.traits.vocab_size} wide"
+        )
+    parts = [_read(model, batch) for batch in _batches(windows)]
+    return Predictions(torch.cat([p.loss for p in parts]), torch.cat([p.likeliest for p in parts]))
+
+
+def _loaded_and_read(name: str, windows: Sequence[Window], options: LoadOptions) -> tuple[Predictions, str]:
+    """What the model says, and the dtype it says it in; the model itself is gone afterwards."""
+    model = load_model(name, options)
+    try:
+        return predict(model, windows), str(model.hf.dtype).removeprefix("torch.")
+    finally:
+        del model
+        gc.collect()  # a model holds itself in cycles
+
+
+def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """As many windows to a pass as its rows allow."""
+    batch: list[Window] = []
+    for window in windows:
+        if batch and sum(len(one.read) for one in [*batch, window]) > _ROWS:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def _read(model: LanguageModel, batch: Sequence[Window]) -> Predictions:
+    """One pass, in a cache of its own."""
+    cache = model.scratch_cache([len(window.read) for window in batch])
+    logits = model.read([Read(i, window.read, len(window.read)) for i, window in enumerate(batch)], cache)
+    return _scored(logits, [token for window in batch for token in window.predicted])
+
+
+def _scored(logits: Tensor, predicted: list[int]) -> Predictions:
+    """logits: [N, V]; predicted: [N]"""
+    wanted = torch.tensor(predicted, device=logits.device)
+    losses = [
+        torch.nn.functional.cross_entropy(rows.double(), ids, reduction="none")
+        for rows, ids in zip(torch.split(logits, _LOGIT_ROWS), torch.split(wanted, _LOGIT_ROWS), strict=True)
+    ]
+    return Predictions(torch.cat(losses).cpu(), logits.argmax(dim=-1).cpu())

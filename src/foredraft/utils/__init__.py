@@ -1,0 +1,1 @@
+"""Small helpers that know nothing of models: process start-up, folders, argument checks, lazy imports."""

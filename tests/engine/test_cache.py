@@ -1,0 +1,488 @@
+"""Law 3: what a cache holds is what a fresh pass over the same tokens gives; and its books balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from torch import Tensor
+
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
+from foredraft.sampling import SamplingParams
+from foredraft.utils.prefix import BLOCK, common_prefix
+from tests.conftest import MakeEngine
+from tests.laws import cache_violations, holds_exactly, same
+
+TEXT = [5, 901, 77, 300, 12, 12, 512, 4000, 8, 33, 1200, 6, 7, 9, 2, 41, 43, 47, 53, 59, 61, 67, 71]
+
+
+# --- on the real target -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def model(request: pytest.FixtureRequest, target: LanguageModel) -> LanguageModel:
+    if request.param == "bfloat16":
+        return target
+    return load_model(EMBEDDED / "target", LoadOptions(dtype="float32", device="cpu"))
+
+
+def reader(model: LanguageModel) -> KVCache:
+    cache = model.new_cache(MemoryPool(1 << 30))
+    cache.reserve(0, 128)
+    return cache
+
+
+def test_generate_forget_generate_again(model: LanguageModel) -> None:
+    """The same logits however often, and whatever was read and forgotten in between."""
+    cache = reader(model)
+    first = model.read([Read(0, TEXT, len(TEXT))], cache)
+    for kept in (len(TEXT) - 1, 16, 7, 1, 0):
+        assert cache.keep_prefix_of(0, TEXT[:kept]) == 0
+        model.read([Read(0, [3, 1, 4, 1, 5], 1)], cache)
+        assert cache.keep_prefix_of(0, TEXT) == len(TEXT) - kept
+        again = model.read([Read(0, TEXT[kept:], len(TEXT) - kept)], cache)
+        assert same(again, first[kept:], exact=model.traits.row_exact)
+        assert holds_exactly(model, cache, 0, TEXT)
+
+
+def test_pieces_give_what_the_whole_gives(model: LanguageModel) -> None:
+    """A prefill in chunks, a verification of several rows and plain decoding read the same rows."""
+    whole = model.read([Read(0, TEXT, len(TEXT))], reader(model))
+    for sizes in ([1] * len(TEXT), [5, 1, 3, 14], [22, 1], [16, 7]):
+        cache = reader(model)
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(model.read([Read(0, TEXT[start : start + size], size)], cache))
+            start += size
+        assert same(torch.cat(parts), whole, exact=model.traits.row_exact)
+
+
+def test_a_neighbour_changes_nothing(model: LanguageModel) -> None:
+    alone = model.read([Read(0, TEXT, len(TEXT))], reader(model))
+    cache = reader(model)
+    cache.reserve(1, 64)
+    cache.reserve(2, 64)
+    reads = [Read(1, [8, 8, 8], 1), Read(0, TEXT, len(TEXT)), Read(2, list(range(50)), 2)]
+    together = model.read(reads, cache)
+    assert same(together[1:-2], alone, exact=model.traits.row_exact)
+
+
+def test_a_copied_prefix_is_as_good_as_a_read_one(model: LanguageModel) -> None:
+    cache = reader(model)
+    assert cache.start(0, TEXT) == 0
+    model.read([Read(0, TEXT, 1)], cache)
+    assert cache.start(1, [*TEXT[:18], 99, 98]) == 18
+    assert holds_exactly(model, cache, 1, TEXT[:18])
+    cache.retain(0, [*TEXT, 1])
+    assert cache.start(2, [*TEXT, 55]) == len(TEXT)
+    assert holds_exactly(model, cache, 2, TEXT)
+    # and reading on behind it is as good as reading all of it
+    for seq_id, rest in ((1, [99, 98]), (2, [55, 3])):
+        text = [*cache.region(seq_id).tokens, *rest]
+        cache.reserve(seq_id, len(text))
+        model.read([Read(seq_id, rest, 1)], cache)
+        assert holds_exactly(model, cache, seq_id, text)
+
+
+def test_growing_keeps_what_is_held(model: LanguageModel) -> None:
+    cache = reader(model)
+    model.read([Read(0, TEXT, 1)], cache)
+    capacity = cache.region(0).capacity
+    assert cache.reserve(0, capacity + 1)
+    assert cache.region(0).capacity > capacity
+    assert holds_exactly(model, cache, 0, TEXT)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 1}], ids=str
+)
+def test_after_each_round_the_caches_equal_fresh_ones(
+    params: dict[str, Any], make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel
+) -> None:
+    """Invariant 1, for the target and for the draft model, with acceptances and rejections of every length. A hole in a
+    draft's cache is no error of any distribution, only of the acceptance: this is where it shows."""
+    pool = MemoryPool(1 << 30)
+    drafter = DraftModelDrafter(draft, target.traits.vocab_size, pool)
+    engine = make_engine(drafter, pool=pool, speculative_tokens=3, seed=3)
+    chosen = SamplingParams(max_tokens=12, **params).resolve({})
+    sequences = [engine.add(TEXT[:n], chosen) for n in (2, 9, 17)]
+    while engine.has_work:
+        engine.step()
+        assert cache_violations(engine, sequences) == 0
+        for s in sequences:
+            if not s.is_finished and s.num_output:
+                held = drafter._cache.region(s.seq_id).tokens
+                drafter._cache.keep_prefix_of(s.seq_id, s.tokens, at_most=len(s.tokens) - 1)
+                assert len(held) >= len(s.tokens) - 2  # all accepted: one token behind, never more
+                assert holds_exactly(draft, drafter._cache, s.seq_id, s.tokens[: len(held)])
+    assert engine.stats.num_accepted_tokens > 0
+    assert engine.stats.num_evaluated_tokens > engine.stats.num_accepted_tokens
+    engine.drop_retained()
+    assert pool.used == 0
+
+
+# --- keep_prefix_of -----------------------------------------------------------------------------------------------
+
+short = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(held=short, wanted=short, at_most=st.none() | st.integers(0, 14))
+def test_keep_prefix_of_is_absolute_and_idempotent(held: list[int], wanted: list[int], at_most: int | None) -> None:
+    region = Region()
+    region.tokens = list(held)
+    common = next(
+        (i for i, (a, b) in enumerate(zip(held, wanted, strict=False)) if a != b), min(len(held), len(wanted))
+    )
+    kept = common if at_most is None else min(common, at_most)
+    for _ in range(3):
+        assert region.keep_prefix_of(wanted, at_most) == len(wanted) - kept
+        assert region.tokens == wanted[:kept]
+
+
+@given(held=short, wanted=short)
+def test_keep_prefix_of_takes_any_sequence(held: list[int], wanted: list[int]) -> None:
+    as_list, as_tuple = Region(), Region()
+    as_list.tokens, as_tuple.tokens = list(held), list(held)
+    assert as_tuple.keep_prefix_of(tuple(wanted)) == as_list.keep_prefix_of(wanted)
+    assert as_tuple.tokens == as_list.tokens
+
+
+@given(
+    rounds=st.lists(
+        st.tuples(st.lists(st.integers(0, 1), max_size=5), st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    )
+)
+def test_keep_prefix_of_follows_a_history_that_grows(rounds: list[tuple[list[int], list[int]]]) -> None:
+    """What a generation does: read a draft, commit something else, forget; with what was compared remembered. Against a
+    region that has never been asked before."""
+    region, history = Region(), [1, 0]
+    for draft, committed in rounds:
+        unread = region.keep_prefix_of(history, at_most=len(history) - 1)
+        region.tokens += [*history[len(history) - unread :], *draft]
+        held = list(region.tokens)
+        history += committed
+        fresh = Region()
+        fresh.tokens = held
+        assert region.keep_prefix_of(history) == fresh.keep_prefix_of(list(history))
+        assert region.tokens == fresh.tokens
+
+
+def test_another_history_is_compared_from_its_beginning() -> None:
+    region, first = Region(), [1, 2, 3, 4]
+    region.tokens = [1, 2, 3, 4]
+    assert region.keep_prefix_of(first) == 0
+    assert region.keep_prefix_of([9, 2, 3, 4]) == 4
+    assert region.tokens == []
+
+
+class CountingList(list[int]):
+    """Knows how many of its items were looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        found = super().__getitem__(index)
+        self.looked_at += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Any:
+        for i in range(len(self)):
+            yield self[i]
+
+
+def test_keep_prefix_of_costs_the_new_tokens_only() -> None:
+    """A thousand rounds of three tokens over a history of four thousand: a rescan would look at six million."""
+    history = CountingList(range(1000))
+    region = Region()
+    region.tokens = list(range(1000))
+    region.keep_prefix_of(history)
+    history.looked_at = 0
+    for step in range(1000):
+        region.tokens += [5, 6, 7, 8]  # a draft of four, read
+        history += [5, 6, 9000 + step]  # of which two stand
+        assert region.keep_prefix_of(history) == 1
+        region.tokens.append(history[-1])
+    assert history.looked_at <= 12 * 4 * 1000
+
+
+@given(a=short, b=short, limit=st.none() | st.integers(0, 12))
+def test_common_prefix(a: list[int], b: list[int], limit: int | None) -> None:
+    length = common_prefix(a, b, limit=limit)
+    assert a[:length] == b[:length]
+    assert length <= (len(b) if limit is None else limit)
+    full = length in (len(a), len(b), limit)
+    assert full or a[length] != b[length]
+    for start in range(length + 1):
+        assert common_prefix(a, b, start=start, limit=limit) == length
+
+
+# --- regions and the pool -----------------------------------------------------------------------------------------
+
+
+def keys_of(tokens: Sequence[int]) -> Tensor:
+    """[1, R, 2]: a key that depends on the token and on all before it."""
+    seen, rows = 0, []
+    for token in tokens:
+        seen = (seen * 31 + token + 1) % 65_521
+        rows.append([float(seen), float(token)])
+    return torch.tensor(rows).reshape(1, -1, 2)
+
+
+def write(region: Region, tokens: Sequence[int]) -> None:
+    """Read these tokens as a model of two layers would, values wider than keys."""
+    start, whole = len(region.tokens), [*region.tokens, *tokens]
+    keys = keys_of(whole)[:, start:]
+    for layer in (0, 1):
+        seen = region.write(layer, keys + layer, torch.cat([keys, keys], dim=2) - layer, start)
+        assert seen[0].shape[1] == seen[1].shape[1] >= len(whole)
+        assert seen[0].shape[1] % KEY_MULTIPLE == 0
+        assert bool(seen[0].isfinite().all())
+        assert bool(seen[1].isfinite().all())
+    region.tokens += tokens
+
+
+def holds_what_it_says(region: Region) -> bool:
+    expected = keys_of(region.tokens)
+    return not region.tokens or all(
+        torch.equal(region.layer(n)[0], expected + n)
+        and torch.equal(region.layer(n)[1], torch.cat([expected] * 2, 2) - n)
+        for n in (0, 1)
+    )
+
+
+def test_the_pool_refuses_what_it_has_not() -> None:
+    pool = MemoryPool(10)
+    assert pool.take(7)
+    assert not pool.take(4)
+    assert (pool.used, pool.free) == (7, 3)
+    assert pool.take(3)
+    assert not pool.take(1)
+    pool.give(10)
+    assert (pool.used, pool.free) == (0, 10)
+    with pytest.raises(RuntimeError):
+        pool.give(1)
+
+
+def test_bytes_per_token_are_counted_from_what_was_written() -> None:
+    region = Region()
+    region.resize(64)
+    write(region, [1])
+    assert region.bytes_per_token == 2 * (2 + 4) * 4
+
+
+def text_of(name: int, length: int = 20) -> list[int]:
+    """Different names, different texts from the first token on."""
+    return [100 * name + i for i in range(length)]
+
+
+def retain(cache: KVCache, seq_id: int, text: Sequence[int]) -> None:
+    """A sequence comes, is read, and ends."""
+    assert cache.reserve(seq_id, len(text))
+    write(cache.region(seq_id), list(text))
+    cache.retain(seq_id, text)
+
+
+def test_a_failed_reservation_leaves_everything_as_it_was() -> None:
+    cache = KVCache(MemoryPool(3 * 64), 1, max_len=1000)
+    assert cache.reserve(0, 10)
+    write(cache.region(0), [1, 2, 3])
+    assert cache.reserve(1, 10)
+    write(cache.region(1), text_of(1))
+    cache.retain(1, text_of(1))
+    held = cache.bytes_retained
+    assert not cache.reserve(0, 500)
+    assert holds_what_it_says(cache.region(0))
+    assert (cache.num_held(0), cache.bytes_held) == (3, cache.pool.used)
+    assert cache.bytes_retained == held > 0
+    cache.drop([0])
+    cache.drop_retained()
+    assert cache.pool.used == 0
+
+
+def test_retained_regions_go_least_recently_used_first() -> None:
+    cache = KVCache(MemoryPool(4 * 64), 1, max_len=64)
+    for name in (1, 2, 3):
+        retain(cache, name, text_of(name))
+    assert cache.start(4, [*text_of(1, 18), 7, 7]) == 18  # the oldest is used: a copy of it takes the last free room
+    cache.drop([4])
+    assert cache.reserve(5, 64)
+    assert cache.reserve(6, 64)  # for which one must go
+    cache.drop([5, 6])
+    assert [cache.num_shared([*text_of(name), 0]) for name in (1, 2, 3)] == [20, 0, 20]
+
+
+def test_the_least_recently_used_of_all_caches_goes_first() -> None:
+    """Target and draft share a pool: neither's leavings outlive what the other used later."""
+    pool = MemoryPool(4 * 64)
+    target, draft = KVCache(pool, 1, max_len=64), KVCache(pool, 1, max_len=64)
+    for name in (1, 2):
+        retain(target, name, text_of(name))
+        retain(draft, name, text_of(name))
+    for seq_id, left in ((10, [0, 20, 20, 20]), (11, [0, 0, 20, 20]), (12, [0, 0, 0, 20])):
+        assert target.reserve(seq_id, 1)
+        assert [c.num_shared([*text_of(n), 0]) for n in (1, 2) for c in (target, draft)] == left
+    assert pool.used == target.bytes_held + draft.bytes_held == pool.total
+
+
+def test_a_copy_finds_room_where_all_is_retained() -> None:
+    """Also where nothing but its own source can be given up for it."""
+    for units in (2, 3, 9):
+        cache = KVCache(MemoryPool(units * 64), 1, max_len=128)
+        for name in range(units - 1):
+            retain(cache, name, text_of(name))
+        retain(cache, 90, text_of(90))
+        assert cache.pool.free == 0
+        assert cache.start(91, [*text_of(90, 17), 7, 8]) == 17
+        assert holds_what_it_says(cache.region(91))
+        assert cache.pool.used == cache.bytes_held <= cache.pool.total
+
+
+def test_nothing_is_retained_twice() -> None:
+    """The same text again, or the beginning of one, takes no memory; a longer one takes the shorter's place."""
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    retain(cache, 0, text_of(1, 100))
+    once = cache.bytes_retained
+    retain(cache, 1, text_of(1, 100))
+    retain(cache, 2, text_of(1, 40))
+    assert cache.bytes_retained == once == cache.pool.used
+    retain(cache, 3, text_of(1, 200))
+    assert cache.bytes_retained == cache.bytes_for(200) == cache.pool.used
+    assert cache.num_shared(text_of(1, 300)) == 200
+
+
+def test_only_history_is_retained() -> None:
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    history = text_of(1, 50)
+    cache.reserve(0, 60)
+    write(cache.region(0), [*history[:40], 7, 7, 7, 7])  # draft tokens that did not stand
+    cache.retain(0, history)
+    assert cache.num_shared([*history[:40], 7, 7, 7, 7, 7]) == 40
+
+
+def test_who_does_not_begin_by_sharing_is_not_shared_from() -> None:
+    cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
+    cache.reserve(0, 64)
+    write(cache.region(0), text_of(1, 50))
+    assert cache.start(1, text_of(1, 60)) == 0
+    write(cache.region(1), [])
+    cache.drop([0])
+    assert cache.num_shared(text_of(1, 60)) == 0
+
+
+def test_a_reservation_takes_no_more_than_there_is() -> None:
+    """Doubling is a wish: what fits exactly must not fail."""
+    cache = KVCache(MemoryPool(2 * 64), 1, max_len=10_000)
+    assert cache.reserve(0, 64)
+    assert cache.reserve(0, 128)
+    assert cache.pool.free == 0
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """A cache against a dict of token lists. Its books must balance after every step, and what a region says it holds
+    must be what was written for exactly those tokens."""
+
+    seq_ids = Bundle("seq_ids")
+
+    @initialize(regions=st.integers(1, 6))
+    def begin(self, regions: int) -> None:
+        self.cache = KVCache(MemoryPool(regions * 64 * 3), 3, max_len=200)
+        self.texts: dict[int, list[int]] = {}
+        self.past: list[list[int]] = []
+        self.next_id = 0
+
+    @rule(
+        target=seq_ids,
+        text=st.lists(st.integers(0, 1), max_size=150),
+        source=st.integers(0, 50),
+        cut=st.integers(0, 200),
+    )
+    def start(self, text: list[int], source: int, cut: int) -> int:
+        known = [*self.past, *self.texts.values()]
+        wanted = [*(known[source % len(known)][:cut] if known else []), *text]
+        self.next_id += 1
+        offered = self.cache.num_shared(wanted)
+        # what several offer equally may come from any of them; none of what they hold is overlooked by a block or more
+        best = max((common_prefix(text, wanted, limit=len(wanted) - 1) for text in self.shared()), default=0)
+        assert offered <= best < offered + BLOCK or best < BLOCK
+        found = self.cache.start(self.next_id, wanted)
+        held = self.cache.region(self.next_id).tokens
+        assert found in (0, offered)
+        assert len(held) == found
+        assert held == wanted[:found]
+        self.texts[self.next_id] = list(held)
+        return self.next_id
+
+    def shared(self) -> list[list[int]]:
+        return [*self.texts.values(), *(region.tokens for region in self.cache._retained)]
+
+    @rule(seq_id=seq_ids, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=90))
+    def read(self, seq_id: int, tokens: list[int]) -> None:
+        before = self.cache.pool.used, self.cache.bytes_retained
+        needed = len(self.texts[seq_id]) + len(tokens)
+        if self.cache.reserve(seq_id, needed):
+            assert self.cache.region(seq_id).capacity >= needed
+            write(self.cache.region(seq_id), tokens)
+            self.texts[seq_id] += tokens
+        else:
+            assert (self.cache.pool.used, self.cache.bytes_retained) == before
+            grown = self.cache.bytes_for(needed) - self.cache.region(seq_id).capacity * 3
+            assert grown > self.cache.pool.available
+
+    @rule(seq_id=seq_ids, kept=st.integers(0, 250), other=st.lists(st.integers(0, 1), max_size=5))
+    def forget_some(self, seq_id: int, kept: int, other: list[int]) -> None:
+        wanted = [*self.texts[seq_id][:kept], *other]
+        common = common_prefix(self.texts[seq_id], wanted)
+        assert self.cache.keep_prefix_of(seq_id, wanted) == len(wanted) - common
+        self.texts[seq_id] = wanted[:common]
+
+    @rule(seq_id=consumes(seq_ids), kept=st.integers(0, 250), more=st.lists(st.integers(0, 1), max_size=3))
+    def retain(self, seq_id: int, kept: int, more: list[int]) -> None:
+        history = [*self.texts.pop(seq_id)[:kept], *more]
+        self.cache.retain(seq_id, history)
+        self.past.append(history)
+
+    @rule(target=seq_ids, seq_id=consumes(seq_ids))
+    def drop(self, seq_id: int) -> Any:
+        self.cache.drop([seq_id, seq_id])
+        del self.texts[seq_id]
+        return multiple()
+
+    @rule()
+    def drop_retained(self) -> None:
+        self.cache.drop_retained()
+        assert self.cache.bytes_retained == 0
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        pool = self.cache.pool
+        assert pool.used == self.cache.bytes_held
+        assert pool.used + pool.free == pool.total
+        assert 0 <= pool.used <= pool.total
+        assert pool.available == pool.total - self.cache.bytes_running
+        retained = list(self.cache._retained)
+        assert self.cache.bytes_retained == sum(region.capacity for region in retained) * 3
+        assert all(holds_what_it_says(region) for region in retained)
+        assert [region.used_at for region in retained] == sorted(region.used_at for region in retained)
+        for seq_id, text in self.texts.items():
+            assert self.cache.num_held(seq_id) == len(text)
+            assert self.cache.region(seq_id).tokens == text
+            assert holds_what_it_says(self.cache.region(seq_id))
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.drop(list(self.texts))
+            self.cache.drop_retained()
+            assert self.cache.pool.used == 0
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

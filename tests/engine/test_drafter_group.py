@@ -1,0 +1,118 @@
+"""Several drafters, each asked for its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from foredraft.engine.drafter_group import Panel
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Work
+from foredraft.errors import DrafterError
+from tests.laws import sampler_for
+
+VOCAB = 8
+
+
+class Fixed:
+    """Drafts the same tokens always, sampled from its own laws or certain."""
+
+    def __init__(self, ids: Sequence[int], *, sampled: bool = False, excess: int = 0) -> None:
+        self.ids, self.sampled, self.excess = list(ids), sampled, excess
+        self.asked: list[int] = []
+        self.forgotten: list[int] = []
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        self.asked += [request.seq_id for request in requests]
+        rows = [self.ids[: request.max_len + self.excess] for request in requests]
+        certain = Proposal.certain(rows)
+        if not self.sampled:
+            return certain
+        flat = [token for row in rows for token in row]
+        prob_rows = torch.full_like(certain.ids, CERTAIN)
+        prob_rows[certain.drafted] = torch.arange(len(flat))
+        laws = torch.nn.functional.one_hot(torch.tensor(flat), VOCAB).float()
+        return Proposal(certain.ids, certain.lens, prob_rows, laws)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self.forgotten += seq_ids
+
+
+def work(seq_id: int, drafter: str, max_draft: int) -> Work:
+    sequence = TokenSequence(seq_id, [1, 2], sampler_for({}), max_len=50, speculative_tokens=None)
+    return Work(sequence, 1, True, max_draft, drafter)
+
+
+def test_each_row_is_answered_by_the_drafter_it_names() -> None:
+    a, b = Fixed([1, 2, 3], sampled=True), Fixed([4, 5])
+    c = Fixed([6, 7], sampled=True)
+    works = [work(0, "a", 2), work(1, "b", 2), work(2, "a", 1), work(3, "", 3), work(4, "c", 2), work(5, "a", 0)]
+    proposal, times, failures = Panel({"a": a, "b": b, "c": c}).propose(works, VOCAB)
+    assert not failures
+    assert (a.asked, b.asked, c.asked) == ([0, 2], [1], [4])
+    rows = [ids[:length] for ids, length in zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True)]
+    assert rows == [[1, 2], [4, 5], [1], [], [6, 7], []]
+    assert set(times) == {"a", "b", "c"}
+    # every sampled id still names the law it was drawn from
+    assert proposal.probs is not None
+    for ids, laws, length in zip(rows, proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True):
+        for token, law in zip(ids, laws[:length], strict=True):
+            assert (law == CERTAIN) == (token in (4, 5))
+            assert law == CERTAIN or float(proposal.probs[law, token]) == 1.0
+
+
+def test_nobody_is_asked_for_nothing() -> None:
+    a = Fixed([1])
+    proposal, times, _ = Panel({"a": a}).propose([work(0, "a", 0), work(1, "", 4)], VOCAB)
+    assert a.asked == []
+    assert times == {}
+    assert proposal.lens.tolist() == [0, 0]
+
+
+class Raises(Fixed):
+    """Fails at whatever it is asked."""
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        raise KeyError(requests[0].seq_id)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        raise KeyError(seq_ids)
+
+    @property
+    def bytes_held(self) -> int:
+        raise KeyError("held")
+
+
+@pytest.mark.parametrize("bad", [Fixed([1, 2, 3], excess=1), Fixed([VOCAB]), Fixed([-1]), Raises([1])])
+def test_who_fails_or_breaks_the_contract_has_no_draft_and_the_others_have_theirs(bad: Fixed) -> None:
+    works = [work(0, "bad", 1), work(1, "good", 2)]
+    proposal, times, failures = Panel({"bad": bad, "good": Fixed([4, 5])}).propose(works, VOCAB)
+    assert proposal.lens.tolist() == [0, 2]
+    assert set(times) == {"bad", "good"}
+    assert set(failures) == {"bad"}
+    assert isinstance(failures["bad"], KeyError if isinstance(bad, Raises) else DrafterError)
+
+
+def test_who_cannot_forget_keeps_nobody_else_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Raises([1]), Fixed([2])
+    panel = Panel({"bad": bad, "good": good})
+    panel.forget([3])
+    panel.retain(4, [1, 2])
+    assert panel.give_up([5]) == []
+    assert good.forgotten == [3, 4, 5]
+    (record,) = caplog.records  # the first error alone
+    assert "Raises failed: KeyError at test_panel.py" in record.getMessage()
+
+
+def test_what_is_no_drafter_is_refused() -> None:
+    with pytest.raises(DrafterError, match="object has no propose"):
+        Panel({"bad": object()})  # type: ignore[dict-item]
+
+
+def test_all_forget() -> None:
+    a, b = Fixed([1]), Fixed([2])
+    Panel({"a": a, "b": b}).forget([3, 4])
+    assert a.forgotten == b.forgotten == [3, 4]

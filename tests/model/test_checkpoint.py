@@ -1,0 +1,105 @@
+"""What a folder alone says: which are refused, and with which reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foredraft import LLM
+from foredraft.errors import ModelError
+from foredraft.model.checkpoint import EMBEDDED, raw_config, refuse_unusable
+
+
+def gguf_file(folder: Path) -> Path:
+    file = folder / "model-q4.gguf"
+    file.write_bytes(b"GGUF\x03\0\0\0")
+    return file
+
+
+def gguf_folder(folder: Path) -> Path:
+    return gguf_file(folder).parent
+
+
+def gguf_beside_a_config(folder: Path) -> Path:
+    shutil.copy(EMBEDDED / "target" / "config.json", folder)
+    return gguf_folder(folder)
+
+
+def adapter(folder: Path) -> Path:
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "someone/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return folder
+
+
+def adapter_with_a_tokenizer(folder: Path) -> Path:
+    shutil.copy(EMBEDDED / "target" / "tokenizer.json", folder)
+    return adapter(folder)
+
+
+def weights_file(folder: Path) -> Path:
+    return Path(shutil.copy(EMBEDDED / "target" / "model.safetensors", folder))
+
+
+def no_weights(folder: Path) -> Path:
+    copy = shutil.copytree(EMBEDDED / "target", folder / "copy")
+    (copy / "model.safetensors").unlink()
+    return copy
+
+
+def config_of(text: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        copy = shutil.copytree(EMBEDDED / "target", folder / "copy")
+        (copy / "config.json").write_text(text)
+        return copy
+
+    return make
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+    "nothing": (lambda folder: folder / "nowhere", ("no such directory",)),
+    "no hub id either": (lambda folder: Path("a/b/c/d"), ("no such directory", "hub id")),
+    "an empty folder": (lambda folder: folder, ("no config.json",)),
+    "a GGUF file": (gguf_file, ("GGUF", "original checkpoint")),
+    "a GGUF folder": (gguf_folder, ("GGUF", "original checkpoint")),
+    "a GGUF folder with a config": (gguf_beside_a_config, ("GGUF",)),
+    "an adapter": (adapter, ("LoRA", "someone/base", "merge_and_unload")),
+    "an adapter with a tokenizer": (adapter_with_a_tokenizer, ("LoRA", "merge_and_unload")),
+    "a file of weights": (weights_file, ("a file", "directory")),
+    "no weights": (no_weights, ("no weights",)),
+    "a config that is cut": (config_of('{"model_type": '), ("config.json is no JSON",)),
+    "a config that is a list": (config_of("[]"), ("config.json is no JSON object",)),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), UNUSABLE.values(), ids=UNUSABLE.keys())
+@pytest.mark.parametrize("role", ["model", "draft_model"])
+def test_what_is_no_model_is_refused_with_its_reason(
+    make: Callable[[Path], Path], words: tuple[str, ...], role: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        LLM(**{role: path})
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path}: ")
+    for word in words:
+        assert word in message
+
+
+def test_a_model_without_weights_is_enough_to_predict(tmp_path: Path) -> None:
+    refuse_unusable(str(no_weights(tmp_path)), has_weights=False)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", str(EMBEDDED / "target"), str(EMBEDDED / "draft")])
+def test_hub_ids_and_checkpoints_pass(name: str) -> None:
+    refuse_unusable(name)
+
+
+def test_a_hub_id_has_no_configuration_here() -> None:
+    assert raw_config("Qwen/Qwen3-0.6B") == {}
+    assert raw_config(str(EMBEDDED / "target"))["hidden_size"] == 256

@@ -1,0 +1,267 @@
+"""What inspect promises before anything is loaded must be what loading finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foredraft import ModelError
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.kernels import load_kernels
+from foredraft.model import EMBEDDED, LoadOptions
+from foredraft.model.packed import packs
+from foredraft.tools.inspection import inspect_models, resident_bytes
+
+TARGET, DRAFT = EMBEDDED / "target", EMBEDDED / "draft"
+BABYLLAMA = Path(__file__).parents[3] / "shared" / "models" / "babyllama105"
+
+# architectures whose cache or vocabulary is unlike the plain case: grouped heads, sliding windows, routed experts,
+# latent attention, an odd head size
+SHAPES = {
+    "llama": {"num_key_value_heads": 2},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 8},
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+    },
+}  # fmt: skip
+
+
+def test_the_embedded_pair_fits() -> None:
+    found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"))
+    assert found.fits
+    assert found.reason is None
+    assert found.draft is not None
+    assert found.target.num_tokens == found.draft.num_tokens == 4096
+    assert found.memory.cache_bytes_per_token == 8192 + 1024
+    assert found.memory.full_context_bytes == (8192 + 1024) * 2048
+    assert json.loads(json.dumps(found.as_dict()))["target"]["context_len"] == 2048
+
+
+@pytest.mark.parametrize("path", [TARGET, DRAFT], ids=["target", "draft"])
+def test_prediction_is_what_loading_finds(path: Path) -> None:
+    report = inspect_models(path, None, LoadOptions(device="cpu")).target
+    assert report.measured is not None
+    assert report.measured.cache_bytes_per_token == report.predicted.cache_bytes_per_token
+    # norms may be kept in another dtype, beside the model
+    assert report.measured.weight_bytes == pytest.approx(report.predicted.weight_bytes, rel=1e-3)
+    is_compiled = load_kernels() is not None
+    is_apart = path == TARGET and packs(torch.bfloat16, torch.device("cpu"), is_compiled=is_compiled)
+    head = 4096 * 256 * 2 if is_apart else 0  # the target's is tied to the embedding in the file
+    on_disk = (path / "model.safetensors").stat().st_size
+    assert report.predicted.weight_bytes == pytest.approx(on_disk + head, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_prediction_on_other_architectures(kind: str, tmp_path: Path) -> None:
+    small = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+             "num_attention_heads": 4, "max_position_embeddings": 128}  # fmt: skip
+    shape = ({"vocab_size": 96} if kind == "gpt2" else small) | SHAPES[kind]
+    config = AutoConfig.for_model(kind, bos_token_id=0, eos_token_id=1, pad_token_id=2, **shape)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    report = inspect_models(tmp_path, None, LoadOptions(device="cpu")).target
+    assert report.measured is not None
+    assert report.predicted == report.measured
+    assert report.logit_width == 96
+    assert sum(report.attention.values()) == 3
+
+
+def test_without_loading_nothing_is_measured() -> None:
+    found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"), load=False)
+    assert found.fits
+    assert found.target.measured is None
+    assert found.target.row_exact is None
+    assert found.target.logit_width == 4096
+    assert "unknown" in found.exactness
+
+
+def test_prediction_needs_no_weights(tmp_path: Path) -> None:
+    shutil.copy(TARGET / "config.json", tmp_path)
+    report = inspect_models(tmp_path, None, LoadOptions(device="cpu"), load=False).target
+    assert report.predicted == inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).target.predicted
+
+
+def test_float32_is_promised_up_to_near_ties_only() -> None:
+    found = inspect_models(DRAFT, None, LoadOptions(dtype="float32", device="cpu"))
+    assert found.target.row_exact is False
+    assert "0.0001" in found.exactness
+
+
+def test_sliding_windows_are_named(tmp_path: Path) -> None:
+    shape = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "sliding_window": 8}
+    AutoConfig.for_model("gemma2", **shape).save_pretrained(tmp_path)
+    report = inspect_models(tmp_path, None, LoadOptions(device="cpu"), load=False).target
+    assert report.attention == {"sliding (8)": 2, "full": 2}
+
+
+def test_another_vocabulary_does_not_fit_and_is_not_loaded() -> None:
+    if not BABYLLAMA.is_dir():
+        pytest.skip("needs ../shared/models/babyllama105, a draft of another vocabulary")
+    found = inspect_models(TARGET, BABYLLAMA, LoadOptions(device="cpu"))
+    assert not found.fits
+    assert "105 tokens against 4096" in str(found.reason)
+    assert found.target.measured is None
+
+
+def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.tools.inspection.available_memory", lambda device: 18 * 2**20)
+    assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).fits
+    found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"))
+    assert not found.fits
+    assert "free" in str(found.reason)
+    assert found.target.measured is None
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        inspect_models(tmp_path / "nothing", None, LoadOptions(device="cpu"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError):
+        inspect_models(tmp_path, None, LoadOptions(device="cpu"))
+
+
+def test_int8_is_predicted_from_the_shapes() -> None:
+    """A byte a weight and eight an output, in every linear layer and in the head's own copy; the rest in bfloat16."""
+    config = json.loads((TARGET / "config.json").read_text())
+    hidden, wide, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    # (outputs, inputs)
+    layer = [
+        (hidden, hidden),
+        (keys, hidden),
+        (keys, hidden),
+        (hidden, hidden),
+        (wide, hidden),
+        (wide, hidden),
+        (hidden, wide),
+    ]
+    matrices = [*layer * config["num_hidden_layers"], (vocab, hidden)]
+    rest = vocab * hidden + (2 * config["num_hidden_layers"] + 1) * hidden
+    expected = sum(n * k + 8 * n for n, k in matrices) + 2 * rest
+    for dtype in ("bfloat16", "float32"):  # what the file is read in is not what remains
+        options = LoadOptions(dtype=dtype, device="cpu", quantization="int8")
+        report = inspect_models(TARGET, None, options, load=False).target
+        assert report.predicted.weight_bytes == pytest.approx(expected, rel=1e-4)  # and rotary frequencies
+        assert (report.dtype, report.quantization) == ("bfloat16", "int8")
+        assert report.predicted.cache_bytes_per_token == 8192
+
+
+def test_int8_is_what_loading_finds() -> None:
+    report = inspect_models(TARGET, None, LoadOptions(device="cpu", quantization="int8")).target
+    assert report.measured is not None
+    assert report.measured.weight_bytes == pytest.approx(report.predicted.weight_bytes, rel=1e-2)
+    assert report.measured.cache_bytes_per_token == report.predicted.cache_bytes_per_token
+
+
+def test_the_peak_is_the_process_the_weights_and_a_growing_cache() -> None:
+    found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"), load=False)
+    memory = found.memory
+    assert memory.weight_bytes is not None
+    assert memory.process_bytes == pytest.approx(resident_bytes(), rel=0.2)
+    # the cache grows from half the context to the whole of it: both are there while it moves
+    assert memory.peak_bytes == memory.process_bytes + memory.weight_bytes + (8192 + 1024) * (2048 + 1024)
+
+
+@pytest.mark.parametrize("context_len", [512, 1100, 2048])
+def test_a_cache_grows_as_predicted(context_len: int, tmp_path: Path) -> None:
+    shape = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    AutoConfig.for_model("llama", **shape, max_position_embeddings=context_len).save_pretrained(tmp_path)
+    found = inspect_models(tmp_path, None, LoadOptions(dtype="float32", device="cpu"), load=False)
+    memory = found.memory
+    cache = KVCache(MemoryPool(1 << 40), memory.cache_bytes_per_token, context_len)
+    most, held = 0, 0
+    for length in range(1, context_len + 1):
+        cache.reserve(0, length)
+        if cache.bytes_held != held:
+            most, held = max(most, held + cache.bytes_held), cache.bytes_held
+    predicted = memory.peak_bytes - memory.process_bytes - memory.weight_bytes
+    assert predicted == pytest.approx(most, rel=0.05)  # a context that is no multiple of 64 is rounded up to one
+
+
+def test_converting_while_reading_holds_the_file_too() -> None:
+    same = inspect_models(DRAFT, None, LoadOptions(dtype="bfloat16", device="cpu"), load=False).target
+    wide = inspect_models(DRAFT, None, LoadOptions(dtype="float32", device="cpu"), load=False).target
+    file = (DRAFT / "model.safetensors").stat().st_size
+    assert wide.load_bytes == pytest.approx(3 * file, rel=0.02)
+    # at the last, the head is there in both forms; it is wider than a layer
+    assert same.load_bytes == pytest.approx(same.predicted.weight_bytes + 4096 * 256 * 2, rel=0.02)
+
+
+def test_a_layer_is_there_in_both_forms_while_it_is_laid_out(tmp_path: Path) -> None:
+    """Gate and up joined, in int8 rounded too, and all matrices packed but the one that projects down."""
+    hidden, wide = 64, 1024
+    shape = {"vocab_size": 96, "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": 3}
+    AutoConfig.for_model("llama", **shape, num_attention_heads=4).save_pretrained(tmp_path)
+    attention, gate_and_up = 4 * hidden * hidden, 2 * hidden * wide
+    for quantization, each, rounded in ((None, 2, 0), ("int8", 1, gate_and_up)):
+        options = LoadOptions(dtype="bfloat16", device="cpu", quantization=quantization)
+        report = inspect_models(tmp_path, None, options, load=False).target
+        file = 2 * report.num_parameters
+        expected = 2 * gate_and_up + rounded + each * (attention + gate_and_up)
+        if load_kernels() is not None or quantization:
+            assert report.load_bytes == pytest.approx(file + expected, rel=0.04)
+
+
+# The peak since this program was started. ru_maxrss would also count what its parent held when it started it.
+MEASURE = """
+import sys
+from foredraft import LLM, SamplingParams
+llm = LLM(sys.argv[1], method="none", device="cpu", num_threads=1, dtype=sys.argv[2], quantization=sys.argv[3] or None)
+params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
+assert len(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids) == 500
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def python(*args: str | Path) -> str:
+    """What a fresh interpreter prints."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, args)], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """230 MB in bfloat16, of random weights, in few and wide layers, that reads 512 tokens."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    config = AutoConfig.for_model(
+        "llama", vocab_size=4096, hidden_size=1024, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=8,
+        max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DRAFT / name, path)
+    assert (path / "model.safetensors").stat().st_size > 200e6
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process held at its peak")
+@pytest.mark.parametrize(("dtype", "quantization"), [("auto", ""), ("auto", "int8"), ("float32", "")])
+def test_the_peak_is_what_a_process_reaches(checkpoint: Path, dtype: str, quantization: str) -> None:
+    options = ["--dtype", dtype, *(["--quantization", quantization] if quantization else [])]
+    inspect = ("inspect", "--model", checkpoint, "--device", "cpu", "--no-load", "--json")
+    predicted: dict[str, Any] = json.loads(python("-m", "foredraft.cli", *inspect, *options))["memory"]
+    measured = 1024 * int(python("-c", MEASURE, checkpoint, dtype, quantization))
+    assert predicted["peak_bytes"] == pytest.approx(measured, rel=0.06)
