@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from foredraft.sampling import sent
+from foredraft.sampling import to_device
 
 FAR = torch.device("meta")  # of those PyTorch knows, one that needs no driver
 
@@ -62,7 +62,7 @@ class Elsewhere(TorchDispatchMode):
         self._making.__exit__(*error)
 
     def send(self, numbers: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """In the place of `sent`: no wait."""
+        """In the place of `to_device`: no wait."""
         here = torch.as_tensor(numbers, dtype=dtype)
         return here if device.type == "cpu" or isinstance(here, FarTensor) else FarTensor(here.clone())
 
@@ -133,11 +133,11 @@ def _here(x: Any) -> Any:
 
 
 def elsewhere(monkeypatch: Any) -> Elsewhere:
-    """A device of its own, which every module's `sent` reaches without a wait."""
+    """A device of its own, which every module's `to_device` reaches without a wait."""
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which knows nothing of tensors like ours
     mode = Elsewhere()
     send: Callable[..., Tensor] = mode.send
     for name, module in list(sys.modules.items()):
-        if name.startswith("foredraft") and getattr(module, "sent", None) is sent:
-            monkeypatch.setattr(module, "sent", send)
+        if name.startswith("foredraft") and getattr(module, "to_device", None) is to_device:
+            monkeypatch.setattr(module, "to_device", send)
     return mode

@@ -95,7 +95,7 @@ class ToyConstraint:
 
     def __init__(self, may_follow: Callable[[Prefix], frozenset[int]]) -> None:
         self.may_follow = may_follow
-        self.affords_drafts = True
+        self.allows_drafts = True
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         ids = self.may_follow((*history[1:], *drafted))
@@ -362,15 +362,15 @@ def impossible_draws(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
 
 def kept_noise_violations(pick: Callable[..., tuple[Tensor, Tensor | None]], num_seeds: int = 200) -> int:
     """How often a seeded draw from the kept ids differs from the same law's draw over the whole vocabulary."""
-    from foredraft.sampling import Laws, laws_of
+    from foredraft.sampling import TokenProbs, token_probs_of
 
     generator = torch.Generator().manual_seed(0)
     count = 0
     for seed in range(num_seeds):
         row = Row(sampler_for({"seed": seed, "top_k": 5}), (0,))
-        kept = laws_of(2 * torch.randn(1, 40, generator=generator, dtype=torch.float64), [row])
+        kept = token_probs_of(2 * torch.randn(1, 40, generator=generator, dtype=torch.float64), [row])
         assert kept.ids is not None
-        count += int(pick(kept, [row])[0]) != int(pick(Laws(kept.dense(40)), [row])[0])
+        count += int(pick(kept, [row])[0]) != int(pick(TokenProbs(kept.dense(40)), [row])[0])
     return count
 
 

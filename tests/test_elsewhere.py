@@ -17,7 +17,7 @@ from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_tokenizer
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Body
-from foredraft.sampling import SamplingParams, StructuredOutputs, laws
+from foredraft.sampling import SamplingParams, StructuredOutputs, token_probs
 from foredraft.text.request import Frontend
 from foredraft.trace.probabilities import TargetSays, draft_said, target_says
 from tests.conftest import MakeEngine
@@ -118,7 +118,7 @@ def test_texts_are_those_of_the_cpu(
 ) -> None:
     device = elsewhere(monkeypatch)
     # among equals a wider search finds others first
-    monkeypatch.setattr(laws, "_FIRST_WIDTH", laws._FIRST_DEVICE_WIDTH)
+    monkeypatch.setattr(token_probs, "_FIRST_WIDTH", token_probs._FIRST_DEVICE_WIDTH)
     found = []
     for own in (None, device):
         ends = [tokenizer.eos_token_id]

@@ -169,10 +169,10 @@ DRAFTER = "class D:\n    def propose(self, requests): ...\n"
 SOUND = {
     "__init__.py": "from foredraft.llm import LLM",
     "errors.py": "",
-    "sampling/__init__.py": "from foredraft.sampling.laws import Laws",
-    "sampling/laws.py": "import torch",
+    "sampling/__init__.py": "from foredraft.sampling.token_probs import TokenProbs",
+    "sampling/token_probs.py": "import torch",
     "engine/__init__.py": "",
-    "engine/proposal.py": "from foredraft.sampling import Laws",
+    "engine/proposal.py": "from foredraft.sampling import TokenProbs",
     "engine/sequence.py": "from foredraft import errors\nfrom . import proposal",
     "engine/cache.py": "",
     "drafters/__init__.py": "from foredraft.drafters.one import D\nfrom .two import D",
@@ -217,7 +217,11 @@ def test_a_sound_tree_passes(tmp_path: Path) -> None:
             "`engine.cache` is not above `engine.engine`",
         ),
         ("engine/cache.py", "from foredraft import LLM", "`engine.cache` is not above `__init__`"),
-        ("sampling/laws.py", "from ..engine.proposal import Proposal", "`sampling` is not above `engine.proposal`"),
+        (
+            "sampling/token_probs.py",
+            "from ..engine.proposal import Proposal",
+            "`sampling` is not above `engine.proposal`",
+        ),
         ("sampling/__init__.py", "from ..engine.proposal import P", "`sampling` is not above `engine.proposal`"),
         ("verify/block.py", "import foredraft.engine.cache", "`verify` is not above `engine.cache`"),
         ("drafters/one.py", f"from foredraft.drafters.two import D\n{DRAFTER}", "drafters do not import each other"),
@@ -229,8 +233,8 @@ def test_a_sound_tree_passes(tmp_path: Path) -> None:
         ("server/routes.py", "from torch.nn import functional", "`server` must not know torch"),
         ("novelty.py", "", "foredraft.novelty has no place yet"),
         ("engine/novelty.py", "", "foredraft.engine.novelty has no place yet"),
-        ("sampling/laws.py", "from foredraft.sampling import LAWS", "in a circle"),
-        ("sampling/laws.py", "if TYPE_CHECKING:\n    import foredraft.sampling", "in a circle"),
+        ("sampling/token_probs.py", "from foredraft.sampling import TOKEN_PROBS", "in a circle"),
+        ("sampling/token_probs.py", "if TYPE_CHECKING:\n    import foredraft.sampling", "in a circle"),
     ],
 )
 def test_a_planted_fault_is_caught(tmp_path: Path, file: str, text: str, expected: str) -> None:

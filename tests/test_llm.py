@@ -319,7 +319,7 @@ def test_a_drafter_that_fails_is_named_and_counted_and_changes_no_text(
     own = llm.with_drafter(Fails(), speculative_tokens=3)
     assert text(own, STORY) == text(llm, STORY)
     assert own.fallbacks == {("Fails", "failed"): 1}
-    assert own.resting == {"Fails": "failed"}
+    assert own.cooldowns == {"Fails": "failed"}
     assert any("drafter Fails failed: ZeroDivisionError at test_llm.py" in r.getMessage() for r in caplog.records)
 
 

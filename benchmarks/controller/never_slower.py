@@ -31,7 +31,7 @@ from benchmarks.controller.useless_drafters import RandomDrafter, shuffled_draft
 from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
-from foredraft.engine.build import equip
+from foredraft.engine.build import build_drafters
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
@@ -49,16 +49,16 @@ class Asks:
         """By sequence, of each round: who was asked, and how long the text was before it."""
 
     def observe(self, step: Step) -> None:
-        for work, num_kept in zip(step.scoring, step.num_kept, strict=True):
-            name = work.drafter if work.max_draft else "plain"
-            length = len(work.sequence.tokens) - num_kept
-            self.by_sequence.setdefault(work.sequence.seq_id, []).append((name, length))
+        for item, num_kept in zip(step.scoring, step.num_kept, strict=True):
+            name = item.drafter if item.max_draft else "plain"
+            length = len(item.sequence.tokens) - num_kept
+            self.by_sequence.setdefault(item.sequence.seq_id, []).append((name, length))
 
     def rounds_to_settle(self) -> list[int]:
         """For each sequence, the rounds before the first ask of the drafter that its second half asks most."""
         found = []
-        for asks in self.by_sequence.values():
-            names = [name for name, _ in asks]
+        for budgets in self.by_sequence.values():
+            names = [name for name, _ in budgets]
             usual = Counter(names[len(names) // 2 :]).most_common(1)[0][0]
             found.append(names.index(usual))
         return found
@@ -66,8 +66,8 @@ class Asks:
     def rounds_to_follow(self, wanted: str, turn: int) -> int:
         """Of the last sequence: the rounds behind the turn before most ask for this one. All of them, if it never comes to that."""
         names = [name for name, length in list(self.by_sequence.values())[-1] if length >= turn]
-        asks = [i for i, name in enumerate(names) if name == wanted]
-        return next((i for i in asks if names[i : i + WINDOW].count(wanted) >= MOST_OF_IT), len(names))
+        budgets = [i for i, name in enumerate(names) if name == wanted]
+        return next((i for i in budgets if names[i : i + WINDOW].count(wanted) >= MOST_OF_IT), len(names))
 
 
 def useless(args: argparse.Namespace) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
     """Once more through the questions with every drafter to choose from, looking at each round."""
-    auto, asks = llm.with_drafter(list(methods), "auto"), Asks()
+    auto, budgets = llm.with_drafter(list(methods), "auto"), Asks()
     for question in questions[:4]:
         auto.generate(question.turns[0], params)
-    auto.engine.observers.append(asks)
+    auto.engine.observers.append(budgets)
     for question in questions:
         auto.generate(question.turns[0], params)
-    rounds = asks.rounds_to_settle()
+    rounds = budgets.rounds_to_settle()
     return {"median": median(rounds), "most": max(rounds), "requests": len(rounds)}
 
 
@@ -206,10 +206,10 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
         texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
     found: dict[str, Any] = {}
     for name, (kinds, wanted) in TURNS.items():
-        paid, _ = equip(llm.target, llm._drafts, ["draft_model"], Limits(), pool=llm.engine.pool)
+        paid, _ = build_drafters(llm.target, llm._drafts, ["draft_model"], Limits(), pool=llm.engine.pool)
         drafters = [kind(paid["draft_model"]) for kind in kinds]
-        auto, asks = llm.with_drafter(drafters, "auto"), Asks()
-        auto.engine.observers.append(asks)
+        auto, budgets = llm.with_drafter(drafters, "auto"), Asks()
+        auto.engine.observers.append(budgets)
         rounds = []
         for prompt, truth in texts:
             turn = len(prompt) + args.max_tokens // 2
@@ -217,7 +217,7 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
                 drafter.expect(truth, turn)
             (output,) = auto.generate([list(prompt)], params)
             assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
-            rounds.append(asks.rounds_to_follow(wanted, turn))
+            rounds.append(budgets.rounds_to_follow(wanted, turn))
         found[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
         print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)
     return found

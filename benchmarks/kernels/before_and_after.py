@@ -20,8 +20,8 @@ from foredraft.engine.cache import MemoryPool
 from foredraft.kernels import load_kernels, why_none
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import NativeLinear, PackedLinear
-from foredraft.sampling.laws import _top
 from foredraft.sampling.search import argmax_rows, top_rows
+from foredraft.sampling.token_probs import _top
 
 _PROMPT = list(range(10, 110))
 

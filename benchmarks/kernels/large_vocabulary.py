@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.common.paths import RESULTS
 from foredraft import Proposal, SamplingParams
 from foredraft.engine.proposal import CERTAIN
-from foredraft.sampling import Row, Sampler, choose, laws_of, pick
+from foredraft.sampling import Row, Sampler, choose, pick, token_probs_of
 from foredraft.verify import verify
 
 GREEDY = {"temperature": 0.0}
@@ -38,7 +38,7 @@ def samplers(count: int, settings: dict[str, Any], generator: torch.Generator) -
 def sampled_proposal(logits: Tensor, who: list[Sampler], num_draft: int, vocab: int) -> Proposal:
     """num_draft tokens a row from the draft's laws. logits: [B * K, V], row-major"""
     rows = [Row(sampler, [1, 2, 3]) for sampler in who for _ in range(num_draft)]
-    law = laws_of(logits, rows)
+    law = token_probs_of(logits, rows)
     ids, _ = pick(law, rows)
     shape = (len(who), num_draft)
     order = torch.arange(len(rows)).reshape(shape)

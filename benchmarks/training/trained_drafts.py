@@ -36,7 +36,7 @@ from benchmarks.common.paths import RESULTS, SHARED
 from benchmarks.common.prompts import story_prompts
 from foredraft import LLM, SamplingParams
 from foredraft.bench.statistics import bootstrap
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.train import evaluate
 from foredraft.train.corpus import held_out, read_file
@@ -244,13 +244,13 @@ def with_head_of(target: Path, size: int) -> LanguageModel:
 def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, dict[int, float]]:
     """Milliseconds of four tokens behind two, by the way they are chosen: medians, the models in turn."""
     found = {}
-    for name, way in (("greedy", Way()), ("temperature 0.8", Way(0.8, uniforms=[0.3, 0.5, 0.7, 0.1]))):
+    for name, spec in (("greedy", DrawSpec()), ("temperature 0.8", DrawSpec(0.8, uniforms=[0.3, 0.5, 0.7, 0.1]))):
         times: dict[int, list[float]] = {size: [] for size in drafts}
         for _ in range(repeats):
             for size, model in drafts.items():
                 cache = model.scratch_cache([64])
                 started = time.perf_counter()
-                model.write([Read(0, [1, 2], 1)], [GAMMA], size, cache, [way])
+                model.write([Read(0, [1, 2], 1)], [GAMMA], size, cache, [spec])
                 times[size].append(1000 * (time.perf_counter() - started))
         found[name] = {size: float(np.median(own)) for size, own in times.items()}
     return found

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from foredraft.engine.build import equip
+from foredraft.engine.build import build_drafters
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, choose_methods
 from foredraft.engine.scheduler import Limits
@@ -237,7 +237,7 @@ def _engine(
     target = _known(model)
     drafts = {} if draft_model is None else {"draft_model": draft_beside(target, _known(draft_model))}
     # memory for no more sequences than there are
-    drafters, pool = equip(target, drafts, methods, Limits(max_num_seqs=num_rows))
+    drafters, pool = build_drafters(target, drafts, methods, Limits(max_num_seqs=num_rows))
     return Engine(
         target,
         drafters,

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine.build import equip
+from foredraft.engine.build import build_drafters
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import NO_DRAFT, Method, Methods, choose_methods, draft_of, name_of, names_of
@@ -172,7 +172,7 @@ class LLM:
         self._seed, self._retain = seed, enable_prefix_caching
         self._grammars: Grammars | None = None  # one for all engines over this tokenizer
         self._start_engine(
-            methods, speculative_tokens, *equip(self.target, self._drafts, methods, self._limits, cache_memory)
+            methods, speculative_tokens, *build_drafters(self.target, self._drafts, methods, self._limits, cache_memory)
         )
 
     def with_drafter(self, method: Methods | None = None, speculative_tokens: int | str | None = None) -> LLM:
@@ -191,7 +191,7 @@ class LLM:
         check_draft_len(wanted)
         self._load_self_drafts(methods)
         other = copy(self)
-        drafters, pool = equip(self.target, self._drafts, methods, self._limits, pool=self.engine.pool)
+        drafters, pool = build_drafters(self.target, self._drafts, methods, self._limits, pool=self.engine.pool)
         other._start_engine(methods, wanted, drafters, pool)
         return other
 
@@ -330,9 +330,9 @@ class LLM:
         return self.tokenizer
 
     @property
-    def resting(self) -> dict[str, str]:
+    def cooldowns(self) -> dict[str, str]:
         """The drafters that are left alone now, and why: "memory_short", "failed", or a threshold."""
-        return self.policy.resting()
+        return self.policy.cooldowns()
 
     def _costs_of(self, drafters: list[str]) -> dict[str, object]:
         """What the cost of a step depends on, text and load aside."""

@@ -25,7 +25,7 @@ from foredraft.certificate.draws import _against, _Ladder, _stands, _surprise, _
 from foredraft.certificate.trial import Text
 from foredraft.certificate.wording import bets_figures, bets_line
 from foredraft.engine.sequence import Origin
-from foredraft.sampling import Laws, Sampler, SamplingParams
+from foredraft.sampling import Sampler, SamplingParams, TokenProbs
 
 POWER = 0.99
 
@@ -47,7 +47,7 @@ def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tenso
     """Bet -> (g of every possible token, its probability), for the bets of texts. before: what came before said so much of
     the noise."""
     tokens = p.nonzero()[:, 0]
-    case = _Tokens.of(Laws(p.expand(len(tokens), -1)), tokens)
+    case = _Tokens.of(TokenProbs(p.expand(len(tokens), -1)), tokens)
     past = torch.full((len(tokens),), before, dtype=torch.float64)
     found: dict[str, _Outcome] = _every_token(case, past) | _first_of_step(*began(p, q, tokens)) | _bonus(case, past)
     return {name: (outcome.g, p[tokens]) for name, outcome in found.items()}
@@ -60,7 +60,7 @@ def began(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[_Tokens, _Firsts]:
     nothing = torch.zeros(count, dtype=torch.bool)
     rows = 2 * torch.arange(count) + 1
     firsts = _Firsts(rows, q.expand(count, -1), nothing, torch.full((count,), -1), nothing)
-    return _Tokens.of(Laws(p.expand(2 * count, -1)), both), firsts
+    return _Tokens.of(TokenProbs(p.expand(2 * count, -1)), both), firsts
 
 
 @given(laws(), st.floats(-1, 1))
@@ -89,13 +89,13 @@ def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tens
     """By enumeration: the second token's law depends on the first token, and so does what is bet on it."""
     p, *seconds = three
     stakes = torch.tensor(Bet("").stakes, dtype=torch.float64)
-    first = _Tokens.of(Laws(p.expand(len(p), -1)), torch.arange(len(p)))
+    first = _Tokens.of(TokenProbs(p.expand(len(p), -1)), torch.arange(len(p)))
     own = first.place
     total = torch.zeros_like(stakes)
     for token in p.nonzero()[:, 0].tolist():
         law = seconds[token % 2]
         tokens = torch.arange(len(law))
-        second = _Tokens.of(Laws(law.expand(len(law), -1)), tokens)
+        second = _Tokens.of(TokenProbs(law.expand(len(law), -1)), tokens)
         g = second.place * own[token]
         total += p[token] * (law[:, None] * (1 + stakes * g[:, None])).sum(0)
     torch.testing.assert_close(total, torch.ones_like(stakes), rtol=0, atol=1e-12)
@@ -179,7 +179,7 @@ def played(p: Tensor, true: Tensor, q: Tensor, num_tokens: int, seed: int) -> Be
     tokens = torch.from_numpy(np.random.default_rng(seed).choice(len(p), num_tokens, p=true.numpy()))
     bets = Bets({"likeliest": Bet(""), "draft stands": Bet("")})
     for part in tokens.split(1000):
-        case = _Tokens.of(Laws(p.expand(len(part), -1)), part)
+        case = _Tokens.of(TokenProbs(p.expand(len(part), -1)), part)
         bets.settle("likeliest", *_every_token(case, torch.zeros(len(part), dtype=torch.float64))["likeliest"])
         bets.settle("draft stands", *_first_of_step(*began(p, q, part))["draft stands"])
     return bets

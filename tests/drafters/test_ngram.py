@@ -11,7 +11,7 @@ from foredraft.drafters import NgramDrafter
 from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
 
-Ask = Callable[..., DraftRequest]
+DraftBudget = Callable[..., DraftRequest]
 
 
 def propose(drafter: NgramDrafter, request: DraftRequest) -> list[int]:
@@ -40,7 +40,7 @@ def brute_force(tokens: list[int], max_ngram: int, min_ngram: int, max_len: int)
 )
 @settings(max_examples=300, deadline=None)
 def test_it_agrees_with_a_scan_however_the_history_arrives(
-    ask: Ask, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
+    ask: DraftBudget, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
 ) -> None:
     drafter = NgramDrafter(*sizes)
     known = 0
@@ -50,23 +50,23 @@ def test_it_agrees_with_a_scan_however_the_history_arrives(
         assert propose(drafter, request) == brute_force(tokens[:known], *sizes, max_len)
 
 
-def test_a_period_goes_on(ask: Ask) -> None:
+def test_a_period_goes_on(ask: DraftBudget) -> None:
     assert propose(NgramDrafter(), ask(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
     assert propose(NgramDrafter(), ask(0, [5, 5, 5], 4)) == [5, 5, 5, 5]
 
 
-def test_the_longest_match_wins_over_a_later_shorter_one(ask: Ask) -> None:
+def test_the_longest_match_wins_over_a_later_shorter_one(ask: DraftBudget) -> None:
     tokens = [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]
     assert propose(NgramDrafter(3, 1), ask(0, tokens, 1)) == [7]
     assert propose(NgramDrafter(2, 1), ask(0, tokens, 1)) == [8]
 
 
-def test_a_single_token_says_too_little_by_default(ask: Ask) -> None:
+def test_a_single_token_says_too_little_by_default(ask: DraftBudget) -> None:
     assert propose(NgramDrafter(min_ngram=2), ask(0, [1, 2, 1], 3)) == []
     assert propose(NgramDrafter(min_ngram=1), ask(0, [1, 2, 1], 3)) == [2, 1, 2]
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: Ask) -> None:
+def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: DraftBudget) -> None:
     drafter = NgramDrafter(2, 1)
     propose(drafter, ask(0, [1, 2, 3, 1, 2, 3], 2))
     assert propose(drafter, ask(0, [1, 4, 1], 2)) == [4, 1]
@@ -91,7 +91,7 @@ class Counting(Sequence[int]):
         return len(self.tokens)
 
 
-def test_a_call_reads_only_what_is_new(ask: Ask) -> None:
+def test_a_call_reads_only_what_is_new(ask: DraftBudget) -> None:
     drafter, tokens = NgramDrafter(), [i % 7 for i in range(1000)]
     history = Counting(tokens)
     request = ask(0, tokens, 4)
@@ -104,7 +104,7 @@ def test_a_call_reads_only_what_is_new(ask: Ask) -> None:
     assert history.num_read <= 10 * (3 + 3 + 4)
 
 
-def test_forget_gives_everything_back(ask: Ask) -> None:
+def test_forget_gives_everything_back(ask: DraftBudget) -> None:
     drafter = NgramDrafter()
     drafter.propose([ask(0, [1, 2, 1, 2], 2), ask(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])

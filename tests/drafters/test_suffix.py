@@ -14,7 +14,7 @@ from foredraft.drafters.suffix import SEPARATOR, Corpus, HitRates, _continue
 from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
 
-Ask = Callable[..., DraftRequest]
+DraftBudget = Callable[..., DraftRequest]
 texts = st.lists(st.integers(0, 2), max_size=60)
 
 
@@ -149,7 +149,7 @@ def test_a_cursor_whose_state_was_split_keeps_its_length() -> None:
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=60), max_len=st.integers(1, 8), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_an_eager_draft_copies_what_followed_the_longest_repeated_suffix(
-    ask: Ask, text: list[int], max_len: int, data: st.DataObject
+    ask: DraftBudget, text: list[int], max_len: int, data: st.DataObject
 ) -> None:
     drafter = SuffixDrafter(min_probability=1e-12)
     known = 0
@@ -167,12 +167,12 @@ def test_an_eager_draft_copies_what_followed_the_longest_repeated_suffix(
         assert propose(drafter, ask(0, history, max_len)) in (allowed or [[]])
 
 
-def test_a_period_goes_on(ask: Ask) -> None:
+def test_a_period_goes_on(ask: DraftBudget) -> None:
     assert propose(SuffixDrafter(1e-9), ask(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
     assert propose(SuffixDrafter(1e-9), ask(0, [5, 5], 4)) == [5, 5, 5, 5]
 
 
-def test_a_draft_ends_where_it_stops_paying(ask: Ask) -> None:
+def test_a_draft_ends_where_it_stops_paying(ask: DraftBudget) -> None:
     """By hand: matches of length 1 and 2 with one follower each, rates .36 and .9 * 2 / 3.5, product .185."""
     tokens = [1, 2, 3, 4, 1]
     assert propose(SuffixDrafter(0.361), ask(0, tokens, 4)) == []
@@ -181,7 +181,7 @@ def test_a_draft_ends_where_it_stops_paying(ask: Ask) -> None:
     assert propose(SuffixDrafter(0.185), ask(0, tokens, 4)) == [2, 3]
 
 
-def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(ask: Ask) -> None:
+def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(ask: DraftBudget) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
     noise = [rng.randrange(500) for _ in range(1500)]
     for known in range(1, len(noise)):
@@ -190,13 +190,13 @@ def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(ask:
     assert propose(SuffixDrafter(), ask(1, [1, 2, 3, 4, 1], 4)) != []
 
 
-def test_the_prompt_teaches_nothing(ask: Ask) -> None:
+def test_the_prompt_teaches_nothing(ask: DraftBudget) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
     drafter.propose([ask(0, [rng.randrange(8) for _ in range(2000)], 4)])
     assert drafter._rates._trials == HitRates(16)._trials
 
 
-def test_what_is_expected_is_what_is_accepted(ask: Ask) -> None:
+def test_what_is_expected_is_what_is_accepted(ask: DraftBudget) -> None:
     """A source with long repeats and breaks; after learning, the promised number of accepted tokens comes true.
 
     Seeded, so it cannot fail by chance; over 400 predictions of 0 to 8 tokens the error has a deviation of about 0.15.
@@ -236,14 +236,14 @@ def test_counts_grow_old() -> None:
     assert rates.of(3, 1) < 0.5
 
 
-def test_forget_gives_everything_back(ask: Ask) -> None:
+def test_forget_gives_everything_back(ask: DraftBudget) -> None:
     drafter = SuffixDrafter()
     drafter.propose([ask(0, [1, 2, 1, 2], 2), ask(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])
     assert not drafter._histories
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: Ask) -> None:
+def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: DraftBudget) -> None:
     drafter = SuffixDrafter(1e-9)
     propose(drafter, ask(0, [1, 2, 3, 1, 2, 3], 2))
     assert propose(drafter, ask(0, [1, 4, 1], 2)) == [4, 1]
@@ -252,7 +252,7 @@ def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: Ask
 # The corpus
 
 
-def test_an_earlier_text_is_drafted_from(ask: Ask) -> None:
+def test_an_earlier_text_is_drafted_from(ask: DraftBudget) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
     propose(drafter, ask(0, [1, 2, 3, 4, 5, 6], 4))
     drafter.forget([0])
@@ -261,14 +261,14 @@ def test_an_earlier_text_is_drafted_from(ask: Ask) -> None:
     assert propose(SuffixDrafter(1e-9), ask(1, [9, 2, 3], 4)) == []
 
 
-def test_a_tie_goes_to_the_own_text(ask: Ask) -> None:
+def test_a_tie_goes_to_the_own_text(ask: DraftBudget) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
     propose(drafter, ask(0, [1, 2, 3], 4))
     drafter.forget([0])
     assert propose(drafter, ask(1, [1, 2, 4, 4, 1, 2], 1)) == [4]
 
 
-def test_a_longer_match_in_the_corpus_wins(ask: Ask) -> None:
+def test_a_longer_match_in_the_corpus_wins(ask: DraftBudget) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
     propose(drafter, ask(0, [5, 6, 7, 1, 2, 3], 1))
     drafter.forget([0])
@@ -288,7 +288,7 @@ def test_the_corpus_stays_within_its_bound_and_keeps_the_newest_text(lengths: li
         assert len(corpus._generations) <= 2
 
 
-def test_a_sequence_lives_through_generations_that_come_and_go(ask: Ask) -> None:
+def test_a_sequence_lives_through_generations_that_come_and_go(ask: DraftBudget) -> None:
     drafter, long_lived = SuffixDrafter(1e-9, corpus_tokens=40), [1]
     rng = random.Random(0)
     for seq_id in range(1, 60):

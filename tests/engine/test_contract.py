@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foredraft import LLM, ForedraftError, Proposal
-from foredraft.engine.contract import check_drafter, check_laws, check_proposal
+from foredraft.engine.contract import check_drafter, check_probs, check_proposal
 from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import DrafterError
-from foredraft.sampling import Laws
+from foredraft.sampling import TokenProbs
 from tests.laws import sampler_for
 
 VOCAB = 6
@@ -87,7 +87,7 @@ def requests() -> list[DraftRequest]:
 def sampled() -> Proposal:
     """Two rows: [3, certain 4] and [5], from the laws of `probs`."""
     probs = torch.tensor([[0.0, 0, 0, 0.5, 0.5, 0], [0.0, 0, 0, 0, 0, 1]])
-    return Proposal.of([[3, 4], [5]], [[0, -1], [1]], Laws(probs))
+    return Proposal.of([[3, 4], [5]], [[0, -1], [1]], TokenProbs(probs))
 
 
 def with_(field: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Proposal]:
@@ -142,15 +142,15 @@ BAD_LAWS: list[tuple[Callable[[], Proposal], str]] = [
 def test_laws_that_are_none_are_told_what_is_wrong(answer: Callable[[], Proposal], message: str) -> None:
     check_proposal(Good(), answer(), requests(), VOCAB)
     with pytest.raises(DrafterError) as caught:
-        check_laws(Good(), answer())
+        check_probs(Good(), answer())
     assert str(caught.value).startswith(message)
 
 
 def test_an_honest_answer_is_taken() -> None:
     kept = Proposal.of(
-        [[3, 4], [5]], [[0, -1], [1]], Laws(torch.tensor([[0.5, 0.5], [1.0, 0]]), torch.tensor([[3, 4], [5, 0]]))
+        [[3, 4], [5]], [[0, -1], [1]], TokenProbs(torch.tensor([[0.5, 0.5], [1.0, 0]]), torch.tensor([[3, 4], [5, 0]]))
     )
     unread = with_("probs", lambda probs: torch.cat([probs, torch.full((1, VOCAB), 7.0)]))()  # a law that no id names
     for proposal in (sampled(), kept, unread, Proposal.certain([[1, 2], []])):
         check_proposal(Good(), proposal, requests(), VOCAB)
-        check_laws(Good(), proposal)
+        check_probs(Good(), proposal)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from foredraft.engine.drafter_group import Panel
+from foredraft.engine.drafter_group import DrafterGroup
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Work
+from foredraft.engine.step import ScheduledSequence
 from foredraft.errors import DrafterError
 from tests.laws import sampler_for
 
@@ -41,16 +41,16 @@ class Fixed:
         self.forgotten += seq_ids
 
 
-def work(seq_id: int, drafter: str, max_draft: int) -> Work:
+def item(seq_id: int, drafter: str, max_draft: int) -> ScheduledSequence:
     sequence = TokenSequence(seq_id, [1, 2], sampler_for({}), max_len=50, speculative_tokens=None)
-    return Work(sequence, 1, True, max_draft, drafter)
+    return ScheduledSequence(sequence, 1, True, max_draft, drafter)
 
 
 def test_each_row_is_answered_by_the_drafter_it_names() -> None:
     a, b = Fixed([1, 2, 3], sampled=True), Fixed([4, 5])
     c = Fixed([6, 7], sampled=True)
-    works = [work(0, "a", 2), work(1, "b", 2), work(2, "a", 1), work(3, "", 3), work(4, "c", 2), work(5, "a", 0)]
-    proposal, times, failures = Panel({"a": a, "b": b, "c": c}).propose(works, VOCAB)
+    scheduled = [item(0, "a", 2), item(1, "b", 2), item(2, "a", 1), item(3, "", 3), item(4, "c", 2), item(5, "a", 0)]
+    proposal, times, failures = DrafterGroup({"a": a, "b": b, "c": c}).propose(scheduled, VOCAB)
     assert not failures
     assert (a.asked, b.asked, c.asked) == ([0, 2], [1], [4])
     rows = [ids[:length] for ids, length in zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True)]
@@ -66,7 +66,7 @@ def test_each_row_is_answered_by_the_drafter_it_names() -> None:
 
 def test_nobody_is_asked_for_nothing() -> None:
     a = Fixed([1])
-    proposal, times, _ = Panel({"a": a}).propose([work(0, "a", 0), work(1, "", 4)], VOCAB)
+    proposal, times, _ = DrafterGroup({"a": a}).propose([item(0, "a", 0), item(1, "", 4)], VOCAB)
     assert a.asked == []
     assert times == {}
     assert proposal.lens.tolist() == [0, 0]
@@ -88,8 +88,8 @@ class Raises(Fixed):
 
 @pytest.mark.parametrize("bad", [Fixed([1, 2, 3], excess=1), Fixed([VOCAB]), Fixed([-1]), Raises([1])])
 def test_who_fails_or_breaks_the_contract_has_no_draft_and_the_others_have_theirs(bad: Fixed) -> None:
-    works = [work(0, "bad", 1), work(1, "good", 2)]
-    proposal, times, failures = Panel({"bad": bad, "good": Fixed([4, 5])}).propose(works, VOCAB)
+    scheduled = [item(0, "bad", 1), item(1, "good", 2)]
+    proposal, times, failures = DrafterGroup({"bad": bad, "good": Fixed([4, 5])}).propose(scheduled, VOCAB)
     assert proposal.lens.tolist() == [0, 2]
     assert set(times) == {"bad", "good"}
     assert set(failures) == {"bad"}
@@ -98,21 +98,21 @@ def test_who_fails_or_breaks_the_contract_has_no_draft_and_the_others_have_their
 
 def test_who_cannot_forget_keeps_nobody_else_from_it(caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Raises([1]), Fixed([2])
-    panel = Panel({"bad": bad, "good": good})
+    panel = DrafterGroup({"bad": bad, "good": good})
     panel.forget([3])
     panel.retain(4, [1, 2])
     assert panel.give_up([5]) == []
     assert good.forgotten == [3, 4, 5]
     (record,) = caplog.records  # the first error alone
-    assert "Raises failed: KeyError at test_panel.py" in record.getMessage()
+    assert "Raises failed: KeyError at test_drafter_group.py" in record.getMessage()
 
 
 def test_what_is_no_drafter_is_refused() -> None:
     with pytest.raises(DrafterError, match="object has no propose"):
-        Panel({"bad": object()})  # type: ignore[dict-item]
+        DrafterGroup({"bad": object()})  # type: ignore[dict-item]
 
 
 def test_all_forget() -> None:
     a, b = Fixed([1]), Fixed([2])
-    Panel({"a": a, "b": b}).forget([3, 4])
+    DrafterGroup({"a": a, "b": b}).forget([3, 4])
     assert a.forgotten == b.forgotten == [3, 4]

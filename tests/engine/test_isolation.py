@@ -24,7 +24,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
-from foredraft.policy import Ask, FixedPolicy
+from foredraft.policy import DraftBudget, FixedPolicy
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.utils.isolation import Shield, brief, in_halves, together_or_apart
 from foredraft.verify import verify
@@ -93,7 +93,7 @@ def is_due(bad: TokenSequence) -> bool:
 class Broken:
     """A constraint that allows everything, until it cannot say."""
 
-    affords_drafts = True
+    allows_drafts = True
 
     def __init__(self, *methods: str) -> None:
         self.methods = methods
@@ -415,13 +415,13 @@ class BadPolicy(FixedPolicy):
     def begin(self, running: Sequence[TokenSequence]) -> None:
         raise RuntimeError("injected")
 
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         raise RuntimeError("injected")
 
     def observe(self, step: Step) -> None:
         raise RuntimeError("injected")
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         raise RuntimeError("injected")
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.engine.scheduler import Limits, Scheduler, Work
+from foredraft.engine.scheduler import Limits, ScheduledSequence, Scheduler
 from foredraft.engine.sequence import TokenSequence
-from foredraft.policy import Ask, FixedPolicy
+from foredraft.policy import DraftBudget, FixedPolicy
 from tests.laws import sampler_for
 
 UNIT = 64
@@ -32,7 +32,7 @@ class HoldingDrafter:
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         raise NotImplementedError
 
-    def ask(self, seq_id: int) -> bool:
+    def draft_budget(self, seq_id: int) -> bool:
         if seq_id not in self.held and self.size and self.pool.take(self.size):
             self.held.add(seq_id)
         return not self.size or seq_id in self.held
@@ -95,25 +95,25 @@ class World:
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[Work]:
-        works = self.scheduler.schedule()
-        self.check(works)
-        for work in works:
-            sequence, region = work.sequence, self.cache.region(work.sequence.seq_id)
-            drafted = work.max_draft if work.scores and self.drafter.ask(sequence.seq_id) else 0
+    def step(self) -> list[ScheduledSequence]:
+        scheduled = self.scheduler.schedule()
+        self.check(scheduled)
+        for item in scheduled:
+            sequence, region = item.sequence, self.cache.region(item.sequence.seq_id)
+            drafted = item.max_draft if item.scores and self.drafter.draft_budget(sequence.seq_id) else 0
             held = len(region.tokens)
-            assert region.capacity >= held + work.num_unread + work.max_draft
-            region.tokens += [*sequence.tokens[held : held + work.num_unread], *[-1] * drafted]
-            if not work.scores:
+            assert region.capacity >= held + item.num_unread + item.max_draft
+            region.tokens += [*sequence.tokens[held : held + item.num_unread], *[-1] * drafted]
+            if not item.scores:
                 assert len(region.tokens) < len(sequence.tokens)
                 continue
-            assert held + work.num_unread == len(sequence.tokens)
+            assert held + item.num_unread == len(sequence.tokens)
             new_ids = [-1] * (drafted // 2) + [1000 + len(sequence.tokens)]
             sequence.commit(new_ids, drafted)
             self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
             if sequence.is_finished:
                 self.end(sequence)
-        return works
+        return scheduled
 
     def end(self, sequence: TokenSequence) -> None:
         self.finished.append(sequence.seq_id)
@@ -121,20 +121,20 @@ class World:
         self.drafter.forget([sequence.seq_id])
         self.cache.drop([sequence.seq_id])
 
-    def check(self, works: Sequence[Work]) -> None:
+    def check(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """What must hold of every schedule."""
-        ids = [work.sequence.seq_id for work in works]
+        ids = [item.sequence.seq_id for item in scheduled]
         running = [sequence.seq_id for sequence in self.scheduler.running]
         assert len(set(ids)) == len(ids)
-        assert sum(work.num_unread + work.max_draft for work in works) <= self.limits.max_batch_tokens
+        assert sum(item.num_unread + item.max_draft for item in scheduled) <= self.limits.max_batch_tokens
         assert len(running) <= self.limits.max_num_seqs
         assert sorted(ids) == sorted(running), "everyone who runs gets a part in every step"
         assert self.pool.used == self.cache.bytes_held + self.drafter.size * len(self.drafter.held) <= self.pool.total
-        for work in works:
-            assert work.num_unread >= 1
-            assert work.max_draft >= 0
-            assert work.scores or work.max_draft == 0
-            assert work.max_draft <= work.sequence.speculative_tokens
+        for item in scheduled:
+            assert item.num_unread >= 1
+            assert item.max_draft >= 0
+            assert item.scores or item.max_draft == 0
+            assert item.max_draft <= item.sequence.speculative_tokens
         for sequence in self.scheduler.waiting:
             assert self.cache.num_held(sequence.seq_id) == 0
             assert sequence.seq_id not in running
@@ -155,15 +155,15 @@ class World:
 def test_a_long_prompt_is_read_in_pieces() -> None:
     world = World(rows=10)
     world.add(25, 2)
-    works = [world.step()[0] for _ in range(3)]
-    assert [(w.num_unread, w.scores) for w in works] == [(10, False), (10, False), (5, True)]
+    scheduled = [world.step()[0] for _ in range(3)]
+    assert [(w.num_unread, w.scores) for w in scheduled] == [(10, False), (10, False), (5, True)]
 
 
 def test_draft_tokens_count_against_the_budget() -> None:
     world = World(rows=8)
     world.add(5, 50, gamma=16)
-    (work,) = world.step()
-    assert (work.num_unread, work.max_draft) == (5, 3)
+    (item,) = world.step()
+    assert (item.num_unread, item.max_draft) == (5, 3)
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
@@ -172,8 +172,8 @@ def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
     world.step()
     long = world.add(200, 5)
     for n in range(20):
-        works = world.step()
-        assert {w.sequence.seq_id for w in works} == {first.seq_id, long.seq_id}
+        scheduled = world.step()
+        assert {w.sequence.seq_id for w in scheduled} == {first.seq_id, long.seq_id}
         assert first.num_output == n + 2
 
 
@@ -186,8 +186,8 @@ def test_a_long_prompt_leaves_a_row_for_everyone_behind_it() -> None:
     for short in shorts:  # as after a preemption of all and a new start
         world.scheduler.waiting.start(short)
         world.scheduler.running.append(short)
-    works = world.step()
-    assert [w.num_unread for w in works] == [3, 1, 1, 1]
+    scheduled = world.step()
+    assert [w.num_unread for w in scheduled] == [3, 1, 1, 1]
 
 
 def test_no_more_sequences_than_allowed_run() -> None:
@@ -264,8 +264,8 @@ def test_preemption_gives_back_everything_drafts_included() -> None:
     assert world.pool.used == 0
     assert (sequence.tokens, sequence.num_preemptions) == (text, 1)
     assert list(world.scheduler.waiting) == [sequence]
-    (work,) = world.step()
-    assert work.num_unread == len(text)  # it reads its history again
+    (item,) = world.step()
+    assert item.num_unread == len(text)  # it reads its history again
     world.run()
 
 
@@ -285,9 +285,9 @@ def test_a_draft_that_is_no_longer_wanted_gives_way_too() -> None:
     class Off(FixedPolicy):
         calls = 0
 
-        def ask(self, sequence: TokenSequence) -> Ask:
+        def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
             self.calls += 1
-            return Ask("holding", 2 if self.calls == 1 else 0)
+            return DraftBudget("holding", 2 if self.calls == 1 else 0)
 
     world = World(units=2, draft_bytes=UNIT)
     world.scheduler = Scheduler(world.cache, world.drafter, Off("holding"), world.limits)
@@ -346,11 +346,11 @@ def test_siblings_wait_for_the_first_to_read_their_prompt_and_share_it() -> None
     siblings = [world.add(50, 10, wait_for=first) for _ in range(2)]
     other = world.add(5, 10, first=77)
     for _ in range(3):
-        works = world.step()
-        assert not {s.seq_id for s in siblings} & {w.sequence.seq_id for w in works}
+        scheduled = world.step()
+        assert not {s.seq_id for s in siblings} & {w.sequence.seq_id for w in scheduled}
     assert first.num_output > 0
-    works = world.step()
-    parts = {w.sequence.seq_id: w.num_unread for w in works}
+    scheduled = world.step()
+    parts = {w.sequence.seq_id: w.num_unread for w in scheduled}
     assert [parts[s.seq_id] for s in siblings] == [1, 1]  # all but the pending token was copied
     assert other.num_output > 0  # whoever waits for nobody need not wait
     world.run()
@@ -361,7 +361,7 @@ def test_who_begins_like_one_that_reads_waits_for_what_they_share_and_no_longer(
         world = World(rows=rows)
         first = world.add_text([*range(100), *range(500, 600)])
         second, other = world.add_text([*range(100), *range(700, 710)]), world.add_text([9, 9, 9])
-        parts: dict[int, Work] = {}
+        parts: dict[int, ScheduledSequence] = {}
         while second.seq_id not in parts:
             held = world.cache.num_held(first.seq_id)
             parts = {w.sequence.seq_id: w for w in world.step()}
@@ -381,9 +381,9 @@ def test_nobody_waits_for_what_is_there_or_for_little_or_who_may_not_share() -> 
             world.step()
         first = world.add_text([*range(common), *range(700, 790)], prefix_caching=wants_to)
         second = world.add_text([*range(common), *range(800, 890)], prefix_caching=wants_to)
-        works = {w.sequence.seq_id: w.num_unread for w in world.step()}
-        assert {first.seq_id, second.seq_id} <= set(works)
-        assert (works[second.seq_id] == 90) == held_already
+        scheduled = {w.sequence.seq_id: w.num_unread for w in world.step()}
+        assert {first.seq_id, second.seq_id} <= set(scheduled)
+        assert (scheduled[second.seq_id] == 90) == held_already
 
 
 def test_who_waits_for_one_that_ends_or_gives_way_goes_on() -> None:
@@ -521,12 +521,12 @@ def test_a_long_prompt_of_one_client_leaves_rows_for_the_prompts_of_another() ->
     world.add(1000, 5, client="long")
     world.step()
     other = world.add(15, 5, client="other", first=9)
-    works = {w.sequence.client: w.num_unread for w in world.step()}
-    assert works == {"long": 25, "other": 15}
+    scheduled = {w.sequence.client: w.num_unread for w in world.step()}
+    assert scheduled == {"long": 25, "other": 15}
     second = world.add(500, 5, client="other", first=10)
     world.step()
-    works = {w.sequence.seq_id: w.num_unread for w in world.step()}
-    assert works[second.seq_id] == 19
+    scheduled = {w.sequence.seq_id: w.num_unread for w in world.step()}
+    assert scheduled[second.seq_id] == 19
     assert other.num_output == 3
     world.run()
 

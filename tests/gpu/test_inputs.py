@@ -6,7 +6,7 @@ import torch
 
 from foredraft.gpu import Bucket, Inputs, Noise, SpanPlace
 from foredraft.gpu.inputs import BY_KEY, NO_SPAN
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 
 
 def test_filling(device: torch.device) -> None:
@@ -26,8 +26,8 @@ def test_filling(device: torch.device) -> None:
 def test_noise(device: torch.device) -> None:
     inputs = Inputs(Bucket(4, 4, 4, depth=2, noise=Noise.OWN), num_layers=1, device=device)
     for _ in range(2):  # what was there before leaves no trace
-        inputs.fill_noise([Way(1.0, uniforms=[0.5, 0.5])] * 4)
-        inputs.fill_noise([Way(), Way(0.8, uniforms=[0.25, 0.5]), Way(1.0, uniforms=[0.75])])
+        inputs.fill_noise([DrawSpec(1.0, uniforms=[0.5, 0.5])] * 4)
+        inputs.fill_noise([DrawSpec(), DrawSpec(0.8, uniforms=[0.25, 0.5]), DrawSpec(1.0, uniforms=[0.75])])
         assert inputs.temperatures.tolist() == [0.0, 0.8, 1.0, 0.0]
         assert inputs.uniforms.tolist() == [[0.0, 0.25, 0.75, 0.0], [0.0, 0.5, 0.0, 0.0]]
     assert inputs.keys is None
@@ -37,7 +37,7 @@ def test_shared_noise(device: torch.device) -> None:
     inputs = Inputs(Bucket(4, 4, 4, depth=2, noise=Noise.SHARED), num_layers=1, device=device)
     assert inputs.keys is not None
     for _ in range(2):
-        inputs.fill_noise([Way(1.0, keys=[9, 9])] * 4)
-        inputs.fill_noise([Way(), Way(0.8, keys=[-(2**62), 5]), Way(1.0, uniforms=[0.75])])
+        inputs.fill_noise([DrawSpec(1.0, keys=[9, 9])] * 4)
+        inputs.fill_noise([DrawSpec(), DrawSpec(0.8, keys=[-(2**62), 5]), DrawSpec(1.0, uniforms=[0.75])])
         assert inputs.keys.tolist() == [[0, -(2**62), 0, 0], [0, 5, 0, 0]]
         assert inputs.uniforms.tolist() == [[0.0, BY_KEY, 0.75, 0.0], [0.0, BY_KEY, 0.0, 0.0]]

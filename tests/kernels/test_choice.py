@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foredraft.kernels import Kernels, Way
+from foredraft.kernels import DrawSpec, Kernels
 from foredraft.sampling.noise import exponentials, stream_keys
 from tests.laws import dense_law
 
@@ -147,8 +147,8 @@ def test_what_is_chosen_is_what_float64_would_choose(
     x = random_logits(3, width, seed=seed).to(dtype)
     uniform = torch.rand(1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).item()
     (key,) = stream_keys(seed, 1, 2, 1)
-    ways = [Way(temperature, cut, uniforms=[uniform]), Way(temperature, cut, keys=[key]), Way()]
-    drawn, heard, greedy = kernels.choose(x, ways).tolist()
+    specs = [DrawSpec(temperature, cut, uniforms=[uniform]), DrawSpec(temperature, cut, keys=[key]), DrawSpec()]
+    drawn, heard, greedy = kernels.choose(x, specs).tolist()
     assert greedy == first_largest(x)[2]
     if cut is not None and dtype == torch.bfloat16:
         return  # which of equals at the border stay is not for the oracle to say
@@ -167,9 +167,9 @@ def test_what_is_chosen_is_what_float64_would_choose(
 def test_a_row_that_is_no_law_chooses_nothing(kernels: Kernels, cut: tuple[int, float, float] | None) -> None:
     x = random_logits(4, 90)
     x[0], x[1, 88], x[2, 0] = -torch.inf, torch.nan, torch.inf
-    assert kernels.choose(x, [Way(1.0, cut, uniforms=[0.5])] * 4).tolist()[:3] == [-1, -1, -1]
-    assert kernels.choose(x, [Way(1.0, cut, keys=[7])] * 4).tolist()[:3] == [-1, -1, -1]
-    assert kernels.choose(x, [Way()] * 4).tolist() == [0, -1, 0, first_largest(x[3:])[0]]
+    assert kernels.choose(x, [DrawSpec(1.0, cut, uniforms=[0.5])] * 4).tolist()[:3] == [-1, -1, -1]
+    assert kernels.choose(x, [DrawSpec(1.0, cut, keys=[7])] * 4).tolist()[:3] == [-1, -1, -1]
+    assert kernels.choose(x, [DrawSpec()] * 4).tolist() == [0, -1, 0, first_largest(x[3:])[0]]
 
 
 def test_ids_of_probability_zero_are_never_chosen(kernels: Kernels) -> None:
@@ -177,7 +177,7 @@ def test_ids_of_probability_zero_are_never_chosen(kernels: Kernels) -> None:
     x[:, [0, 255, 256, 511, 599]] = -torch.inf
     x[:, 1::2] = -torch.inf
     uniforms = [0.0, 1 - 2**-53, *torch.rand(1998, dtype=torch.float64).tolist()]
-    ids = kernels.choose(x, [Way(9.0, uniforms=[uniform]) for uniform in uniforms])
+    ids = kernels.choose(x, [DrawSpec(9.0, uniforms=[uniform]) for uniform in uniforms])
     assert not x[0, ids].isneginf().any()
-    ids = kernels.choose(x, [Way(9.0, keys=[key]) for key in stream_keys(1, 0, 0, 2000)])
+    ids = kernels.choose(x, [DrawSpec(9.0, keys=[key]) for key in stream_keys(1, 0, 0, 2000)])
     assert not x[0, ids].isneginf().any()

@@ -17,7 +17,7 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.gpu import Graphs, at_once
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, Read
 from foredraft.model.demand import Demand
 from foredraft.model.device_stack import DeviceStackBody
@@ -31,11 +31,11 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 PAST_WINDOW = 3 * WINDOW + 5
 CONTEXT, DEALT_OUT = 64, 128
 """Attention is dealt out to a program for each 64 positions; the interpreter takes long for each."""
-GREEDY = Way()
+GREEDY = DrawSpec()
 
 
-def drawn(temperature: float, *uniforms: float) -> Way:
-    return Way(temperature, uniforms=list(uniforms))
+def drawn(temperature: float, *uniforms: float) -> DrawSpec:
+    return DrawSpec(temperature, uniforms=list(uniforms))
 
 
 def new_body(hf: Any, is_batch_invariant: bool = False, context_len: int = CONTEXT) -> DeviceStackBody:
@@ -90,7 +90,12 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
 
 
 def written(
-    model: LanguageModel, lens: Sequence[int], ways: Sequence[Way], *, at_once: bool, vocab_size: int = VOCAB_SIZE - 3
+    model: LanguageModel,
+    lens: Sequence[int],
+    specs: Sequence[DrawSpec],
+    *,
+    at_once: bool,
+    vocab_size: int = VOCAB_SIZE - 3,
 ) -> tuple[Written, KVCache]:
     """Behind histories of several lengths, the first of which is half read."""
     histories = [random_tokens(9, 1), random_tokens(1, 2), random_tokens(30, 3)][: len(lens)]
@@ -98,11 +103,11 @@ def written(
     model.read([Read(0, histories[0][:7], 0)], cache)
     reads = [Read(0, histories[0][7:], 1), *(Read(i, own, 1) for i, own in enumerate(histories) if i)]
     if at_once:
-        return model.write(reads, lens, vocab_size, cache, ways), cache
-    return write_step_by_step(model, reads, lens, vocab_size, cache, ways), cache
+        return model.write(reads, lens, vocab_size, cache, specs), cache
+    return write_step_by_step(model, reads, lens, vocab_size, cache, specs), cache
 
 
-SEEDED = Way(0.8, keys=[11, -12, 13, 2**62])
+SEEDED = DrawSpec(0.8, keys=[11, -12, 13, 2**62])
 WAYS = {
     "greedy": [GREEDY] * 3,
     "of every kind": [SEEDED, GREEDY, drawn(1.5, 0.7, 0.2)],
@@ -114,17 +119,17 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("drawn", "drawn 
 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "mistral"))])
-@pytest.mark.parametrize("ways", ["greedy", "of every kind", *SLOW])
-def test_writing_is_reading_step_by_step(name: str, ways: str) -> None:
+@pytest.mark.parametrize("specs", ["greedy", "of every kind", *SLOW])
+def test_writing_is_reading_step_by_step(name: str, specs: str) -> None:
     model, lens = loaded(name), [4, 1, 2]
-    assert model.body.can_write(WAYS[ways])  # type: ignore[attr-defined]
-    ours, our_cache = written(model, lens, WAYS[ways], at_once=True)
-    theirs, their_cache = written(model, lens, WAYS[ways], at_once=False)
+    assert model.body.can_write(WAYS[specs])  # type: ignore[attr-defined]
+    ours, our_cache = written(model, lens, WAYS[specs], at_once=True)
+    theirs, their_cache = written(model, lens, WAYS[specs], at_once=False)
     assert ours.ids == theirs.ids
-    assert (ours.laws is None) == (theirs.laws is None)
-    if ours.laws is not None and theirs.laws is not None:
-        assert torch.allclose(ours.laws.probs, theirs.laws.probs, atol=1e-5)
-        assert ours.laws.probs.shape == theirs.laws.probs.shape
+    assert (ours.token_probs is None) == (theirs.token_probs is None)
+    if ours.token_probs is not None and theirs.token_probs is not None:
+        assert torch.allclose(ours.token_probs.probs, theirs.token_probs.probs, atol=1e-5)
+        assert ours.token_probs.probs.shape == theirs.token_probs.probs.shape
     for seq_id in range(3):
         assert our_cache.region(seq_id).tokens == their_cache.region(seq_id).tokens
         for layer in (0, 1):
@@ -134,33 +139,33 @@ def test_writing_is_reading_step_by_step(name: str, ways: str) -> None:
 
 def test_laws_are_as_wide_as_the_target() -> None:
     """A draft model may know fewer ids."""
-    model, ways = loaded("llama"), [GREEDY, drawn(0.8, 0.3)]
-    ours, theirs = (written(model, [1, 1], ways, at_once=once, vocab_size=VOCAB_SIZE + 4)[0] for once in (True, False))
-    assert ours.laws is not None
-    assert theirs.laws is not None
-    assert ours.laws.probs.shape == (1, VOCAB_SIZE + 4)
-    assert torch.allclose(ours.laws.probs, theirs.laws.probs, atol=1e-5)
+    model, specs = loaded("llama"), [GREEDY, drawn(0.8, 0.3)]
+    ours, theirs = (written(model, [1, 1], specs, at_once=once, vocab_size=VOCAB_SIZE + 4)[0] for once in (True, False))
+    assert ours.token_probs is not None
+    assert theirs.token_probs is not None
+    assert ours.token_probs.probs.shape == (1, VOCAB_SIZE + 4)
+    assert torch.allclose(ours.token_probs.probs, theirs.token_probs.probs, atol=1e-5)
 
 
 def test_other_ways_take_a_pass_a_token() -> None:
     model = loaded("llama")
-    for way in (Way(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), Way(0.8, (10, 1.0, 0.0), keys=[1, 2])):
-        assert not model.body.can_write([GREEDY, way])  # type: ignore[attr-defined]
-        ours, _ = written(model, [2, 2], [GREEDY, way], at_once=True)
-        theirs, _ = written(model, [2, 2], [GREEDY, way], at_once=False)
+    for spec in (DrawSpec(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), DrawSpec(0.8, (10, 1.0, 0.0), keys=[1, 2])):
+        assert not model.body.can_write([GREEDY, spec])  # type: ignore[attr-defined]
+        ours, _ = written(model, [2, 2], [GREEDY, spec], at_once=True)
+        theirs, _ = written(model, [2, 2], [GREEDY, spec], at_once=False)
         assert ours.ids == theirs.ids
 
 
 @pytest.mark.parametrize(
-    "way", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5), Way(1.0, keys=[1, 2, 3])], ids=["greedy", "drawn", "seeded"]
+    "spec", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5), DrawSpec(1.0, keys=[1, 2, 3])], ids=["greedy", "drawn", "seeded"]
 )
-def test_a_text_ends_where_the_model_gives_nan(way: Way) -> None:
+def test_a_text_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)
-    sound, _ = written(model, [3, 3], [GREEDY, way], at_once=True)
+    sound, _ = written(model, [3, 3], [GREEDY, spec], at_once=True)
     poisoned = sound.ids[1][0]
     hf.model.embed_tokens.weight.data[poisoned] = torch.nan
-    ours, _ = written(model, [3, 3], [GREEDY, way], at_once=True)
+    ours, _ = written(model, [3, 3], [GREEDY, spec], at_once=True)
     assert ours.ids[1] == [poisoned]
     assert ours.ids[0] == sound.ids[0][: sound.ids[0].index(poisoned) + 1 if poisoned in sound.ids[0] else None]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foredraft.engine.cache import KVCache, MemoryPool, Region
-from foredraft.kernels import Way, load_kernels, why_none
+from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading
 from foredraft.model.attention import Span
@@ -22,7 +22,7 @@ from foredraft.model.language_model import write_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
 from foredraft.model.stack import StackBody, has_stack_form, rotation_table
-from foredraft.sampling import Row, Sampler, SamplingParams, choose, inverse_cdf, search, ways_of
+from foredraft.sampling import Row, Sampler, SamplingParams, choose, draw_specs, inverse_cdf, search
 from tests.model.zoo import SPECIES, STACK_FORMS, VOCAB_SIZE, WINDOW, Maker, Species, random_model, rope, saved
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
@@ -233,7 +233,7 @@ def write_both_ways(
     if before:
         for cache in caches:
             model.read(before, cache)
-    greedy = [Way()] * len(reads)
+    greedy = [DrawSpec()] * len(reads)
     written = model.write(reads, lens, vocab_size, caches[0], greedy).ids
     assert written == write_step_by_step(model, reads, lens, vocab_size, caches[1], greedy).ids
     for i, prompt in enumerate(prompts):
@@ -273,22 +273,22 @@ def test_drawn_tokens_come_from_the_laws_that_are_named(
     prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
     uniforms = torch.rand(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     parts = [part.tolist() for part in uniforms.split(lens)]
-    ways = [Way(1.3, cut, part) for cut, part in zip(cycle(cuts), parts, strict=False)]
-    ways[3] = Way(1.3, ways[3].truncation, keys=[5, 6, 7])
+    specs = [DrawSpec(1.3, cut, part) for cut, part in zip(cycle(cuts), parts, strict=False)]
+    specs[3] = DrawSpec(1.3, specs[3].truncation, keys=[5, 6, 7])
     reads = [Read(i, prompt, 1) for i, prompt in enumerate(prompts)]
     ours, theirs = (
-        write(reads, lens, vocab_size, room_for(model, *[64] * 5), ways)
+        write(reads, lens, vocab_size, room_for(model, *[64] * 5), specs)
         for write in (model.write, partial(write_step_by_step, model))
     )
     assert ours.ids == theirs.ids
-    assert ours.laws is not None
-    assert theirs.laws is not None
+    assert ours.token_probs is not None
+    assert theirs.token_probs is not None
     used = torch.cat([uniforms[:11], uniforms[14:]])
-    columns = inverse_cdf(ours.laws.probs, used)
-    assert ours.laws.id_at(columns).tolist() == [token for i in (0, 1, 2, 4) for token in ours.ids[i]]
-    dense = ours.laws.dense(vocab_size)
+    columns = inverse_cdf(ours.token_probs.probs, used)
+    assert ours.token_probs.id_at(columns).tolist() == [token for i in (0, 1, 2, 4) for token in ours.ids[i]]
+    dense = ours.token_probs.dense(vocab_size)
     torch.testing.assert_close(dense.sum(1), torch.ones(13), rtol=0, atol=1e-5)
-    torch.testing.assert_close(dense, theirs.laws.dense(vocab_size), rtol=0, atol=1e-6)
+    torch.testing.assert_close(dense, theirs.token_probs.dense(vocab_size), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -298,11 +298,11 @@ def test_shared_noise_chooses_what_the_sampler_chooses(cut: tuple[int, float, fl
     params = SamplingParams(temperature=1.1, top_k=top_k, top_p=top_p, min_p=min_p, seed=3).resolve({})
     prompt = random_tokens(9)
     row = Row(Sampler(params, prompt, torch.Generator()), prompt)
-    written = model.write([Read(0, prompt, 1)], [12], VOCAB_SIZE, room_for(model, 32), ways_of([row], [12]))
+    written = model.write([Read(0, prompt, 1)], [12], VOCAB_SIZE, room_for(model, 32), draw_specs([row], [12]))
     logits, _ = read_in_pieces(model, [*prompt, *written.ids[0][:-1]], [30])
     rows = [row._replace(drafted=written.ids[0][:i]) for i in range(12)]
     assert choose(logits[8:], rows).ids.tolist() == written.ids[0]
-    assert written.laws is None
+    assert written.token_probs is None
 
 
 def test_writing_on_two_threads(species: Maker) -> None:
@@ -334,7 +334,7 @@ def test_no_more_is_written_than_room_was_made_for(species: Maker) -> None:
     model = loaded(species("llama"))
     cache = room_for(model, 64)
     with pytest.raises(RuntimeError, match="no room"):
-        model.write([Read(0, [1] * 60, 1)], [6], VOCAB_SIZE, cache, [Way()])
+        model.write([Read(0, [1] * 60, 1)], [6], VOCAB_SIZE, cache, [DrawSpec()])
     assert cache.region(0).tokens == []
 
 
@@ -350,13 +350,13 @@ def test_nan_ends_the_tokens_of_its_sequence_alone(species: Maker) -> None:
     model.hf.get_input_embeddings().weight.data[first[place]] = torch.nan
     cache = room_for(model, 32, 32)
     reads = [Read(i, prompt, 1) for i, prompt in enumerate(prompts)]
-    assert model.write(reads, lens, VOCAB_SIZE, cache, [Way()] * 2).ids == [first[: place + 1], second]
+    assert model.write(reads, lens, VOCAB_SIZE, cache, [DrawSpec()] * 2).ids == [first[: place + 1], second]
     assert cache.region(1).tokens == [*prompts[1], *second[:-1]]
     held = cache.region(0).tokens
     assert held == [*prompts[0], *first[: place + 1]][: len(held)]
     assert len(held) >= len(prompts[0]) + place
     poisoned = [first[place]]
-    assert model.write([Read(2, poisoned, 1)], [3], VOCAB_SIZE, _with_room(cache, 2), [Way()]).ids == [[]]
+    assert model.write([Read(2, poisoned, 1)], [3], VOCAB_SIZE, _with_room(cache, 2), [DrawSpec()]).ids == [[]]
 
 
 def _with_room(cache: KVCache, seq_id: int) -> KVCache:

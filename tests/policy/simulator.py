@@ -12,10 +12,10 @@ from random import Random
 import torch
 
 from foredraft.engine.proposal import Proposal
-from foredraft.engine.scheduler import MEMORY_PAUSE
+from foredraft.engine.scheduler import MEMORY_COOLDOWN
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Outcome, Step, Work
-from foredraft.policy import MEMORY_SHORT, Ask, Policy
+from foredraft.engine.step import Outcome, ScheduledSequence, Step
+from foredraft.policy import MEMORY_SHORT, DraftBudget, Policy
 from tests.laws import sampler_for
 
 GREEDY = {"temperature": 0.0}
@@ -48,13 +48,13 @@ class FakeDrafter:
 class Round:
     """What was decided for each text, by seq_id, and what the round took and brought."""
 
-    asks: dict[int, Ask]
+    budgets: dict[int, DraftBudget]
     seconds: float
     num_tokens: int
 
     @property
     def num_asked(self) -> int:
-        return sum(ask.max_draft for ask in self.asks.values())
+        return sum(budget.max_draft for budget in self.budgets.values())
 
 
 class Simulator:
@@ -96,7 +96,7 @@ class Simulator:
         """Memory is short."""
         for name in names:
             self.drafters[name].num_read.clear()
-        self.policy.rest(names, MEMORY_SHORT, MEMORY_PAUSE)
+        self.policy.cool_down(names, MEMORY_SHORT, MEMORY_COOLDOWN)
 
     def run(self, num_rounds: int) -> list[Round]:
         """The rounds that this added."""
@@ -106,55 +106,55 @@ class Simulator:
 
     def step(self) -> None:
         self.policy.begin(self.running)
-        works = [self._work(sequence) for sequence in self.running]
-        works += [self._work(sequence) for sequence in self.waiting]
+        scheduled = [self._work(sequence) for sequence in self.running]
+        scheduled += [self._work(sequence) for sequence in self.waiting]
         self.running, self.waiting = self.running + self.waiting, []
-        draft_times = {name: self._draft(name, works) for name in {w.drafter for w in works if w.max_draft}}
-        num_drafted = [self._length(work) for work in works]
-        num_rows = sum(work.num_unread for work in works) + sum(num_drafted)
+        draft_times = {name: self._draft(name, scheduled) for name in {w.drafter for w in scheduled if w.max_draft}}
+        num_drafted = [self._length(item) for item in scheduled]
+        num_rows = sum(item.num_unread for item in scheduled) + sum(num_drafted)
         read_time = self._jittered(self._pass_seconds(num_rows))
-        outcomes = [self._verdict(work, drafted) for work, drafted in zip(works, num_drafted, strict=True)]
-        for work in works:
-            if work.max_draft:
+        outcomes = [self._verdict(item, drafted) for item, drafted in zip(scheduled, num_drafted, strict=True)]
+        for item in scheduled:
+            if item.max_draft:
                 # a drafter has read what was there when it was asked, and writes the rest itself
-                self.drafters[work.drafter].num_read[work.sequence.seq_id] = len(work.sequence.tokens)
+                self.drafters[item.drafter].num_read[item.sequence.seq_id] = len(item.sequence.tokens)
         num_kept = []
-        for work, outcome in zip(works, outcomes, strict=True):
-            num_kept.append(work.sequence.commit(outcome.new_ids, outcome.num_drafted))
-            self._num_read[work.sequence.seq_id] = len(work.sequence.tokens) - 1
-            if work.max_draft:
-                self.drafters[work.drafter].num_read[work.sequence.seq_id] = len(work.sequence.tokens)
+        for item, outcome in zip(scheduled, outcomes, strict=True):
+            num_kept.append(item.sequence.commit(outcome.new_ids, outcome.num_drafted))
+            self._num_read[item.sequence.seq_id] = len(item.sequence.tokens) - 1
+            if item.max_draft:
+                self.drafters[item.drafter].num_read[item.sequence.seq_id] = len(item.sequence.tokens)
         total = read_time + sum(draft_times.values())
         proposal = Proposal.certain([self._ids(drafted) for drafted in num_drafted])
-        step = Step(works, works, proposal, outcomes, num_kept, draft_times, read_time, 0.0, total)
+        step = Step(scheduled, scheduled, proposal, outcomes, num_kept, draft_times, read_time, 0.0, total)
         for sequence in [s for s in self.running if s.is_finished]:
             self.running.remove(sequence)
             self._forget(sequence)
         self.policy.observe(step)
-        asks = {work.sequence.seq_id: Ask(work.drafter, work.max_draft) for work in works}
-        self.rounds.append(Round(asks, total, sum(num_kept)))
+        budgets = {item.sequence.seq_id: DraftBudget(item.drafter, item.max_draft) for item in scheduled}
+        self.rounds.append(Round(budgets, total, sum(num_kept)))
 
-    def _work(self, sequence: TokenSequence) -> Work:
+    def _work(self, sequence: TokenSequence) -> ScheduledSequence:
         num_unread = len(sequence.tokens) - self._num_read.get(sequence.seq_id, 0)
-        ask = self.policy.ask(sequence)
-        assert 0 <= ask.max_draft <= max(sequence.room - 1, 0), "more than could ever be emitted"
-        return Work(sequence, num_unread, True, ask.max_draft, ask.drafter)
+        budget = self.policy.draft_budget(sequence)
+        assert 0 <= budget.max_draft <= max(sequence.room - 1, 0), "more than could ever be emitted"
+        return ScheduledSequence(sequence, num_unread, True, budget.max_draft, budget.drafter)
 
-    def _draft(self, name: str, works: Sequence[Work]) -> float:
-        asked = [work for work in works if work.drafter == name and work.max_draft]
+    def _draft(self, name: str, scheduled: Sequence[ScheduledSequence]) -> float:
+        asked = [item for item in scheduled if item.drafter == name and item.max_draft]
         drafter = self.drafters[name]
-        seconds = drafter.seconds(len(asked), max(work.max_draft for work in asked))
-        return self._jittered(seconds + drafter.reading * sum(drafter.missed(work.sequence) for work in asked))
+        seconds = drafter.seconds(len(asked), max(item.max_draft for item in asked))
+        return self._jittered(seconds + drafter.reading * sum(drafter.missed(item.sequence) for item in asked))
 
-    def _length(self, work: Work) -> int:
-        if not work.max_draft:
+    def _length(self, item: ScheduledSequence) -> int:
+        if not item.max_draft:
             return 0
-        return work.max_draft if self._chance.random() < self.drafters[work.drafter].finds else 0
+        return item.max_draft if self._chance.random() < self.drafters[item.drafter].finds else 0
 
-    def _verdict(self, work: Work, num_drafted: int) -> Outcome:
+    def _verdict(self, item: ScheduledSequence, num_drafted: int) -> Outcome:
         num_accepted = 0
         if num_drafted:
-            stands = self.drafters[work.drafter].stands(work.sequence.seq_id)
+            stands = self.drafters[item.drafter].stands(item.sequence.seq_id)
             while num_accepted < num_drafted and self._chance.random() < stands:
                 num_accepted += 1
         return Outcome(num_drafted, self._ids(num_accepted + 1), torch.empty(0, 0), [])

@@ -13,12 +13,12 @@ from foredraft.policy.acceptance import NEW, NUM_MOODS, STALE, Acceptance, TextR
 
 MAX_DRAFT = 6
 
-asks = st.integers(1, MAX_DRAFT + 4).flatmap(
+budgets = st.integers(1, MAX_DRAFT + 4).flatmap(
     lambda asked: st.integers(0, asked).flatmap(
         lambda drafted: st.tuples(st.just(asked), st.just(drafted), st.integers(0, drafted))
     )
 )
-histories = st.lists(st.tuples(st.integers(0, NUM_MOODS - 1), asks), max_size=60)
+histories = st.lists(st.tuples(st.integers(0, NUM_MOODS - 1), budgets), max_size=60)
 
 
 @given(histories, st.integers(0, NUM_MOODS - 1))

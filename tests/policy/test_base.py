@@ -13,7 +13,7 @@ from tests.laws import sampler_for
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 100])
 def test_never_more_than_asked_for_and_never_one_that_could_not_be_emitted(wanted: int, room: int) -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=2 + room, speculative_tokens=wanted)
-    length = FixedPolicy("one").ask(sequence).max_draft
+    length = FixedPolicy("one").draft_budget(sequence).max_draft
     assert 0 <= length <= wanted
     assert length == 0 or length + 1 <= room  # the last token of a text is the target's own
     assert length == wanted or length + 1 >= room
@@ -24,22 +24,22 @@ def test_the_decision_does_not_depend_on_the_tokens() -> None:
     lengths = set()
     for tokens in ([1, 2, 3], [3, 3, 3], [0, 9, 9]):
         sequence = TokenSequence(0, list(tokens), sampler_for({}), max_len=20, speculative_tokens=4)
-        lengths.add(FixedPolicy("one").ask(sequence).max_draft)
+        lengths.add(FixedPolicy("one").draft_budget(sequence).max_draft)
     assert len(lengths) == 1
 
 
 def test_a_drafter_that_rests_is_left_alone_for_so_many_steps() -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=200, speculative_tokens=4)
     policy = FixedPolicy("one")
-    assert policy.rest(["another"], "memory_short", 3) == ["another"]
-    assert policy.ask(sequence).max_draft == 4
-    assert policy.rest(["one"], "memory_short", 3) == ["one"]
-    assert policy.rest(["one"], "memory_short", 2) == []
-    assert policy.resting()["one"] == "memory_short"
+    assert policy.cool_down(["another"], "memory_short", 3) == ["another"]
+    assert policy.draft_budget(sequence).max_draft == 4
+    assert policy.cool_down(["one"], "memory_short", 3) == ["one"]
+    assert policy.cool_down(["one"], "memory_short", 2) == []
+    assert policy.cooldowns()["one"] == "memory_short"
     lengths = []
     for _ in range(5):
         policy.begin([sequence])
-        lengths.append(policy.ask(sequence).max_draft)
+        lengths.append(policy.draft_budget(sequence).max_draft)
     assert lengths == [0, 0, 0, 4, 4]
-    assert policy.resting() == {}
+    assert policy.cooldowns() == {}
     assert policy.fallbacks == {("another", "memory_short"): 1, ("one", "memory_short"): 1}

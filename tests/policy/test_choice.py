@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.policy import Ask
+from foredraft.policy import DraftBudget
 from foredraft.policy.acceptance import Forecast
 from foredraft.policy.choice import NOBODY, Candidate, Plan, best_plan
 
@@ -44,19 +44,19 @@ def forecast(rate: float, found: float = 1.0) -> Forecast:
     return Forecast(num_tokens, [found * depth for depth in range(LONGEST + 1)])
 
 
-def value(candidates: Sequence[Candidate], asks: Sequence[Ask], times: Times) -> float:
+def value(candidates: Sequence[Candidate], budgets: Sequence[DraftBudget], times: Times) -> float:
     """Tokens per second, counted by hand."""
     num_tokens = num_rows = seconds = 0.0
-    for candidate, ask in zip(candidates, asks, strict=True):
-        one = candidate.forecasts[ask.drafter] if ask.max_draft else Forecast([1.0], [0.0])
-        num_tokens += one.num_tokens[ask.max_draft]
-        num_rows += 1 + one.num_rows[ask.max_draft]
-        seconds += candidate.start_times.get(ask.drafter, 0.0) if ask.max_draft else 0.0
+    for candidate, budget in zip(candidates, budgets, strict=True):
+        one = candidate.forecasts[budget.drafter] if budget.max_draft else Forecast([1.0], [0.0])
+        num_tokens += one.num_tokens[budget.max_draft]
+        num_rows += 1 + one.num_rows[budget.max_draft]
+        seconds += candidate.start_times.get(budget.drafter, 0.0) if budget.max_draft else 0.0
     for name in NAMES:
-        depths = [ask.max_draft for ask in asks if ask.drafter == name and ask.max_draft]
+        depths = [budget.max_draft for budget in budgets if budget.drafter == name and budget.max_draft]
         if depths:
             seconds += times.draft_time(name, len(depths), max(depths), sampled=False)
-    pass_time = times.step_time(len(asks), num_rows, sampled=False)
+    pass_time = times.step_time(len(budgets), num_rows, sampled=False)
     assert pass_time is not None
     return num_tokens / (seconds + pass_time)
 
@@ -82,18 +82,18 @@ candidates = st.builds(
 )
 
 
-def every_ask(candidate: Candidate) -> list[Ask]:
-    return [NOBODY, *(Ask(name, g) for name in candidate.forecasts for g in range(1, candidate.max_draft + 1))]
+def every_ask(candidate: Candidate) -> list[DraftBudget]:
+    return [NOBODY, *(DraftBudget(name, g) for name in candidate.forecasts for g in range(1, candidate.max_draft + 1))]
 
 
 @given(candidates, all_times)
 def test_for_one_it_is_the_best_of_all(candidate: Candidate, times: Times) -> None:
     plan = planned([candidate], times)
     plain = value([candidate], [NOBODY], times)
-    best = max(value([candidate], [ask], times) for ask in every_ask(candidate))
-    found = value([candidate], plan.asks, times)
+    best = max(value([candidate], [budget], times) for budget in every_ask(candidate))
+    found = value([candidate], plan.budgets, times)
     assert plan.rate == pytest.approx(found)
-    assert found == pytest.approx(best) or (plan.asks == [NOBODY] and best <= DOUBT * plain)
+    assert found == pytest.approx(best) or (plan.budgets == [NOBODY] and best <= DOUBT * plain)
 
 
 @given(st.lists(candidates, min_size=1, max_size=5), all_times)
@@ -101,25 +101,25 @@ def test_for_several_never_worse_than_a_draft_for_all_and_never_than_none(
     batch: Sequence[Candidate], times: Times
 ) -> None:
     plan = planned(batch, times)
-    assert plan.rate == pytest.approx(value(batch, plan.asks, times))
+    assert plan.rate == pytest.approx(value(batch, plan.budgets, times))
     plain = value(batch, [NOBODY] * len(batch), times)
     common = [
-        [Ask(name, min(depth, c.max_draft)) if name in c.forecasts and c.max_draft else NOBODY for c in batch]
+        [DraftBudget(name, min(depth, c.max_draft)) if name in c.forecasts and c.max_draft else NOBODY for c in batch]
         for name in NAMES
         for depth in range(1, LONGEST + 1)
     ]
-    best = max(value(batch, asks, times) for asks in common)
+    best = max(value(batch, budgets, times) for budgets in common)
     assert plan.rate >= plain * (1 - 1e-9)
-    assert plan.rate >= best * (1 - 1e-9) or (not any(a.max_draft for a in plan.asks) and best <= DOUBT * plain)
+    assert plan.rate >= best * (1 - 1e-9) or (not any(a.max_draft for a in plan.budgets) and best <= DOUBT * plain)
 
 
 @given(st.lists(candidates, min_size=1, max_size=5), all_times)
 def test_nobody_is_asked_for_what_could_not_be_emitted_or_of_whom_he_does_not_have(
     batch: Sequence[Candidate], times: Times
 ) -> None:
-    for candidate, ask in zip(batch, planned(batch, times).asks, strict=True):
-        assert 0 <= ask.max_draft <= candidate.max_draft
-        assert ask == NOBODY or (ask.max_draft and ask.drafter in candidate.forecasts)
+    for candidate, budget in zip(batch, planned(batch, times).budgets, strict=True):
+        assert 0 <= budget.max_draft <= candidate.max_draft
+        assert budget == NOBODY or (budget.max_draft and budget.drafter in candidate.forecasts)
 
 
 @given(shares, shares, st.floats(0.0, 0.1), st.floats(0.01, 0.3))
@@ -127,38 +127,38 @@ def test_two_that_differ_come_close_to_the_best_of_all_pairs(a: float, b: float,
     """Each one's own draft is found in one look, not by trying all pairs; it must not miss much."""
     batch = [Candidate(LONGEST, {"a": forecast(rate)}) for rate in (a, b)]
     times = Times(1.0, row, {"a": (0.0, per_depth, 0.0)})
-    best = max(value(batch, asks, times) for asks in product(*map(every_ask, batch)))
+    best = max(value(batch, budgets, times) for budgets in product(*map(every_ask, batch)))
     assert planned(batch, times).rate >= best / 1.06
 
 
 def test_nothing_is_drafted_where_drafts_cost_more_than_they_bring() -> None:
     candidate = Candidate(LONGEST, {"a": forecast(0.3)})
-    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.5, 0.0)})).asks == [NOBODY]
-    assert planned([candidate], Times(1.0, 0.5, {"a": (0.0, 0.0, 0.0)})).asks == [NOBODY]
+    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.5, 0.0)})).budgets == [NOBODY]
+    assert planned([candidate], Times(1.0, 0.5, {"a": (0.0, 0.0, 0.0)})).budgets == [NOBODY]
 
 
 def test_what_is_free_and_always_right_is_drafted_to_the_end() -> None:
     candidate = Candidate(LONGEST, {"a": forecast(1.0)})
-    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0)})).asks == [Ask("a", LONGEST)]
+    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0)})).budgets == [DraftBudget("a", LONGEST)]
 
 
 def test_time_decides_and_not_length() -> None:
     """The longer and likelier draft loses to the one that is cheap."""
     candidate = Candidate(LONGEST, {"a": forecast(0.9), "b": forecast(0.6)})
-    (ask,) = planned([candidate], Times(1.0, 0.02, {"a": (0.0, 0.4, 0.0), "b": (0.0, 0.0, 0.0)})).asks
-    assert ask.drafter == "b"
+    (budget,) = planned([candidate], Times(1.0, 0.02, {"a": (0.0, 0.4, 0.0), "b": (0.0, 0.0, 0.0)})).budgets
+    assert budget.drafter == "b"
 
 
 def test_reading_up_counts() -> None:
     times = Times(1.0, 0.0, {"a": (0.0, 0.1, 0.0)})
     forecasts = {"a": forecast(0.9)}
-    assert planned([Candidate(LONGEST, forecasts)], times).asks != [NOBODY]
-    assert planned([Candidate(LONGEST, forecasts, {"a": 10.0})], times).asks == [NOBODY]
+    assert planned([Candidate(LONGEST, forecasts)], times).budgets != [NOBODY]
+    assert planned([Candidate(LONGEST, forecasts, {"a": 10.0})], times).budgets == [NOBODY]
 
 
 def test_texts_that_differ_get_different_numbers() -> None:
     batch = [Candidate(LONGEST, {"a": forecast(rate)}) for rate in (0.95, 0.02)]
-    good, bad = planned(batch, Times(1.0, 0.15, {"a": (0.0, 0.02, 0.0)})).asks
+    good, bad = planned(batch, Times(1.0, 0.15, {"a": (0.0, 0.02, 0.0)})).budgets
     assert good.max_draft > bad.max_draft
 
 

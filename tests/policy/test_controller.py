@@ -108,8 +108,8 @@ class Changing:
 
 
 def mean_asked(rounds: Sequence[Round], name: str = "a") -> float:
-    asks = [ask for one in rounds for ask in one.asks.values()]
-    return sum(ask.max_draft for ask in asks if ask.drafter == name) / len(asks)
+    budgets = [budget for one in rounds for budget in one.budgets.values()]
+    return sum(budget.max_draft for budget in budgets if budget.drafter == name) / len(budgets)
 
 
 def rounds_to(rounds: Sequence[Round], is_so: Callable[[Round], bool], window: int = 6) -> int:
@@ -120,7 +120,7 @@ def rounds_to(rounds: Sequence[Round], is_so: Callable[[Round], bool], window: i
 
 
 def asks_for(name: str) -> Callable[[Round], bool]:
-    return lambda one: any(ask.drafter == name and ask.max_draft > 0 for ask in one.asks.values())
+    return lambda one: any(budget.drafter == name and budget.max_draft > 0 for budget in one.budgets.values())
 
 
 def turns(good: float, bad: float, per_token: float, seed: int) -> tuple[list[int], list[int]]:
@@ -192,7 +192,7 @@ def test_texts_of_one_batch_get_what_each_is_worth() -> None:
     simulator = simulate({"a": drafter(lambda seq_id: 0.95 if seq_id else 0.02, 0.0005)}, *map(text, range(2)))
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(500)
-    bad, good = (sum(one.asks[seq_id].max_draft for one in rounds) / len(rounds) for seq_id in range(2))
+    bad, good = (sum(one.budgets[seq_id].max_draft for one in rounds) / len(rounds) for seq_id in range(2))
     assert good > 3
     assert bad < 0.5 * good
 
@@ -203,9 +203,9 @@ def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
     simulator = simulate({"a": drafter(0.0, 0.01), "b": drafter(0.0, 0.01)}, text(0, wanted=wanted), text(1))
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(300)
-    assert {one.asks[0].max_draft for one in rounds} == {wanted}
-    assert {one.asks[0].drafter for one in rounds if one.asks[0].max_draft} <= {"a"}
-    assert sum(one.asks[1].max_draft > 0 for one in rounds) < 0.2 * len(rounds)
+    assert {one.budgets[0].max_draft for one in rounds} == {wanted}
+    assert {one.budgets[0].drafter for one in rounds if one.budgets[0].max_draft} <= {"a"}
+    assert sum(one.budgets[1].max_draft > 0 for one in rounds) < 0.2 * len(rounds)
 
 
 @pytest.mark.parametrize("wanted", [0, 2, 20])
@@ -213,8 +213,8 @@ def test_beside_a_request_with_a_number_of_its_own_others_get_what_pays(wanted: 
     """Also where there never is a step in which nobody drafts."""
     simulator = simulate({"a": drafter(lambda seq_id: 0.95 * seq_id, 0.0005)}, text(0, wanted=wanted), text(1))
     rounds = simulator.run(300)[-100:]
-    assert {one.asks[0].max_draft for one in rounds} == {wanted}
-    assert sum(one.asks[1].max_draft for one in rounds) / len(rounds) > 3
+    assert {one.budgets[0].max_draft for one in rounds} == {wanted}
+    assert sum(one.budgets[1].max_draft for one in rounds) / len(rounds) > 3
 
 
 def test_prices_from_a_busy_hour_do_not_keep_drafts_away() -> None:
@@ -302,7 +302,7 @@ def decisions(token_ids: Random) -> list[dict[int, tuple[str, int]]]:
     for seq_id in range(4):
         simulator.add(text(seq_id))
         simulator.run(200)
-    return [{seq_id: tuple(ask) for seq_id, ask in one.asks.items()} for one in simulator.rounds]
+    return [{seq_id: tuple(budget) for seq_id, budget in one.budgets.items()} for one in simulator.rounds]
 
 
 def test_decisions_do_not_depend_on_the_values_of_tokens() -> None:

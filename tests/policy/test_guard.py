@@ -11,7 +11,7 @@ from foredraft.errors import ForedraftError
 from foredraft.policy import Controller, FixedPolicy, Guard, Policy
 from tests.policy.simulator import FakeDrafter, Simulator, text
 
-PAUSE = 100
+COOLDOWN = 100
 
 
 class Holder:
@@ -34,7 +34,7 @@ def simulate(policy: Policy, stands: float) -> Simulator:
     return Simulator(policy, {"a": drafter}, lambda num_rows: 0.01)
 
 
-def guard(holder: Holder | None = None, *, num_steps: int = PAUSE, **thresholds: float | int) -> Guard:
+def guard(holder: Holder | None = None, *, num_steps: int = COOLDOWN, **thresholds: float | int) -> Guard:
     return Guard(FixedPolicy("a"), {"a": holder or Holder()}, window=64, num_steps=num_steps, **thresholds)  # type: ignore[arg-type]
 
 
@@ -42,14 +42,14 @@ def test_a_drafter_below_the_lowest_acceptance_is_left_alone_and_tried_again(cap
     policy = guard(min_acceptance_rate=0.5)
     simulator = simulate(policy, stands=0.2)
     simulator.add(text(wanted=4))
-    rounds = simulator.run(16 + PAUSE + 1)
-    assert [one.num_asked for one in rounds] == [4] * 16 + [0] * PAUSE + [4]
+    rounds = simulator.run(16 + COOLDOWN + 1)
+    assert [one.num_asked for one in rounds] == [4] * 16 + [0] * COOLDOWN + [4]
     assert policy.crossings == {("a", "min_acceptance_rate"): 1}
     (record,) = caplog.records
     message = record.getMessage()
     assert record.levelname == "WARNING"
     assert "\n" not in message
-    for part in ("a:", "min_acceptance_rate", "50.0%", "64", str(PAUSE)):
+    for part in ("a:", "min_acceptance_rate", "50.0%", "64", str(COOLDOWN)):
         assert part in message
     simulator.run(15)
     assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # judged by new drafts alone
@@ -85,13 +85,13 @@ def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixt
     simulator.run(10)
     assert not policy.crossings
     holder.bytes_held = 3 << 20
-    rounds = simulator.run(1 + PAUSE + 1)
-    assert [one.num_asked for one in rounds] == [4] + [0] * PAUSE + [4]
+    rounds = simulator.run(1 + COOLDOWN + 1)
+    assert [one.num_asked for one in rounds] == [4] + [0] * COOLDOWN + [4]
     assert holder.forgotten == {0, 1}
     assert holder.bytes_held == 0
     assert policy.crossings == {("a", "max_draft_memory"): 1}
     (record,) = caplog.records
-    for part in ("a:", "3.0 MiB", "max_draft_memory", "1.0 MiB", str(PAUSE)):
+    for part in ("a:", "3.0 MiB", "max_draft_memory", "1.0 MiB", str(COOLDOWN)):
         assert part in record.getMessage()
 
 
@@ -110,7 +110,7 @@ def test_a_drafter_that_holds_none_never_crosses() -> None:
 
 
 def test_without_thresholds_it_changes_nothing() -> None:
-    def asks(policy: Policy) -> list[int]:
+    def budgets(policy: Policy) -> list[int]:
         simulator = simulate(policy, stands=0.8)
         simulator.add(text(0), text(1, wanted=3))
         return [one.num_asked for one in simulator.run(300)]
@@ -118,7 +118,7 @@ def test_without_thresholds_it_changes_nothing() -> None:
     def timeless() -> Controller:
         return Controller(["a"], clock=lambda: 0.0)
 
-    assert asks(Guard(timeless(), {"a": Holder()})) == asks(timeless())
+    assert budgets(Guard(timeless(), {"a": Holder()})) == budgets(timeless())
 
 
 def test_it_holds_around_the_controller_too() -> None:
@@ -141,7 +141,7 @@ def test_another_drafter_takes_over_from_one_that_crossed() -> None:
     simulator.add(text())
     while not policy.crossings:
         assert len(simulator.run(1)) < 2000
-    asked = [ask.drafter for one in simulator.run(400) for ask in one.asks.values() if ask.max_draft]
+    asked = [budget.drafter for one in simulator.run(400) for budget in one.budgets.values() if budget.max_draft]
     assert set(asked) == {"b"}
     assert len(asked) > 320
 
@@ -153,7 +153,7 @@ def test_the_memory_of_the_target_is_still_the_policys_business() -> None:
     simulator.run(5)
     simulator.give_up(["a"])
     assert simulator.run(1)[0].num_asked == 0
-    assert policy.resting() == {"a": "memory_short"}
+    assert policy.cooldowns() == {"a": "memory_short"}
     assert not policy.crossings
 
 
@@ -161,8 +161,8 @@ def test_it_says_who_rests_and_why() -> None:
     policy = guard(min_acceptance_rate=0.5)
     simulator = simulate(policy, stands=0.2)
     simulator.add(text(wanted=4))
-    for _ in range(3 * PAUSE):
-        said = policy.resting()
+    for _ in range(3 * COOLDOWN):
+        said = policy.cooldowns()
         assert said == ({} if simulator.run(1)[0].num_asked else {"a": "min_acceptance_rate"})
     assert policy.crossings
 

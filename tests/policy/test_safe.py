@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from foredraft.engine.sequence import TokenSequence
-from foredraft.policy import Ask, FixedPolicy, SafePolicy
+from foredraft.policy import DraftBudget, FixedPolicy, SafePolicy
 from tests.laws import sampler_for
 
 
 class Fails(FixedPolicy):
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         raise KeyError("ask")
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         raise KeyError("rest")
 
-    def resting(self) -> dict[str, str]:
+    def cooldowns(self) -> dict[str, str]:
         raise KeyError("resting")
 
 
@@ -30,16 +30,16 @@ def test_it_says_what_the_policy_says() -> None:
     inner = FixedPolicy("a")
     policy = SafePolicy(inner)
     policy.begin([])
-    assert policy.ask(sequence()) == Ask("a", 3)
-    assert policy.rest(["a"], "memory_short", 4) == ["a"]
-    assert policy.resting() == inner.resting() == {"a": "memory_short"}
+    assert policy.draft_budget(sequence()) == DraftBudget("a", 3)
+    assert policy.cool_down(["a"], "memory_short", 4) == ["a"]
+    assert policy.cooldowns() == inner.cooldowns() == {"a": "memory_short"}
     assert policy.fallbacks is inner.fallbacks
 
 
 def test_where_it_cannot_decide_nothing_is_drafted(caplog: pytest.LogCaptureFixture) -> None:
     policy = SafePolicy(Fails("a"))
     policy.begin([])
-    assert policy.ask(sequence()).max_draft == 0
-    assert policy.rest(["a"], "memory_short", 4) == []
-    assert policy.resting() == {}
+    assert policy.draft_budget(sequence()).max_draft == 0
+    assert policy.cool_down(["a"], "memory_short", 4) == []
+    assert policy.cooldowns() == {}
     assert len(caplog.records) == 1

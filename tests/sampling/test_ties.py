@@ -1,4 +1,4 @@
-"""Equal logits at a border: which ids are kept is one rule, for the float64 laws, for PyTorch's path and for the compiled one."""
+"""Equal logits at a border: which ids are kept is one rule, for the float64 token_probs, for PyTorch's path and for the compiled one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft.kernels import load_kernels
-from foredraft.sampling import laws, search
-from foredraft.sampling.laws import truncated
+from foredraft.sampling import search, token_probs
+from foredraft.sampling.token_probs import truncated
 from tests.laws import dense_law
 
 ROUNDING = 4e-7
@@ -23,7 +23,7 @@ def kept(logits: Tensor, temperature: float, keep: dict[str, Any], *, compiled: 
     """The ids that one row keeps."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(laws, "kernels_for", lambda _: None)
+            patch.setattr(token_probs, "kernels_for", lambda _: None)
             patch.setattr(search, "load_kernels", lambda: None)
         law = truncated(logits[None], torch.tensor([temperature]), **keep).dense(len(logits))[0]
     return (law > 0).nonzero()[:, 0].tolist()
@@ -107,7 +107,7 @@ def test_masked_ids_never_stay(compiled: bool) -> None:
     logits[[5, 2999]] = 0.0
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(laws, "kernels_for", lambda _: None)
+            patch.setattr(token_probs, "kernels_for", lambda _: None)
         law = truncated(logits[None], torch.ones(1), top_k=50, top_p=1.0, min_p=0.0)
     assert law.ids is not None
     assert law.ids.tolist() == [[5, 2999]]
@@ -118,7 +118,7 @@ def test_the_company_of_a_row_changes_nothing() -> None:
     logits = torch.randint(-4, 4, (7, 5000), generator=generator).float()
     keep = {"top_k": 0, "top_p": 0.4, "min_p": 0.0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laws, "kernels_for", lambda _: None)
+        patch.setattr(token_probs, "kernels_for", lambda _: None)
         together = truncated(logits, torch.ones(7), **keep).dense(5000)
         for r in range(7):
             assert torch.equal(truncated(logits[r : r + 1], torch.ones(1), **keep).dense(5000)[0], together[r])

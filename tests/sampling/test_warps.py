@@ -21,8 +21,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of, pick
-from foredraft.sampling.laws import Laws, joined
+from foredraft.sampling import Row, Sampler, adjusted, choose, pick, token_probs_of
+from foredraft.sampling.token_probs import TokenProbs, joined
 from tests.laws import EXACT, FALSE_ALARM, chi_square, dense_law, prefix_violations, sampler_for
 
 LARGE = 151_936
@@ -35,7 +35,7 @@ def random_logits(*shape: int, seed: int = 0, sharpness: float = 3.0, dtype: tor
 def law_through(logits: Tensor, sampler: Sampler, history: Sequence[int] = (0,)) -> Tensor:
     """One row through the production path, on the whole vocabulary."""
     rows = [Row(sampler, history)]
-    return laws_of(adjusted(logits[None], rows), rows).dense(len(logits))[0]
+    return token_probs_of(adjusted(logits[None], rows), rows).dense(len(logits))[0]
 
 
 def assert_same_law(got: Tensor, expected: Tensor, error: float = 1e-12) -> None:
@@ -278,11 +278,11 @@ def test_a_rows_law_is_bit_identical_whatever_shares_the_batch(params: dict[str,
         [random_logits(vocab_size, seed=i, sharpness=s, dtype=torch.float32) for i, s in enumerate((0.1, 5, 1, 3, 0.5))]
     )
     rows = [Row(sampler_for({**params, "temperature": 0.8, "seed": i}), (0,)) for i in range(5)]
-    together = laws_of(logits, rows).dense(vocab_size)
-    ids, _ = pick(laws_of(logits, rows), rows)
+    together = token_probs_of(logits, rows).dense(vocab_size)
+    ids, _ = pick(token_probs_of(logits, rows), rows)
     for part in ([0], [1], [4], [2, 1], [3, 4, 0]):
         part_rows = [rows[i] for i in part]
-        laws = laws_of(logits[part], part_rows)
+        laws = token_probs_of(logits[part], part_rows)
         assert torch.equal(laws.dense(vocab_size), together[part])
         assert torch.equal(pick(laws, part_rows)[0], ids[part])
     torch.testing.assert_close(together.double().sum(1), torch.ones(5, dtype=torch.float64), rtol=0, atol=1e-4)
@@ -319,7 +319,7 @@ def test_low_precision_logits_are_softened_in_at_least_float32() -> None:
     """float16 cannot hold 6e-8, and a q of 0 for a token that was drawn breaks the ratio."""
     logits = torch.tensor([[0.0, -20.0, -18.0]])
     for dtype in (torch.bfloat16, torch.float16):
-        law = laws_of(logits.to(dtype), [Row(sampler_for({}), (0,))]).dense(3)
+        law = token_probs_of(logits.to(dtype), [Row(sampler_for({}), (0,))]).dense(3)
         assert law.dtype == torch.float32
         torch.testing.assert_close(law, torch.softmax(logits, -1), rtol=1e-5, atol=0)
 
@@ -355,7 +355,7 @@ def test_an_id_of_probability_zero_is_never_picked(params: dict[str, Any]) -> No
     logits[:, [0, 5, 11]] = -torch.inf
     logits[::2] *= 4
     rows = [Row(sampler_for({**params, **({"seed": i} if "seed" in params else {})}), (0,)) for i in range(num)]
-    laws = laws_of(logits, rows)
+    laws = token_probs_of(logits, rows)
     ids, _ = pick(laws, rows)
     assert bool((laws.at(torch.arange(num), ids[:, None]) > 0).all())
     assert not set(ids.tolist()) & {0, 5, 11}
@@ -364,22 +364,22 @@ def test_an_id_of_probability_zero_is_never_picked(params: dict[str, Any]) -> No
 def test_an_unseeded_pick_has_the_law_it_was_given() -> None:
     law = dense_law(random_logits(8, sharpness=1.0), top_k=6)
     rows = [Row(sampler_for({"top_k": 6}, seed=3), (0,))] * 20_000
-    ids, _ = pick(laws_of(law.log().expand(20_000, -1), rows), rows)
+    ids, _ = pick(token_probs_of(law.log().expand(20_000, -1), rows), rows)
     assert chi_square(torch.bincount(ids, minlength=8), law * 20_000) > FALSE_ALARM
 
 
 def test_kept_laws_read_and_spread_alike() -> None:
     kept = torch.tensor([[4, 0], [2, 0]])
-    laws = Laws(torch.tensor([[0.7, 0.3], [1.0, 0.0]]), kept)
+    laws = TokenProbs(torch.tensor([[0.7, 0.3], [1.0, 0.0]]), kept)
     dense = laws.dense(5)
     torch.testing.assert_close(dense, torch.tensor([[0.3, 0, 0, 0, 0.7], [0, 0, 1.0, 0, 0]]))
     for ids in ([4, 2], [0, 0], [1, 3]):
         token_ids = torch.tensor(ids)
         assert torch.equal(laws.at(torch.arange(2), token_ids[:, None])[:, 0], dense[torch.arange(2), token_ids])
     rows, columns = torch.tensor([[1, 0, 1]]), torch.tensor([[[0, 1], [4, 0], [3, 2]]])
-    assert torch.equal(laws.at(rows, columns), Laws(dense).at(rows, columns))
+    assert torch.equal(laws.at(rows, columns), TokenProbs(dense).at(rows, columns))
     assert laws.id_at(torch.tensor([1, 0])).tolist() == [0, 2]
-    wide = Laws(torch.softmax(random_logits(3, 5), dim=-1).to(laws.probs.dtype))
+    wide = TokenProbs(torch.softmax(random_logits(3, 5), dim=-1).to(laws.probs.dtype))
     for parts in ([laws], [wide, wide], [laws, wide], [wide, laws, laws]):
         assert torch.equal(joined(parts).dense(5), torch.cat([part.dense(5) for part in parts]))
 

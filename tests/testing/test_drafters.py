@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
-from foredraft.sampling import Row, adjusted, choose, laws_of, pick
+from foredraft.sampling import Row, adjusted, choose, pick, token_probs_of
 from foredraft.testing import DrafterContract, check_drafter
 from foredraft.testing.statistics import FALSE_ALARM
 
@@ -56,8 +56,8 @@ class Samples(Copies):
                     ids.append(int(choose(logits, [row]).ids[0]))
                     own.append(CERTAIN)
                     continue
-                law = laws_of(adjusted(logits, [row]), [row])
-                token = int(pick(laws_of(self.sharpness * adjusted(logits, [row]), [row]), [row])[0][0])
+                law = token_probs_of(adjusted(logits, [row]), [row])
+                token = int(pick(token_probs_of(self.sharpness * adjusted(logits, [row]), [row]), [row])[0][0])
                 dense = law.dense(logits.shape[1])[0]
                 if float(dense[token]) < self.share_kept:
                     break

@@ -17,7 +17,7 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
-from foredraft.sampling import Row, adjusted, laws_of
+from foredraft.sampling import Row, adjusted, token_probs_of
 from foredraft.trace import Recorder, Trace, read_trace, record
 from foredraft.trace.format import Header
 
@@ -116,28 +116,28 @@ class DraftsByLaw:
     def forget(self, seq_ids: list[int]) -> None: ...
 
 
-class Laws:
+class TokenProbs:
     """Each round's p again, from the step itself."""
 
     def __init__(self) -> None:
         self.rounds: list[list[tuple[float, float]]] = []
 
     def observe(self, step: Step) -> None:
-        for work, outcome, kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
-            sequence = work.sequence
+        for item, outcome, kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
+            sequence = item.sequence
             before = sequence.tokens[: len(sequence.tokens) - kept]
             drafted = [11, 12][: outcome.num_drafted]
             found = []
             for place, token in [*enumerate(drafted), (len(outcome.new_ids) - 1, outcome.new_ids[-1])]:
                 row = [Row(sequence.sampler, before, drafted[:place])]
                 logits = outcome.logits[place][None]
-                law = laws_of(adjusted(logits, row), row).dense(logits.shape[1])[0]
+                law = token_probs_of(adjusted(logits, row), row).dense(logits.shape[1])[0]
                 found.append((float(law[token]), float(logits[0].float().softmax(-1)[token])))
             self.rounds.append(found)
 
 
 def test_p_and_q_are_those_of_the_laws(make_engine: MakeEngine, file: Path) -> None:
-    laws = Laws()
+    laws = TokenProbs()
     engine = make_engine(DraftsByLaw(), observers=[laws], seed=1)
     params = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.9, presence_penalty=1.0, ignore_eos=True)
     engine.add([0, 549, 300, 11, 12, 300], params.resolve({}))

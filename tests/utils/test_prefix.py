@@ -288,7 +288,7 @@ def test_draft_tokens_that_did_not_stand_are_kept_nowhere(
             engine.step()
         assert engine.stats.num_evaluated_tokens > engine.stats.num_accepted_tokens
         caches: list[tuple[LanguageModel, KVCache]] = [(target, engine.cache)]
-        drafter = next(iter(engine._panel._drafters.values()))
+        drafter = next(iter(engine._drafter_group._drafters.values()))
         if isinstance(drafter, DraftModelDrafter):
             caches.append((draft, drafter._cache))
         for model, cache in caches:

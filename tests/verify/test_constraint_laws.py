@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import foredraft.drafters._held as held_module
-from foredraft.drafters._held import held
-from foredraft.engine.forced_prefix import Lead
+import foredraft.drafters._constrained as held_module
+from foredraft.drafters._constrained import held
+from foredraft.engine.forced_prefix import ForcedPrefix
 from foredraft.engine.proposal import Proposal
 from foredraft.engine.sequence import TokenSequence
-from foredraft.sampling import Laws, Row, joined
+from foredraft.sampling import Row, TokenProbs, joined
 from foredraft.verify import RULES
 from tests.laws import (
     BROKEN,
@@ -37,7 +37,7 @@ from tests.laws import (
 )
 
 RATIO_RULES = sorted(RULES)
-Hold = Callable[[Row, list[int], Laws | None], list[int]]
+Hold = Callable[[Row, list[int], TokenProbs | None], list[int]]
 
 
 def case(seed: int = 0, **settings: object) -> Toy:
@@ -71,13 +71,13 @@ def test_no_draft_changes_a_greedy_or_seeded_text(seed: int) -> None:
 # --- what a drafter wrote freely, held to the form ------------------------------------------------------------------
 
 
-def drafts_of(case: Toy, hold: Hold) -> Iterator[tuple[float, list[int], list[int], Laws]]:
+def drafts_of(case: Toy, hold: Hold) -> Iterator[tuple[float, list[int], list[int], TokenProbs]]:
     """All that a drafter may draw freely and all that may become of it: its probability, the draft, and the law that each of
     its tokens names. A second draw is enumerated by forcing each of its results."""
     sampler = sampler_for({}, **case.settings)
     row = Row(sampler, (0,))
-    lead = Lead.of(TokenSequence(0, [0], sampler, max_len=50, speculative_tokens=None), case.depth)
-    assert not lead.ids, "a form whose first token is forced leaves nothing to draw"
+    forced = ForcedPrefix.of(TokenSequence(0, [0], sampler, max_len=50, speculative_tokens=None), case.depth)
+    assert not forced.ids, "a form whose first token is forced leaves nothing to draw"
     for written in product(range(case.vocab_size), repeat=case.depth):
         odds = case.odds(written)
         for result in range(case.vocab_size):
@@ -87,12 +87,12 @@ def drafts_of(case: Toy, hold: Hold) -> Iterator[tuple[float, list[int], list[in
                 seen.append(law[0] / law.sum())
                 return torch.tensor([result])
 
-            laws = Laws(torch.stack([case.q[written[:i]] for i in range(case.depth)]).clone())
+            laws = TokenProbs(torch.stack([case.q[written[:i]] for i in range(case.depth)]).clone())
             with patch.object(held_module, "inverse_cdf", force):
                 ids = hold(row, list(written), laws)
             share = float(weights[0][result]) if weights else 1.0
             if share > 0:
-                yield odds * share, *lead.fit(ids, list(range(len(ids)))), laws
+                yield odds * share, *forced.fit(ids, list(range(len(ids)))), laws
             if not weights:
                 break
 
@@ -141,7 +141,7 @@ def test_drafts_without_a_token_that_may_come_end_there(rule: str) -> None:
 def test_a_draft_that_ends_where_it_broke_the_form_is_lossless_too(rule: str) -> None:
     """Whether it ends there says nothing of which token would have come."""
 
-    def cut(row: Row, ids: list[int], laws: Laws | None) -> list[int]:
+    def cut(row: Row, ids: list[int], laws: TokenProbs | None) -> list[int]:
         return held(row, ids, laws)[: row.sampler.num_allowed(row.history, ids)]
 
     for seed in FORMS:
@@ -150,9 +150,9 @@ def test_a_draft_that_ends_where_it_broke_the_form_is_lossless_too(rule: str) ->
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_naming_the_law_from_before_the_form_was_known_is_found(rule: str) -> None:
-    def keeps_its_law(row: Row, ids: list[int], laws: Laws | None) -> list[int]:
+    def keeps_its_law(row: Row, ids: list[int], laws: TokenProbs | None) -> list[int]:
         assert laws is not None
-        return held(row, ids, Laws(laws.probs.clone()))
+        return held(row, ids, TokenProbs(laws.probs.clone()))
 
     assert max(held_error(constrained(case(seed), form(seed)), rule, keeps_its_law) for seed in FORMS) > BROKEN
 

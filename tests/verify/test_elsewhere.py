@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
-from foredraft.sampling import Row, Sampler, choose, choose_by, laws, laws_of, pick, settled, ways_of
+from foredraft.sampling import (
+    Row,
+    Sampler,
+    checked_ids,
+    choose,
+    choose_with,
+    draw_specs,
+    pick,
+    token_probs,
+    token_probs_of,
+)
 from foredraft.verify import verify
 from tests.far import Elsewhere, FarTensor, elsewhere
 from tests.laws import sampler_for
@@ -27,7 +37,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "mixed": [{"temperature": 0.0}, {}, {"seed": 3}, {}],
 }
 NUM_WAITS = {"truncated": 3, "seeded and truncated": 2}
-"""How many ids truncated laws keep is asked first: of what is weighed, and of what is compared."""
+"""How many ids truncated token_probs keep is asked first: of what is weighed, and of what is compared."""
 
 
 @pytest.fixture
@@ -48,14 +58,14 @@ def random_logits(num_rows: int, seed: int = 0) -> Tensor:
 
 
 def proposal_of(samplers: list[Sampler], has_certain: bool = False) -> Proposal:
-    """Drafts that were drawn as their requests want it, from other laws than the target's."""
+    """Drafts that were drawn as their requests want it, from other token_probs than the target's."""
     ids: list[list[int]] = []
     prob_rows: list[list[int]] = []
     drawn = 0
     drafts = []
     for b, (own, length) in enumerate(zip(samplers, LENS, strict=True)):
         rows = [Row(own, (0,), (0,) * i) for i in range(length)]
-        found = laws_of(random_logits(length, 100 + b), rows) if length else None
+        found = token_probs_of(random_logits(length, 100 + b), rows) if length else None
         ids.append(pick(found, rows)[0].tolist() if found else [])
         prob_rows.append([])
         for i in range(length):
@@ -64,7 +74,7 @@ def proposal_of(samplers: list[Sampler], has_certain: bool = False) -> Proposal:
             if not certain and found is not None:
                 drafts.append(found.dense(VOCAB_SIZE)[i])
                 drawn += 1
-    return Proposal.of(ids, prob_rows, laws.Laws(torch.stack(drafts)) if drafts else None)
+    return Proposal.of(ids, prob_rows, token_probs.TokenProbs(torch.stack(drafts)) if drafts else None)
 
 
 def outcome(logits: Tensor, kind: str, near_tie: float, has_certain: bool) -> tuple[list[Any], list[Sampler]]:
@@ -107,11 +117,11 @@ def test_rows_that_are_no_law_are_told_with_the_verdict(kind: str, device: Elsew
 def test_tokens_are_chosen_as_on_the_cpu(kind: str, device: Elsewhere) -> None:
     logits = random_logits(4)
     chosen = choose(logits, [Row(own, (0,)) for own in samplers_of(kind)], margins=True)
-    ways = ways_of([Row(own, (0,)) for own in samplers_of(kind)])
-    ids, found = choose_by(ways, 0, logits)
+    ways = draw_specs([Row(own, (0,)) for own in samplers_of(kind)])
+    ids, found = choose_with(ways, 0, logits)
     with device:
         far = choose(FarTensor(logits), [Row(own, (0,)) for own in samplers_of(kind)], margins=True)
-        far_ids, far_found = choose_by(ways, 0, FarTensor(logits))
+        far_ids, far_found = choose_with(ways, 0, FarTensor(logits))
         far_found = {row: law.cpu() for row, law in far_found.items()}
     assert chosen.margins is not None
     assert far.margins is not None
@@ -125,6 +135,6 @@ def test_tokens_are_chosen_as_on_the_cpu(kind: str, device: Elsewhere) -> None:
 def test_settling_waits_once(device: Elsewhere) -> None:
     rows = [Row(own, (0,)) for own in samplers_of("block")]
     with device:
-        assert settled(FarTensor(torch.tensor([3, -1, 2, 0])), rows).tolist() == [3, 0, 2, 0]
+        assert checked_ids(FarTensor(torch.tensor([3, -1, 2, 0])), rows).tolist() == [3, 0, 2, 0]
     assert device.num_waits == 1
     assert [bool(row.sampler.errors) for row in rows] == [False, True, False, False]

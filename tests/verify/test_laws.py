@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Row, SamplingParams, choose, pick
-from foredraft.sampling.laws import Laws, inverse_cdf
 from foredraft.sampling.noise import exponentials, stream_keys
+from foredraft.sampling.token_probs import TokenProbs, inverse_cdf
 from foredraft.verify import RULES, Case, draw, verify, walk
 from foredraft.verify.law import OutcomeLaw
 from tests.laws import (
@@ -501,4 +501,4 @@ def test_sampled_params_choose_their_rule() -> None:
     assert SamplingParams().verifier == "block"
     assert SamplingParams(seed=3).verifier == "coupled"
     assert SamplingParams(verification="rejection").verifier == "rejection"
-    assert Laws(torch.ones(1, 1)).dense(1).tolist() == [[1.0]]
+    assert TokenProbs(torch.ones(1, 1)).dense(1).tolist() == [[1.0]]

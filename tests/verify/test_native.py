@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.kernels import RULES, Docket, Judgement, Kernels, Way, load_kernels, why_none
+from foredraft.kernels import RULES, DrawSpec, Kernels, VerificationBatch, VerificationResult, load_kernels, why_none
 from tests.laws import Toy, outcome_table, random_laws, toy, toys
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
@@ -45,21 +45,21 @@ class Court:
         if kept:
             self._probs, self._ids = self._probs.sort(dim=-1, descending=True)
 
-    def judge(self, uniforms: torch.Tensor) -> Judgement:
+    def verify(self, uniforms: torch.Tensor) -> VerificationResult:
         """uniforms: [B, n, 2] -> of B * n sequences"""
         times = uniforms.shape[1]
         starts = [sum(self.lens[:b]) + b for b in range(len(self.lens))]
         p = self._params
-        way = Way(p.get("temperature", 1.0), (p.get("top_k", 0), p.get("top_p", 1.0), p.get("min_p", 0.0)))
+        spec = DrawSpec(p.get("temperature", 1.0), (p.get("top_k", 0), p.get("top_p", 1.0), p.get("min_p", 0.0)))
 
         def repeated(values: list[int]) -> list[int]:
             return [value for value in values for _ in range(times)]
 
-        docket = Docket(
+        batch = VerificationBatch(
             repeated(starts),
             repeated(self.lens),
             repeated(list(range(len(self.lens)))),
-            [way] * (times * len(self.lens)),
+            [spec] * (times * len(self.lens)),
             [self._rule] * (times * len(self.lens)),
             self._proposal.ids,
             self._proposal.prob_rows,
@@ -67,7 +67,7 @@ class Court:
             self._ids,
             uniforms.flatten().tolist(),
         )
-        return self._kernels.judge(self._logits, docket)
+        return self._kernels.verify(self._logits, batch)
 
 
 def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
@@ -75,13 +75,13 @@ def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
     court = Court(kernels, case, rule, torch.float32, kept=kept)
     expected = outcome_table(case, court.drafts, rule)
     some = torch.full((len(court.drafts), 1, 2), 0.5, dtype=torch.float64)
-    stops = torch.tensor(court.judge(some).stops.tolist(), dtype=torch.float64).view(len(court.drafts), -1)
+    stops = torch.tensor(court.verify(some).stops.tolist(), dtype=torch.float64).view(len(court.drafts), -1)
     torch.testing.assert_close(stops, expected.sum(-1), rtol=0, atol=EXACT_FLOAT32)
     for stood in range(case.depth + 1):
         uniforms = torch.empty(len(court.drafts), GRID, 2, dtype=torch.float64)
         uniforms[..., 0] = (stops[:, : stood + 1].sum(1) - stops[:, stood] / 2).clamp(max=1)[:, None]
         uniforms[..., 1] = (torch.arange(GRID) + 0.5) / GRID
-        found = court.judge(uniforms)
+        found = court.verify(uniforms)
         accepted, next_ids = (torch.tensor(x).view(-1, GRID) for x in (found.num_accepted, found.next_ids))
         for b in (stops[:, stood] > 1e-4).nonzero()[:, 0].tolist():
             assert (accepted[b] == stood).all()
@@ -116,7 +116,7 @@ def test_wide_laws(params: dict[str, Any], vocab_size: int, rule: str, kernels: 
     """Through `verify` in float32, where it is compiled, and in float64, where it is not: the same of 40 outcomes but
     where a uniform number falls on a border."""
     from foredraft.engine.proposal import Proposal
-    from foredraft.sampling import Row, laws_of, pick
+    from foredraft.sampling import Row, pick, token_probs_of
     from foredraft.verify import verify
     from tests.laws import sampler_for
 
@@ -125,7 +125,7 @@ def test_wide_laws(params: dict[str, Any], vocab_size: int, rule: str, kernels: 
     target = 3 * torch.randn(batch, depth + 1, vocab_size, generator=generator)
     draft = (target[:, :-1] + torch.randn(batch, depth, vocab_size, generator=generator)).flatten(0, 1)
     row = Row(sampler_for(params), (0,))
-    laws = laws_of(draft, [row] * len(draft))
+    laws = token_probs_of(draft, [row] * len(draft))
     ids, _ = pick(laws, [row] * len(draft))
     lens = torch.arange(batch) % 3 + 1
     proposal = Proposal(ids.view(batch, depth), lens, torch.arange(len(draft)).view(batch, depth), laws.probs, laws.ids)

@@ -19,7 +19,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel
 from foredraft.sampling import Choice, Row, Sampler, SamplingParams, pick
-from foredraft.sampling.laws import inverse_cdf
+from foredraft.sampling.token_probs import inverse_cdf
 from foredraft.verify import Case, OutcomeLaw, Rule, next_weights, walk
 from tests.laws import (
     BROKEN,

@@ -19,7 +19,7 @@ from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.model import LanguageModel
-from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, laws_of
+from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, token_probs_of
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
 from foredraft.verify.law import drafted
 
@@ -173,7 +173,7 @@ def exchanges_p_and_q(logits: Tensor, proposal: Proposal, samplers: Sequence[Sam
             continue
         rows = [Row(samplers[b], histories[b], proposal.ids[b, :stop].tolist())]
         at = int(starts[b]) + stop
-        p = laws_of(adjusted(logits[at : at + 1], rows), rows).dense(logits.shape[1])[0]
+        p = token_probs_of(adjusted(logits[at : at + 1], rows), rows).dense(logits.shape[1])[0]
         wrong = (law_of(proposal, row).dense(len(p))[0].to(p) - p).clamp(min=0)
         if bool(wrong.any()):
             uniform = torch.rand(1, generator=samplers[b].generator, dtype=torch.float64)
@@ -223,12 +223,12 @@ def drops_unlikely_drafts(
     logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Histories
 ) -> Verdict:
     """A draft is cut before its first token whose own q is below half of the largest, after that token was drawn."""
-    laws = proposal.laws
-    if laws is None:
+    token_probs = proposal.token_probs
+    if token_probs is None:
         return verify(logits, proposal, samplers, histories)[0]
-    laws = laws.to(proposal.ids.device)
+    token_probs = token_probs.to(proposal.ids.device)
     rows, ids = proposal.prob_rows.clamp(min=0), torch.where(proposal.drafted, proposal.ids, 0)
-    share = laws.at(rows, ids[..., None])[..., 0] / laws.probs.amax(1)[rows]
+    share = token_probs.at(rows, ids[..., None])[..., 0] / token_probs.probs.amax(1)[rows]
     own = torch.where(proposal.prob_rows == CERTAIN, 1, share)
     lens = ((own >= _LOW) & proposal.drafted).long().cumprod(1).sum(1)
     kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(_starts(proposal), lens, strict=True)])

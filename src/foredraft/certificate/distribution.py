@@ -27,7 +27,7 @@ from foredraft.certificate.wording import bets_figures, bets_line, bets_odds
 from foredraft.engine.sequence import Origin
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
-from foredraft.sampling import Laws, adjusted, laws_of
+from foredraft.sampling import TokenProbs, adjusted, token_probs_of
 
 _MOST_SURPRISE = 16.0
 _MOST_RATIO = 4.0
@@ -84,7 +84,7 @@ class Judge:
         """-> (tokens that are impossible, what each bet gave on the others)"""
         rows = rows_of(batch)
         logits = adjusted(logits, rows)
-        laws = laws_of(logits, rows)
+        laws = token_probs_of(logits, rows)
         tokens = torch.tensor([token for text in batch for token in text.output_ids], device=logits.device)
         case = _Tokens.of(laws, tokens)
         impossible = ~case.is_possible
@@ -92,7 +92,7 @@ class Judge:
             impossible &= ~_at_the_border(logits, laws, tokens, self.border)
         return int(impossible.sum()), self._outcomes(case, laws, batch)
 
-    def _outcomes(self, case: _Tokens, laws: Laws, batch: Sequence[Text]) -> dict[str, _Outcome]:
+    def _outcomes(self, case: _Tokens, laws: TokenProbs, batch: Sequence[Text]) -> dict[str, _Outcome]:
         found = _every_token(case, _places_before(case, batch))
         if not self.with_drafts:
             return found
@@ -204,7 +204,7 @@ class _Tokens:
         self.own = torch.where(column >= 0, p.gather(1, self.at)[:, 0], 0)
 
     @classmethod
-    def of(cls, laws: Laws, tokens: Tensor) -> _Tokens:
+    def of(cls, laws: TokenProbs, tokens: Tensor) -> _Tokens:
         p = laws.probs.to(torch.float64)
         return cls(p / p.sum(1, keepdim=True), _columns_of(laws, tokens))
 
@@ -304,14 +304,14 @@ def _ratio(q: Tensor, p: Tensor) -> Tensor:
     return torch.where(p > 0, q / p.clamp(min=1e-300), 0)
 
 
-def _columns_of(laws: Laws, tokens: Tensor) -> Tensor:
+def _columns_of(laws: TokenProbs, tokens: Tensor) -> Tensor:
     if laws.ids is None:
         return tokens
     matches = (laws.ids == tokens[:, None]) & (laws.probs > 0)
     return torch.where(matches.any(1), matches.to(torch.uint8).argmax(1), -1)
 
 
-def _at_the_border(logits: Tensor, laws: Laws, tokens: Tensor, border: float) -> Tensor:
+def _at_the_border(logits: Tensor, laws: TokenProbs, tokens: Tensor, border: float) -> Tensor:
     """Whether a token's logit is within twice the error of the least one that is kept. [N] bool"""
     if laws.ids is None:
         return torch.zeros_like(tokens, dtype=torch.bool)
@@ -340,7 +340,7 @@ class _Firsts(NamedTuple):
     is_first: Tensor
 
 
-def _first_laws(texts: Sequence[Text], laws: Laws) -> _Firsts | None:
+def _first_laws(texts: Sequence[Text], laws: TokenProbs) -> _Firsts | None:
     rows, before, start = list[int](), list[int](), 0
     q, is_certain, is_first = list[Tensor](), list[bool](), list[bool]()
     for text in texts:
@@ -350,8 +350,8 @@ def _first_laws(texts: Sequence[Text], laws: Laws) -> _Firsts | None:
             if position < len(text.tokens):
                 places[position] = len(rows)
                 rows.append(row)
-                q.append(_on_columns(first.law, laws, row))
-                is_certain.append(isinstance(first.law, int))
+                q.append(_on_columns(first.probs, laws, row))
+                is_certain.append(isinstance(first.probs, int))
                 before.append(places.get(position - 1, -1))
                 is_first.append(position == text.prompt_len)
         start += len(text.output_ids)
@@ -362,7 +362,7 @@ def _first_laws(texts: Sequence[Text], laws: Laws) -> _Firsts | None:
     return _Firsts(where, torch.stack(q), certain, last, begins)
 
 
-def _on_columns(law: int | Laws, laws: Laws, row: int) -> Tensor:
+def _on_columns(law: int | TokenProbs, laws: TokenProbs, row: int) -> Tensor:
     ids = laws.ids
     if isinstance(law, int):
         if ids is None:

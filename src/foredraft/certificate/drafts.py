@@ -17,8 +17,8 @@ from torch import Tensor
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
-from foredraft.policy import Ask, FixedPolicy
-from foredraft.sampling import Laws, Sampler
+from foredraft.policy import DraftBudget, FixedPolicy
+from foredraft.sampling import Sampler, TokenProbs
 
 _HOTTER = 2.0
 _TURN = 8
@@ -42,27 +42,27 @@ class InTurn:
         for drafter in self._drafters:
             drafter.begin(running)
 
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         # texts come in twos, of which the second one's drafts are worsened
         turn = sequence.seq_id // 2 + len(sequence.tokens) // _TURN
-        return self._drafters[turn % len(self._drafters)].ask(sequence)
+        return self._drafters[turn % len(self._drafters)].draft_budget(sequence)
 
     def observe(self, step: Step) -> None:
         """Nothing is learnt."""
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        new = [name for drafter in self._drafters for name in drafter.rest(drafters, reason, num_steps)]
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        new = [name for drafter in self._drafters for name in drafter.cool_down(drafters, reason, num_steps)]
         return list(dict.fromkeys(new))
 
-    def resting(self) -> dict[str, str]:
-        return {name: why for drafter in self._drafters for name, why in drafter.resting().items()}
+    def cooldowns(self) -> dict[str, str]:
+        return {name: why for drafter in self._drafters for name, why in drafter.cooldowns().items()}
 
 
 class FirstDraft(NamedTuple):
     """What a step began with. law: one row, of its first draft token, or the token itself where it was certain. sampler: what
     the drafter drew with. num_drafted: its draft tokens. All of it was settled before anything was drawn."""
 
-    law: int | Laws
+    probs: int | TokenProbs
     sampler: Sampler
     num_drafted: int
 
@@ -155,7 +155,7 @@ def _is_worsened(request: DraftRequest) -> bool:
 
 def _is_certain(request: DraftRequest) -> bool:
     """Whether the request's own tokens are settled by its history, so that nothing is there to bet on."""
-    return request.sampler.is_greedy or request.sampler.shares_noise
+    return request.sampler.is_greedy or request.sampler.is_coupled
 
 
 def _with_wrong_tokens(proposal: Proposal, requests: list[DraftRequest], wrong_every: int) -> Proposal:
@@ -191,13 +191,15 @@ def _wide(rows: Tensor, width: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=fill)
 
 
-def _first_law(proposal: Proposal, b: int) -> int | Laws:
+def _first_law(proposal: Proposal, b: int) -> int | TokenProbs:
     row = int(proposal.prob_rows[b, 0])
     return int(proposal.ids[b, 0]) if row == CERTAIN else law_of(proposal, row)
 
 
-def law_of(proposal: Proposal, row: int) -> Laws:
+def law_of(proposal: Proposal, row: int) -> TokenProbs:
     """One of the laws that drafts were drawn from, copied: a proposal may share its memory with the next one."""
     assert proposal.probs is not None
     kept_ids = proposal.kept_ids
-    return Laws(proposal.probs[row : row + 1].clone(), None if kept_ids is None else kept_ids[row : row + 1].clone())
+    return TokenProbs(
+        proposal.probs[row : row + 1].clone(), None if kept_ids is None else kept_ids[row : row + 1].clone()
+    )

@@ -25,8 +25,8 @@ from foredraft.certificate.trial import Found, Rejection, Subject, Text
 from foredraft.certificate.wording import bets_figures, bets_line, bets_odds
 from foredraft.engine.proposal import Proposal
 from foredraft.model import LanguageModel
-from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, inverse_cdf, laws_of
-from foredraft.sampling.laws import tempered
+from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, inverse_cdf, token_probs_of
+from foredraft.sampling.token_probs import tempered
 from foredraft.verify import Verifier
 
 _MOST_SURPRISE = 16.0
@@ -74,9 +74,9 @@ def pairs_of(model: LanguageModel, texts: Sequence[Text], most: int) -> list[Pai
         logits, start = adjusted(logits, rows_of(batch)), 0
         for text in batch:
             for position, first in sorted(text.firsts.items()):
-                if not isinstance(first.law, int) and position < len(text.tokens):
+                if not isinstance(first.probs, int) and position < len(text.tokens):
                     row = logits[start + position - text.prompt_len].clone()
-                    found.append(Pair(row, first.law.dense(len(row))[0]))
+                    found.append(Pair(row, first.probs.dense(len(row))[0]))
             start += len(text.output_ids)
         if len(found) >= most:
             break
@@ -108,7 +108,7 @@ def _best(
     sampler = Sampler(_only_laws(params), [0], torch.Generator())
 
     def of(pair: Pair) -> float:
-        p = laws_of(pair.logits[None], [Row(sampler, [0])]).dense(len(pair.logits))[0]
+        p = token_probs_of(pair.logits[None], [Row(sampler, [0])]).dense(len(pair.logits))[0]
         return score(p.to(torch.float64), pair.q.to(torch.float64))
 
     return sorted(pairs, key=of, reverse=True)[:most]
@@ -140,8 +140,8 @@ def _with_power(pairs: Sequence[Pair], power: float) -> list[Pair]:
     """The same with a drafter that is surer (power above 1) or less sure. Where a token stands that it favours more than
     the target does, less of the target's law is left behind it, and only there does block verification differ from that
     of single tokens."""
-    laws = [pair.q.pow(power) for pair in pairs]
-    return [Pair(pair.logits, law / law.sum()) for pair, law in zip(pairs, laws, strict=True)]
+    token_probs = [pair.q.pow(power) for pair in pairs]
+    return [Pair(pair.logits, law / law.sum()) for pair, law in zip(pairs, token_probs, strict=True)]
 
 
 def narrowed(pairs: Sequence[Pair], params: SamplingParams, width: int) -> list[Pair]:
@@ -241,8 +241,8 @@ class Draws:
         q = torch.stack([pairs[i].q for i in picked[:-1]])
         num_drafts = max(8, min(self._most_drafts * self._length // length, _LOGITS // logits.numel()))
         rows = [Row(self._sampler, [0])] * len(logits)
-        laws = laws_of(logits, rows)
-        p = laws.dense(logits.shape[1]).to(torch.float64).cpu()
+        token_probs = token_probs_of(logits, rows)
+        p = token_probs.dense(logits.shape[1]).to(torch.float64).cpu()
         p = p / p.sum(1, keepdim=True)
         drafts, lens = self._drafts(q, num_drafts)
         tokens = self._verified(logits, p, q, drafts, lens)

@@ -20,7 +20,7 @@ from foredraft.certificate.trial import Found, Rejection, Subject, Text, Trial, 
 from foredraft.certificate.wording import finite
 from foredraft.errors import RequestError
 from foredraft.model import LanguageModel
-from foredraft.sampling import AUTO, Row, SamplingParams, adjusted, choose, laws_of
+from foredraft.sampling import AUTO, Row, SamplingParams, adjusted, choose, token_probs_of
 from foredraft.sampling.noise import exponentials
 from foredraft.utils.prefix import common_prefix
 
@@ -216,7 +216,7 @@ def _margin(logits: Tensor, row: Row, best: int, other: int) -> float:
     raw = adjusted(logits[None], [row])
     if row.sampler.is_greedy:
         return float(raw[0, best].double() - raw[0, other].double())
-    law = laws_of(raw, [row])
+    law = token_probs_of(raw, [row])
     ids = torch.tensor([best, other], device=logits.device)
     p = law.at(torch.zeros(1, dtype=torch.int64, device=ids.device), ids[None])[0].to(torch.float64)
     scores = p.log() - exponentials([row.noise_key], ids)[0].log()

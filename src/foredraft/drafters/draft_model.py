@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foredraft.drafters._held import held
+from foredraft.drafters._constrained import held
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
@@ -16,17 +16,17 @@ from foredraft.engine.stats import PrefixStats
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import (
-    Laws,
     Row,
+    TokenProbs,
     adjusted,
+    checked_ids,
     choose,
+    draw_specs,
     joined,
-    laws_of,
     pick,
     sampled_groups,
     select,
-    settled,
-    ways_of,
+    token_probs_of,
 )
 from foredraft.utils.prefix import common_prefix
 
@@ -41,7 +41,7 @@ class _Draft:
     request: DraftRequest
     max_len: int
     ids: list[int] = field(default_factory=list)
-    law_rows: list[int] = field(default_factory=list)
+    prob_rows: list[int] = field(default_factory=list)
     is_open: bool = True
 
     @property
@@ -51,7 +51,7 @@ class _Draft:
     @property
     def is_written(self) -> bool:
         """Whether nothing but the draft model has a say, one token after the other, but for what may not come at all."""
-        return not self.request.sampler.warps
+        return not self.request.sampler.has_logits_processors
 
     @property
     def row(self) -> Row:
@@ -87,11 +87,11 @@ class DraftModelDrafter:
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [_Draft(request, self._room(request)) for request in requests]
-        laws: list[Laws] = []
+        token_probs: list[TokenProbs] = []
         ready = self._catch_up([draft for draft in drafts if draft.max_len > 0])
-        self._write([draft for draft in ready if draft.is_written], laws)
-        self._sample_all([draft for draft in ready if not draft.is_written], laws)
-        return _as_proposal(drafts, laws)
+        self._write([draft for draft in ready if draft.is_written], token_probs)
+        self._sample_all([draft for draft in ready if not draft.is_written], token_probs)
+        return _as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
         self._cache.drop(seq_ids)
@@ -152,30 +152,32 @@ class DraftModelDrafter:
         tokens = draft.request.tokens[held : held + count]
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
-    def _write(self, drafts: list[_Draft], laws: list[Laws]) -> None:
+    def _write(self, drafts: list[_Draft], token_probs: list[TokenProbs]) -> None:
         """Where nothing but the model has a say, it goes on by itself. It knows of no constraint: what it wrote is held to
         that afterwards, and ends where it breaks it."""
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
-            ways = ways_of([draft.row for draft in group], lens)
+            specs = draw_specs([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
-            written = self._model.write(reads, lens, self._vocab_size, self._cache, ways)
-            first = _num_rows(laws)
+            written = self._model.write(reads, lens, self._vocab_size, self._cache, specs)
+            first = _num_rows(token_probs)
             own = 0  # the first law of this draft, among those of this pass
-            for draft, ids, way in zip(group, written.ids, ways, strict=True):
-                drawn_from = written.laws.after(own) if written.laws is not None and way.is_drawn else None
+            for draft, ids, spec in zip(group, written.ids, specs, strict=True):
+                drawn_from = (
+                    written.token_probs.after(own) if written.token_probs is not None and spec.is_drawn else None
+                )
                 draft.ids = held(draft.row, ids, drawn_from)
-                draft.law_rows = [first + own + i if way.is_drawn else CERTAIN for i in range(len(draft.ids))]
-                own += len(way.uniforms)
-            if written.laws is not None:
-                laws.append(written.laws)
+                draft.prob_rows = [first + own + i if spec.is_drawn else CERTAIN for i in range(len(draft.ids))]
+                own += len(spec.uniforms)
+            if written.token_probs is not None:
+                token_probs.append(written.token_probs)
 
-    def _sample_all(self, open_drafts: list[_Draft], laws: list[Laws]) -> None:
+    def _sample_all(self, open_drafts: list[_Draft], token_probs: list[TokenProbs]) -> None:
         parts = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(open_drafts)]
         logits = torch.cat(parts) if parts else None
         while open_drafts:
             assert logits is not None
-            self._extend(open_drafts, logits, laws)
+            self._extend(open_drafts, logits, token_probs)
             open_drafts = [d for d in open_drafts if d.is_open and len(d.ids) < d.max_len]
             reads = [Read(d.request.seq_id, d.ids[-1:], 1) for d in open_drafts]
             logits = self._model.read(reads, self._cache) if reads else None
@@ -198,38 +200,38 @@ class DraftModelDrafter:
         if group:
             yield group
 
-    def _extend(self, drafts: list[_Draft], logits: Tensor, laws: list[Laws]) -> None:
+    def _extend(self, drafts: list[_Draft], logits: Tensor, token_probs: list[TokenProbs]) -> None:
         """One more token for each draft. logits: [len(drafts), V of the draft model]"""
         logits = _fit(logits, self._vocab_size)
         rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
-        certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.shares_noise]
+        certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.is_coupled]
         if certain:
             chosen = choose(select(logits, certain), [rows[i] for i in certain]).ids.tolist()
             for i, token in zip(certain, chosen, strict=True):
                 _append(drafts[i], rows[i], token, CERTAIN)
         for group in sampled_groups(rows):
-            if not rows[group[0]].sampler.shares_noise:
-                self._sample(drafts, rows, group, logits, laws)
+            if not rows[group[0]].sampler.is_coupled:
+                self._sample(drafts, rows, group, logits, token_probs)
 
     def _sample(
-        self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, laws: list[Laws]
+        self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, token_probs: list[TokenProbs]
     ) -> None:
         group_rows = [rows[i] for i in group]
-        law = laws_of(adjusted(select(logits, group), group_rows), group_rows)
-        ids = settled(pick(law, group_rows)[0], group_rows)
-        first = _num_rows(laws)
-        laws.append(law)
+        probs = token_probs_of(adjusted(select(logits, group), group_rows), group_rows)
+        ids = checked_ids(pick(probs, group_rows)[0], group_rows)
+        first = _num_rows(token_probs)
+        token_probs.append(probs)
         for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
             _append(drafts[i], rows[i], token, first + offset)
 
 
-def _append(draft: _Draft, row: Row, token: int, law_row: int) -> None:
+def _append(draft: _Draft, row: Row, token: int, prob_row: int) -> None:
     """A row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
     if row.prefix_len in row.sampler.errors:
         draft.is_open = False
         return
     draft.ids.append(token)
-    draft.law_rows.append(law_row)
+    draft.prob_rows.append(prob_row)
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:
@@ -240,10 +242,10 @@ def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
 
 
-def _num_rows(laws: list[Laws]) -> int:
-    return sum(part.probs.shape[0] for part in laws)
+def _num_rows(token_probs: list[TokenProbs]) -> int:
+    return sum(part.probs.shape[0] for part in token_probs)
 
 
-def _as_proposal(drafts: list[_Draft], laws: list[Laws]) -> Proposal:
-    law = joined(laws) if laws else None
-    return Proposal.of([draft.ids for draft in drafts], [draft.law_rows for draft in drafts], law)
+def _as_proposal(drafts: list[_Draft], token_probs: list[TokenProbs]) -> Proposal:
+    probs = joined(token_probs) if token_probs else None
+    return Proposal.of([draft.ids for draft in drafts], [draft.prob_rows for draft in drafts], probs)

@@ -17,7 +17,7 @@ _CACHE_SHARE = 0.5
 _UNKNOWN_MEMORY = 4 * 2**30
 
 
-def equip(
+def build_drafters(
     target: LanguageModel,
     drafts: Mapping[str, LanguageModel],
     methods: Sequence[Method],

@@ -26,17 +26,17 @@ _FIRST_CAPACITY = 64
 _Layers = dict[int, tuple[Tensor, Tensor]]
 
 
-class Spare(Protocol):
+class Evictable(Protocol):
     """Who holds memory that can be done without."""
 
     @property
     def bytes_retained(self) -> int: ...
 
     @property
-    def oldest_use(self) -> int | None:
+    def least_recent_use(self) -> int | None:
         """When the least recently used of it was used, by the pool's clock; None if there is none."""
 
-    def drop_oldest(self) -> None: ...
+    def evict_oldest(self) -> None: ...
 
 
 class MemoryPool:
@@ -48,7 +48,7 @@ class MemoryPool:
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
-        self.spares: list[Spare] = []
+        self.evictables: list[Evictable] = []
         self._clock = count()
 
     @property
@@ -58,7 +58,7 @@ class MemoryPool:
     @property
     def bytes_retained(self) -> int:
         """Of what is used, what can be done without."""
-        return sum(spare.bytes_retained for spare in self.spares)
+        return sum(evictable.bytes_retained for evictable in self.evictables)
 
     @property
     def available(self) -> int:
@@ -75,13 +75,15 @@ class MemoryPool:
             if amount > self.available:
                 return False
             while amount > self.free:
-                self._drop_oldest()
+                self._evict_oldest()
         self.used += amount
         return True
 
-    def _drop_oldest(self) -> None:
-        uses = ((spare.oldest_use, spare) for spare in self.spares)
-        min(((use, spare) for use, spare in uses if use is not None), key=lambda found: found[0])[1].drop_oldest()
+    def _evict_oldest(self) -> None:
+        uses = ((evictable.least_recent_use, evictable) for evictable in self.evictables)
+        min(((use, evictable) for use, evictable in uses if use is not None), key=lambda found: found[0])[
+            1
+        ].evict_oldest()
 
     def give(self, amount: int) -> None:
         if amount > self.used:
@@ -185,7 +187,7 @@ class KVCache:
         self._retained: OrderedDict[Region, None] = OrderedDict()
         self._retained_capacity = 0
         self._index = PrefixIndex[Region]()
-        pool.spares.append(self)
+        pool.evictables.append(self)
 
     @property
     def bytes_held(self) -> int:
@@ -201,7 +203,7 @@ class KVCache:
         return self._retained_capacity * self.bytes_per_token
 
     @property
-    def oldest_use(self) -> int | None:
+    def least_recent_use(self) -> int | None:
         return next((region.used_at for region in self._retained), None)
 
     def bytes_for(self, num_tokens: int) -> int:
@@ -279,7 +281,7 @@ class KVCache:
             self._release(self._regions.pop(seq_id, None))
             self._sharing.discard(seq_id)
 
-    def drop_oldest(self) -> None:
+    def evict_oldest(self) -> None:
         """Give up the least recently used of the retained regions, of which there must be one."""
         region = next(iter(self._retained))
         self._take_out(region)
@@ -287,7 +289,7 @@ class KVCache:
 
     def drop_retained(self) -> None:
         while self._retained:
-            self.drop_oldest()
+            self.evict_oldest()
 
     def _put_in(self, region: Region) -> None:
         """Into what is retained, unless another region says the same and more; then that one was used now."""

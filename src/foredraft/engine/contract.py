@@ -47,32 +47,32 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     if bad is not None:
         b, token = bad
         raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
-    num_laws = 0 if proposal.probs is None else len(proposal.probs)
-    bad = _outside(proposal.prob_rows, lens, CERTAIN, num_laws)
+    num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
+    bad = _outside(proposal.prob_rows, lens, CERTAIN, num_prob_rows)
     if bad is not None:
         b, law = bad
         raise DrafterError(
-            f"{name} named row {law} of probs in row {b}, and probs has {num_laws} rows: "
+            f"{name} named row {law} of probs in row {b}, and probs has {num_prob_rows} rows: "
             f"{CERTAIN} stands for a token that was certain"
         )
 
 
-def check_laws(drafter: object, proposal: Proposal) -> None:
+def check_probs(drafter: object, proposal: Proposal) -> None:
     """What costs a pass over probs: each law that an id names sums to 1, and can give that id. Raises DrafterError."""
-    laws = proposal.laws
-    if laws is None:
+    token_probs = proposal.token_probs
+    if token_probs is None:
         return
     name = type(drafter).__name__
     sampled = proposal.drafted & (proposal.prob_rows != CERTAIN)
     rows, ids = proposal.prob_rows[sampled], proposal.ids[sampled]
-    named = laws.probs.cpu()[rows].to(torch.float64)
+    named = token_probs.probs.cpu()[rows].to(torch.float64)
     bad = (~((named.sum(-1) - 1).abs() <= SUM_TOLERANCE)).nonzero()[:, 0].tolist()
     if bad:
         total = float(named[bad[0]].sum())
         raise DrafterError(f"{name}: row {int(rows[bad[0]])} of probs sums to {total:.6g}, and must sum to 1")
     if bool((named < 0).any()):
         raise DrafterError(f"{name}: probs holds a negative number, and must hold probabilities")
-    if len(rows) and not bool((laws.to(torch.device("cpu")).at(rows, ids[:, None]) > 0).all()):
+    if len(rows) and not bool((token_probs.to(torch.device("cpu")).at(rows, ids[:, None]) > 0).all()):
         raise DrafterError(f"{name} proposed an id whose probability is 0 under the row of probs that it names")
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from foredraft.engine.contract import check_drafter, check_laws, check_proposal
-from foredraft.engine.forced_prefix import Lead, fitted
+from foredraft.engine.contract import check_drafter, check_probs, check_proposal
+from foredraft.engine.forced_prefix import ForcedPrefix, apply_constraints
 from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.stats import PrefixStats
-from foredraft.engine.step import Work
+from foredraft.engine.step import ScheduledSequence
 from foredraft.utils.isolation import Shield
 
 NUM_CHECKED = 16
@@ -43,7 +43,7 @@ class Drafts(NamedTuple):
     failures: dict[str, Exception]
 
 
-class Panel:
+class DrafterGroup:
     """drafters: by the names that a policy knows them by. What one of them raises ends nobody's request.
 
     Raises DrafterError for an object that is no drafter.
@@ -60,24 +60,24 @@ class Panel:
     def names(self) -> tuple[str, ...]:
         return tuple(self._drafters)
 
-    def propose(self, works: Sequence[Work], vocab_size: int) -> Drafts:
+    def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int) -> Drafts:
         """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced."""
-        if not any(work.max_draft for work in works):
-            return Drafts(Proposal.merged([], len(works)), {}, {})
-        leads = [Lead.of(work.sequence, work.max_draft) for work in works]
+        if not any(item.max_draft for item in scheduled):
+            return Drafts(Proposal.merged([], len(scheduled)), {}, {})
+        forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft) for item in scheduled]
         places: dict[str, list[int]] = {}
-        for b, (work, lead) in enumerate(zip(works, leads, strict=True)):
-            if work.drafter and lead.room:
-                places.setdefault(work.drafter, []).append(b)
+        for b, (item, forced) in enumerate(zip(scheduled, forced_prefixes, strict=True)):
+            if item.drafter and forced.room:
+                places.setdefault(item.drafter, []).append(b)
         parts, times, failures = [], {}, {}
         for name, rows in places.items():
             started = time.perf_counter()
             try:
-                parts.append((rows, self._ask(name, [leads[b] for b in rows], vocab_size)))
+                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size)))
             except Exception as error:
                 failures[name] = error
             times[name] = time.perf_counter() - started
-        return Drafts(fitted(Proposal.merged(parts, len(works)), leads), times, failures)
+        return Drafts(apply_constraints(Proposal.merged(parts, len(scheduled)), forced_prefixes), times, failures)
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
         """names: of the drafters that forget these sequences; None: all."""
@@ -115,14 +115,17 @@ class Panel:
     def _retaining(self) -> list[RetainingDrafter]:
         return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
 
-    def _ask(self, name: str, leads: list[Lead], vocab_size: int) -> Proposal:
+    def _ask(self, name: str, forced_prefixes: list[ForcedPrefix], vocab_size: int) -> Proposal:
         drafter = self._drafters[name]
-        requests = [DraftRequest(lead.sequence.seq_id, lead.tokens, lead.room, lead.sequence.sampler) for lead in leads]
+        requests = [
+            DraftRequest(forced.sequence.seq_id, forced.tokens, forced.room, forced.sequence.sampler)
+            for forced in forced_prefixes
+        ]
         proposal = drafter.propose(requests)
         check_proposal(drafter, proposal, requests, vocab_size)
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1
-            check_laws(drafter, proposal)
+            check_probs(drafter, proposal)
         return proposal
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.cache import MemoryPool
-from foredraft.engine.drafter_group import Panel
+from foredraft.engine.drafter_group import DrafterGroup
 from foredraft.engine.faults import DrafterFaults
 from foredraft.engine.logprobs import logprobs_of, record_prompt
 from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.engine.stats import PrefixStats, SpeculationStats
-from foredraft.engine.step import Attempt, Observer, Outcome, Work
+from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence
 from foredraft.errors import ForedraftError, PromptLengthError, shown
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
@@ -68,12 +68,14 @@ class Engine:
         self.cache = model.new_cache(pool)
         self.stats = SpeculationStats()
         self.observers = list(observers)
-        self._panel = Panel(drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter})
-        self._policy = SafePolicy(policy or FixedPolicy(self._panel.names[0]))
+        self._drafter_group = DrafterGroup(
+            drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter}
+        )
+        self._policy = SafePolicy(policy or FixedPolicy(self._drafter_group.names[0]))
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens
-        self._scheduler = Scheduler(self.cache, self._panel, self._policy, limits or Limits(), retain=retain)
+        self._scheduler = Scheduler(self.cache, self._drafter_group, self._policy, limits or Limits(), retain=retain)
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
         self._retain = retain
@@ -81,7 +83,7 @@ class Engine:
         self._verifications = (*VERIFICATIONS, *verification_rules)
         self._seq_ids = count()
         self._shield = Shield()
-        self._faults = DrafterFaults(self._panel, self._policy)
+        self._faults = DrafterFaults(self._drafter_group, self._policy)
         self._near_tie = 0.0 if model.traits.row_exact else NEAR_TIE
 
     @property
@@ -101,7 +103,7 @@ class Engine:
     @property
     def draft_prefix_stats(self) -> PrefixStats:
         """The same of the drafters that read with a model."""
-        return self._panel.prefix_stats
+        return self._drafter_group.prefix_stats
 
     @property
     def num_running(self) -> int:
@@ -179,48 +181,50 @@ class Engine:
             self._fail(sequence, error)
             changed.append(sequence)
 
-        works = self._scheduler.schedule(fail)
-        if not (works or changed) and self.has_work:
+        scheduled = self._scheduler.schedule(fail)
+        if not (scheduled or changed) and self.has_work:
             raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
         attempts, unexplained = together_or_apart(
-            works,
+            scheduled,
             partial(self._attempt, began, meanwhile),
             self._attempt_without_drafts,
-            lambda work, error: fail(work.sequence, error),
+            lambda item, error: fail(item.sequence, error),
         )
         if unexplained is not None:  # it did not happen without drafts: whoever makes them is suspected
-            suspects = {work.drafter: unexplained for work in works if work.drafter and work.max_draft}
-            self._faults.leave_alone(suspects, self._running_ids)
+            suspects = {item.drafter: unexplained for item in scheduled if item.drafter and item.max_draft}
+            self._faults.cool_down(suspects, self._running_ids)
         for attempt in attempts:
             num_kept = [
-                self._commit(work, outcome) for work, outcome in zip(attempt.scoring, attempt.outcomes, strict=True)
+                self._commit(item, outcome) for item, outcome in zip(attempt.scoring, attempt.outcomes, strict=True)
             ]
             self._report(attempt, num_kept)
-            changed += [work.sequence for work in attempt.scoring]
+            changed += [item.sequence for item in attempt.scoring]
         return changed
 
-    def _attempt(self, began: float, meanwhile: Callable[[], None] | None, works: Sequence[Work]) -> Attempt:
+    def _attempt(
+        self, began: float, meanwhile: Callable[[], None] | None, scheduled: Sequence[ScheduledSequence]
+    ) -> Attempt:
         """Propose, score, verify. No history changes, so it may be repeated."""
-        scoring = [work for work in works if work.scores]
-        drafts = self._panel.propose(scoring, self.model.traits.vocab_size)
-        self._faults.leave_alone(drafts.failures, self._running_ids)
+        scoring = [item for item in scheduled if item.scores]
+        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size)
+        self._faults.cool_down(drafts.failures, self._running_ids)
         drafted = time.perf_counter()
-        logits = self._score(works, drafts.proposal)
+        logits = self._score(scheduled, drafts.proposal)
         if meanwhile is not None:
             meanwhile()
         scored = time.perf_counter()
         outcomes = self._verify(scoring, drafts.proposal, logits) if scoring else []
         verified = time.perf_counter()
         return Attempt(
-            works, scoring, drafts.proposal, outcomes, drafts.times, scored - drafted, verified - scored, began
+            scheduled, scoring, drafts.proposal, outcomes, drafts.times, scored - drafted, verified - scored, began
         )
 
-    def _attempt_without_drafts(self, works: Sequence[Work]) -> Attempt:
+    def _attempt_without_drafts(self, scheduled: Sequence[ScheduledSequence]) -> Attempt:
         """As plain decoding, from where the cache stood before the step."""
         began = time.perf_counter()
-        for work in works:
-            self.cache.keep_prefix_of(work.sequence.seq_id, work.sequence.tokens, at_most=work.num_read)
-        return self._attempt(began, None, [replace(work, max_draft=0) for work in works])
+        for item in scheduled:
+            self.cache.keep_prefix_of(item.sequence.seq_id, item.sequence.tokens, at_most=item.num_read)
+        return self._attempt(began, None, [replace(item, max_draft=0) for item in scheduled])
 
     def _report(self, attempt: Attempt, num_kept: list[int]) -> None:
         """Tell those who look on."""
@@ -247,7 +251,7 @@ class Engine:
     def drop_retained(self) -> None:
         """Give back the keys and values that are kept for later prompts."""
         self.cache.drop_retained()
-        self._panel.drop_retained()
+        self._drafter_group.drop_retained()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
@@ -285,40 +289,40 @@ class Engine:
             if bad is not None:
                 raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")
 
-    def _score(self, works: Sequence[Work], proposal: Proposal) -> list[Tensor]:
+    def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
         """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
         drafts = iter(zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True))
-        for work in works:
-            starts.append(self.cache.num_held(work.sequence.seq_id))
-            tokens = work.sequence.tokens[starts[-1] : starts[-1] + work.num_unread]
+        for item in scheduled:
+            starts.append(self.cache.num_held(item.sequence.seq_id))
+            tokens = item.sequence.tokens[starts[-1] : starts[-1] + item.num_unread]
             num_logits = 0
-            if work.scores:
+            if item.scores:
                 ids, length = next(drafts)
                 tokens, num_logits = tokens + ids[:length], length + 1
-            if self._wants_prompt_logprobs(work.sequence):
+            if self._wants_prompt_logprobs(item.sequence):
                 num_logits = len(tokens)
-            reads.append(Read(work.sequence.seq_id, tokens, num_logits))
+            reads.append(Read(item.sequence.seq_id, tokens, num_logits))
         if not reads:
             return []
         logits = self.model.read(reads, self.cache)
         ends = accumulate((read.num_logits for read in reads), initial=0)
         parts = [logits[a:b] for a, b in pairwise(ends)]
-        for work, start, part in zip(works, starts, parts, strict=True):
-            if self._wants_prompt_logprobs(work.sequence):
-                record_prompt(work.sequence, start, part)
+        for item, start, part in zip(scheduled, starts, parts, strict=True):
+            if self._wants_prompt_logprobs(item.sequence):
+                record_prompt(item.sequence, start, part)
         lens = iter(proposal.lens.tolist())
-        return [part[-(next(lens) + 1) :] for work, part in zip(works, parts, strict=True) if work.scores]
+        return [part[-(next(lens) + 1) :] for item, part in zip(scheduled, parts, strict=True) if item.scores]
 
     @staticmethod
     def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
         return sequence.sampler.params.prompt_logprobs is not None and sequence.num_output == 0
 
-    def _verify(self, scoring: list[Work], proposal: Proposal, logits: list[Tensor]) -> list[Outcome]:
-        samplers = [work.sequence.sampler for work in scoring]
+    def _verify(self, scoring: list[ScheduledSequence], proposal: Proposal, logits: list[Tensor]) -> list[Outcome]:
+        samplers = [item.sequence.sampler for item in scoring]
         for sampler in samplers:
             sampler.errors.clear()
-        histories = [work.sequence.tokens for work in scoring]
+        histories = [item.sequence.tokens for item in scoring]
         verdict, ties = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
         rows = (t.tolist() for t in (proposal.ids, proposal.lens, verdict.num_accepted, verdict.next_ids))
         near_ties = ties.tolist() if self._near_tie else [[]] * len(scoring)
@@ -329,17 +333,17 @@ class Engine:
             )
         ]
 
-    def _commit(self, work: Work, outcome: Outcome) -> int:
+    def _commit(self, item: ScheduledSequence, outcome: Outcome) -> int:
         """-> how many of the outcome's tokens the text kept"""
-        length = len(work.sequence.tokens)
+        length = len(item.sequence.tokens)
         try:
-            self._grow(work, outcome)
+            self._grow(item, outcome)
         except Exception as error:
-            self._fail(work.sequence, error)
-        return len(work.sequence.tokens) - length
+            self._fail(item.sequence, error)
+        return len(item.sequence.tokens) - length
 
-    def _grow(self, work: Work, outcome: Outcome) -> None:
-        sequence, new_ids = work.sequence, outcome.new_ids
+    def _grow(self, item: ScheduledSequence, outcome: Outcome) -> None:
+        sequence, new_ids = item.sequence, outcome.new_ids
         num_accepted = outcome.num_accepted
         failed = _first_failed(sequence, num_accepted)
         num_kept = sequence.commit(new_ids[:failed], outcome.num_drafted, has_own=failed is None)
@@ -363,10 +367,10 @@ class Engine:
         self._scheduler.remove(sequence)
         if self._retain and sequence.sampler.params.prefix_caching and sequence.error is None:
             self.cache.retain(sequence.seq_id, sequence.tokens)
-            self._panel.retain(sequence.seq_id, sequence.tokens)
+            self._drafter_group.retain(sequence.seq_id, sequence.tokens)
         else:
             self.cache.drop([sequence.seq_id])
-            self._panel.forget([sequence.seq_id])
+            self._drafter_group.forget([sequence.seq_id])
 
 
 def _as_draft_len(wanted: int | str) -> int | None:

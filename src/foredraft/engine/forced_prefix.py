@@ -14,7 +14,7 @@ from foredraft.engine.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class ForcedPrefix:
     """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history."""
 
     sequence: TokenSequence
@@ -22,9 +22,9 @@ class Lead:
     ids: list[int]
 
     @classmethod
-    def of(cls, sequence: TokenSequence, max_draft: int) -> Lead:
+    def of(cls, sequence: TokenSequence, max_draft: int) -> ForcedPrefix:
         constraint = sequence.sampler.constraint
-        if constraint is not None and not constraint.affords_drafts:
+        if constraint is not None and not constraint.allows_drafts:
             max_draft = 0
         return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft))
 
@@ -45,24 +45,24 @@ class Lead:
         A token that was drawn and may not come stays, as the last one: to take it away because of what it is would bias
         the text, and the target rejects it.
         """
-        draft, laws = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
+        draft, token_probs = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
         sampler, history = self.sequence.sampler, self.sequence.tokens
         count = sampler.num_allowed(history, draft)
         if count < len(draft):
-            count += laws[count] != CERTAIN
-            return draft[:count], laws[:count]
+            count += token_probs[count] != CERTAIN
+            return draft[:count], token_probs[:count]
         if not self._ends(draft):
             draft += sampler.forced(history, draft, self.max_draft - len(draft))
-        return draft, [*laws, *[CERTAIN] * (len(draft) - len(laws))]
+        return draft, [*token_probs, *[CERTAIN] * (len(draft) - len(token_probs))]
 
     def _ends(self, ids: Sequence[int]) -> bool:
         return bool(ids) and ids[-1] in self.sequence.end_ids
 
 
-def fitted(proposal: Proposal, leads: Sequence[Lead]) -> Proposal:
+def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix]) -> Proposal:
     """The drafters' answers, each behind its lead and as its text's constraint allows. Row b is of leads[b]."""
-    if not any(lead.max_draft and lead.sequence.sampler.constraint is not None for lead in leads):
+    if not any(forced.max_draft and forced.sequence.sampler.constraint is not None for forced in forced_prefixes):
         return proposal
-    rows = zip(leads, proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True)
-    drafts = [lead.fit(ids[:length], prob_rows[:length]) for lead, ids, prob_rows, length in rows]
-    return Proposal.of([ids for ids, _ in drafts], [laws for _, laws in drafts], proposal.laws)
+    rows = zip(forced_prefixes, proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True)
+    drafts = [forced.fit(ids[:length], prob_rows[:length]) for forced, ids, prob_rows, length in rows]
+    return Proposal.of([ids for ids, _ in drafts], [token_probs for _, token_probs in drafts], proposal.token_probs)

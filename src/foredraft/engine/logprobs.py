@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.sequence import TokenLogprobs, TokenSequence
-from foredraft.sampling import sent
+from foredraft.sampling import to_device
 
 
 def record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
@@ -24,10 +24,10 @@ def logprobs_of(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenL
     """The raw distributions at these tokens. logits: [N, V], ids: N of them"""
     if not ids:
         return []
-    laws = torch.log_softmax(logits.float(), dim=-1)
-    own = laws.gather(1, sent(ids, laws.device, torch.int64)[:, None])
-    ranks = (laws > own).sum(-1, keepdim=True) + 1
-    top = laws.topk(min(num_top, laws.shape[1]), dim=-1)
+    token_probs = torch.log_softmax(logits.float(), dim=-1)
+    own = token_probs.gather(1, to_device(ids, token_probs.device, torch.int64)[:, None])
+    ranks = (token_probs > own).sum(-1, keepdim=True) + 1
+    top = token_probs.topk(min(num_top, token_probs.shape[1]), dim=-1)
     # in one copy: each waits for the device
     told = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
     count = top.values.shape[1]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.sampling import Laws, Sampler, joined
+from foredraft.sampling import Sampler, TokenProbs, joined
 
 CERTAIN = -1
 
@@ -60,9 +60,9 @@ class Proposal:
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
 
     @property
-    def laws(self) -> Laws | None:
+    def token_probs(self) -> TokenProbs | None:
         """What was sampled was drawn from these."""
-        return None if self.probs is None else Laws(self.probs, self.kept_ids)
+        return None if self.probs is None else TokenProbs(self.probs, self.kept_ids)
 
     @property
     def drafted(self) -> Tensor:
@@ -75,13 +75,15 @@ class Proposal:
         return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows])
 
     @staticmethod
-    def of(rows: Sequence[Sequence[int]], prob_rows: Sequence[Sequence[int]], laws: Laws | None = None) -> Proposal:
+    def of(
+        rows: Sequence[Sequence[int]], prob_rows: Sequence[Sequence[int]], token_probs: TokenProbs | None = None
+    ) -> Proposal:
         """rows: the draft tokens of each sequence. prob_rows: which of the laws each was drawn from, or CERTAIN."""
         lens = [len(row) for row in rows]
         width = max(lens, default=0)
         ids = [[*row, *[0] * (width - len(row))] for row in rows]
         drawn_from = [[*row, *[CERTAIN] * (width - len(row))] for row in prob_rows]
-        probs, kept_ids = (None, None) if laws is None else (laws.probs, laws.ids)
+        probs, kept_ids = (None, None) if token_probs is None else (token_probs.probs, token_probs.ids)
         shape = (len(rows), width)
         return Proposal(tensor_of(ids).view(shape), tensor_of(lens), tensor_of(drawn_from).view(shape), probs, kept_ids)
 
@@ -92,15 +94,15 @@ class Proposal:
             return parts[0][1]
         ids: list[list[int]] = [[] for _ in range(num_rows)]
         drawn_from: list[list[int]] = [[] for _ in range(num_rows)]
-        laws: list[Laws] = []
+        token_probs: list[TokenProbs] = []
         for rows, part in parts:
-            first = sum(law.probs.shape[0] for law in laws)
+            first = sum(probs.probs.shape[0] for probs in token_probs)
             columns = (part.ids.tolist(), part.prob_rows.tolist(), part.lens.tolist())
             for row, its_ids, its_laws, length in zip(rows, *columns, strict=True):
                 ids[row] = its_ids[:length]
-                drawn_from[row] = [law if law == CERTAIN else first + law for law in its_laws[:length]]
-            laws += [] if part.laws is None else [part.laws]
-        return Proposal.of(ids, drawn_from, joined(laws) if laws else None)
+                drawn_from[row] = [probs if probs == CERTAIN else first + probs for probs in its_laws[:length]]
+            token_probs += [] if part.token_probs is None else [part.token_probs]
+        return Proposal.of(ids, drawn_from, joined(token_probs) if token_probs else None)
 
 
 def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

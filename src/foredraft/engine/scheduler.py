@@ -12,13 +12,13 @@ from foredraft.engine.cache import KVCache
 from foredraft.engine.fairness import FairQueue, fair_shares
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.stats import PrefixStats
-from foredraft.engine.step import Work
+from foredraft.engine.step import ScheduledSequence
 from foredraft.policy import MEMORY_SHORT, Policy
 from foredraft.utils.prefix import common_prefix
 
 logger = logging.getLogger("foredraft")
 
-MEMORY_PAUSE = 32
+MEMORY_COOLDOWN = 32
 """Steps for which a drafter that gave up its memory is left alone: taken back at once, it would be asked for again."""
 
 WORTH_WAITING = 64
@@ -90,9 +90,9 @@ class Scheduler:
         self._cache.drop([sequence.seq_id])
         self._put_back(sequence)
 
-    def schedule(self, fail: Fail = _raise) -> list[Work]:
+    def schedule(self, fail: Fail = _raise) -> list[ScheduledSequence]:
         """fail: ends one sequence, for which no work could be planned; it removes it."""
-        works: list[Work] = []
+        scheduled: list[ScheduledSequence] = []
         budget = self._limits.max_batch_tokens
         self._policy.begin(self.running)
         shares = self._row_shares()
@@ -100,19 +100,19 @@ class Scheduler:
             if sequence not in self.running:
                 continue  # gave way to one before it
             try:
-                work = self._plan(sequence, self._rows_for(sequence, budget, shares))
+                item = self._plan(sequence, self._rows_for(sequence, budget, shares))
             except Exception as error:
                 fail(sequence, error)
                 continue
-            if work is not None:
-                works.append(work)
-                budget -= work.num_rows
+            if item is not None:
+                scheduled.append(item)
+                budget -= item.num_rows
                 if shares:
-                    shares[sequence.client] -= work.num_rows
-        works = self._admit_waiting(self._still_running(works), budget, fail)
-        for work in works:
-            self.waiting.charge(work.sequence.client, work.num_rows)
-        return works
+                    shares[sequence.client] -= item.num_rows
+        scheduled = self._admit_waiting(self._still_running(scheduled), budget, fail)
+        for item in scheduled:
+            self.waiting.charge(item.sequence.client, item.num_rows)
+        return scheduled
 
     def _row_shares(self) -> dict[str, int]:
         """Rows of this pass that each client may have. Empty where one client alone has work: it may have all."""
@@ -138,50 +138,50 @@ class Scheduler:
             most = min(most, shares[sequence.client] - num_own)
         return max(1, most)
 
-    def _admit_waiting(self, works: list[Work], budget: int, fail: Fail) -> list[Work]:
+    def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int, fail: Fail) -> list[ScheduledSequence]:
         """-> works, without those who gave way, and the works of those who begin"""
         while budget > 0:
             waiting = self._next_waiting()
             if waiting is None:
                 break
             try:
-                work = self._admit(waiting, budget)
-                if work is None and self._make_way_for(waiting):
-                    works = self._still_running(works)
-                    work = self._admit(waiting, budget)
+                item = self._admit(waiting, budget)
+                if item is None and self._make_way_for(waiting):
+                    scheduled = self._still_running(scheduled)
+                    item = self._admit(waiting, budget)
             except Exception as error:
                 fail(waiting, error)
-                works = self._still_running(works)
+                scheduled = self._still_running(scheduled)
                 continue
-            if work is None:
+            if item is None:
                 break
-            works.append(work)
-            budget -= work.num_rows
-        return works
+            scheduled.append(item)
+            budget -= item.num_rows
+        return scheduled
 
-    def _still_running(self, works: list[Work]) -> list[Work]:
+    def _still_running(self, scheduled: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """Without those whose sequence gave way after its work was planned."""
         running = set(self.running)
-        return [work for work in works if work.sequence in running]
+        return [item for item in scheduled if item.sequence in running]
 
     @property
     def _has_place(self) -> bool:
         return len(self.running) < self._limits.max_num_seqs
 
-    def _plan(self, sequence: TokenSequence, budget: int) -> Work | None:
+    def _plan(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
         """The work of a running sequence, its memory reserved; others give way for it. None: it gave way itself."""
-        work = self._cut_to(sequence, budget)
-        if self._reserve(work):
-            return work
-        work = self._give_up_drafts(work)
-        while not self._reserve(work):
+        item = self._cut_to(sequence, budget)
+        if self._reserve(item):
+            return item
+        item = self._give_up_drafts(item)
+        while not self._reserve(item):
             if len(self.running) == 1:
                 raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory alone")
             last = self._last_of(self._largest_client())
             self.preempt(last)
             if last is sequence:
                 return None
-        return work
+        return item
 
     def _largest_client(self) -> str:
         """Of clients with as many running sequences, the one whose last one came last."""
@@ -229,15 +229,15 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.waiting.put_back(sequence)
 
-    def _give_up_drafts(self, work: Work) -> Work:
+    def _give_up_drafts(self, item: ScheduledSequence) -> ScheduledSequence:
         """A draft is worth less than a sequence that would have to start again: its memory goes first."""
         held = self._drafters.give_up([sequence.seq_id for sequence in self.running])
-        new = self._policy.rest(held, MEMORY_SHORT, MEMORY_PAUSE) if held else []
+        new = self._policy.cool_down(held, MEMORY_SHORT, MEMORY_COOLDOWN) if held else []
         if new:
-            logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), MEMORY_PAUSE)
-        return work if self._reserve(work) else replace(work, max_draft=0)
+            logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), MEMORY_COOLDOWN)
+        return item if self._reserve(item) else replace(item, max_draft=0)
 
-    def _admit(self, sequence: TokenSequence, budget: int) -> Work | None:
+    def _admit(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
         """Start a waiting sequence if there is a place and its whole history fits; nobody gives way for it."""
         seq_id, tokens = sequence.seq_id, sequence.tokens
         if not self._has_place or not self._cache.fits(len(tokens)):
@@ -247,13 +247,13 @@ class Scheduler:
             self._cache.drop([seq_id])
             return None
         self._count(sequence, num_found)
-        work = self._cut_to(sequence, budget)
-        if not self._reserve(work):
-            work = replace(work, max_draft=0)
+        item = self._cut_to(sequence, budget)
+        if not self._reserve(item):
+            item = replace(item, max_draft=0)
         self.waiting.start(sequence)
         self.running.append(sequence)
         sequence.begin()
-        return work
+        return item
 
     def _count(self, sequence: TokenSequence, num_found: int) -> None:
         """Once a sequence: who gave way and comes back finds what it read itself."""
@@ -291,16 +291,18 @@ class Scheduler:
                     sequence.wait_for, sequence.wait_len = reader, length
                     return
 
-    def _cut_to(self, sequence: TokenSequence, budget: int) -> Work:
+    def _cut_to(self, sequence: TokenSequence, num_rows: int) -> ScheduledSequence:
         # a step that was interrupted may have left draft tokens behind that nobody verified
         tokens = sequence.tokens
         num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
         num_read = len(tokens) - num_unread
-        if num_unread > budget:
-            return Work(sequence, budget, False, 0, num_read=num_read)
-        ask = self._policy.ask(sequence)
-        return Work(sequence, num_unread, True, min(ask.max_draft, budget - num_unread), ask.drafter, num_read)
+        if num_unread > num_rows:
+            return ScheduledSequence(sequence, num_rows, False, 0, num_read=num_read)
+        draft = self._policy.draft_budget(sequence)
+        return ScheduledSequence(
+            sequence, num_unread, True, min(draft.max_draft, num_rows - num_unread), draft.drafter, num_read
+        )
 
-    def _reserve(self, work: Work) -> bool:
-        held = self._cache.num_held(work.sequence.seq_id)
-        return self._cache.reserve(work.sequence.seq_id, held + work.num_unread + work.max_draft)
+    def _reserve(self, item: ScheduledSequence) -> bool:
+        held = self._cache.num_held(item.sequence.seq_id)
+        return self._cache.reserve(item.sequence.seq_id, held + item.num_unread + item.max_draft)

@@ -14,7 +14,7 @@ from foredraft.engine.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledSequence:
     """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
     (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
     the cache held when the step was planned."""
@@ -57,8 +57,8 @@ class Step:
     verdicts. total_time: the whole step, scheduling and commit included.
     """
 
-    works: Sequence[Work]
-    scoring: Sequence[Work]
+    scheduled: Sequence[ScheduledSequence]
+    scoring: Sequence[ScheduledSequence]
     proposal: Proposal
     outcomes: Sequence[Outcome]
     num_kept: Sequence[int]
@@ -70,7 +70,7 @@ class Step:
     @property
     def num_rows(self) -> int:
         """Rows of the target's pass."""
-        return sum(work.num_unread for work in self.works) + sum(outcome.num_drafted for outcome in self.outcomes)
+        return sum(item.num_unread for item in self.scheduled) + sum(outcome.num_drafted for outcome in self.outcomes)
 
     @property
     def draft_time(self) -> float:
@@ -81,8 +81,8 @@ class Step:
 class Attempt:
     """A step before anything is committed; as in Step. began: when, by time.perf_counter."""
 
-    works: Sequence[Work]
-    scoring: Sequence[Work]
+    scheduled: Sequence[ScheduledSequence]
+    scoring: Sequence[ScheduledSequence]
     proposal: Proposal
     outcomes: Sequence[Outcome]
     draft_times: Mapping[str, float]
@@ -93,7 +93,7 @@ class Attempt:
     def committed(self, num_kept: Sequence[int]) -> Step:
         """The whole step, which ends now."""
         return Step(
-            self.works,
+            self.scheduled,
             self.scoring,
             self.proposal,
             self.outcomes,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.gpu.buckets import Bucket, Noise
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 
 NO_SPAN = -1
 """Of a row that fills up a bucket: it belongs to no sequence, stores nothing and reads nothing."""
@@ -39,18 +39,18 @@ class Inputs:
         self.bucket = bucket
         rows, spans = bucket.num_rows, bucket.num_spans
         sizes = [rows, rows, rows, bucket.num_wanted, spans, num_layers * spans * 2]
-        self._whole = _Twin(sizes, torch.int64, device)
+        self._whole = PinnedBuffer(sizes, torch.int64, device)
         self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores = self._whole.device_parts(sizes)
         self.stores = stores.view(num_layers, spans, 2)
         self._parts = self._whole.host_parts(sizes)
         noise_sizes = [spans, spans * bucket.depth]
-        self._noise = _Twin(noise_sizes, torch.float64, device)
+        self._noise = PinnedBuffer(noise_sizes, torch.float64, device)
         self.temperatures, uniforms = self._noise.device_parts(noise_sizes)
         self.uniforms = uniforms.view(bucket.depth, spans)
         self._noise_parts = self._noise.host_parts(noise_sizes)
         self.keys: Tensor | None = None
         if bucket.noise == Noise.SHARED:
-            self._shared = _Twin(noise_sizes[1:], torch.int64, device)
+            self._shared = PinnedBuffer(noise_sizes[1:], torch.int64, device)
             self.keys = self._shared.device_parts(noise_sizes[1:])[0].view(bucket.depth, spans)
             self._key_part = self._shared.host_parts(noise_sizes[1:])[0]
         self.fill([], [], [], [])
@@ -74,26 +74,26 @@ class Inputs:
         by_span[:, len(spans) :] = 0
         self._whole.send()
 
-    def fill_noise(self, ways: Sequence[Way]) -> None:
+    def fill_noise(self, specs: Sequence[DrawSpec]) -> None:
         """ways: of each span, with noise for as many tokens as it is to write."""
         self._noise.wait()
         temperatures, uniforms = self._noise_parts
         temperatures[:], uniforms[:] = 0.0, 0.0
         by_step = self._by_step(uniforms)
-        for index, way in enumerate(ways):
-            temperatures[index] = way.temperature
-            by_step[: len(way.uniforms), index] = way.uniforms
-            by_step[: len(way.keys), index] = BY_KEY
+        for index, spec in enumerate(specs):
+            temperatures[index] = spec.temperature
+            by_step[: len(spec.uniforms), index] = spec.uniforms
+            by_step[: len(spec.keys), index] = BY_KEY
         self._noise.send()
         if self.keys is not None:
-            self._fill_keys(ways)
+            self._fill_keys(specs)
 
-    def _fill_keys(self, ways: Sequence[Way]) -> None:
+    def _fill_keys(self, specs: Sequence[DrawSpec]) -> None:
         self._shared.wait()
         self._key_part[:] = 0
         by_step = self._by_step(self._key_part)
-        for index, way in enumerate(ways):
-            by_step[: len(way.keys), index] = way.keys
+        for index, spec in enumerate(specs):
+            by_step[: len(spec.keys), index] = spec.keys
         self._shared.send()
 
     def _by_step(self, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -101,7 +101,7 @@ class Inputs:
         return part.reshape(self.bucket.depth, self.bucket.num_spans)
 
 
-class _Twin:
+class PinnedBuffer:
     """Numbers on the device and, where the device is another, their source in page-locked memory."""
 
     def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device) -> None:

@@ -69,7 +69,7 @@ def write(
     step: Inputs,
     vocab_size: int,
     arithmetic: Arithmetic,
-    laws: Tensor | None = None,
+    token_probs: Tensor | None = None,
 ) -> Tensor:
     """Read, and go on: bucket.depth tokens of the first vocab_size ids behind each span. step: inputs of a row for each
     span, which are filled here. laws: where any is drawn, [depth, spans, V] float32, written to (rows at temperature 0 are
@@ -89,12 +89,12 @@ def write(
             step.ids.copy_(ids[-1].clamp(min=0))
             step.positions.add_(1)
             logits = read(stack, step, arithmetic)[:, :vocab_size]
-        if laws is None:
+        if token_probs is None:
             ids.append(likeliest(logits))
         else:
             keys = None if inputs.keys is None else inputs.keys[place]
             chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place], keys)
-            laws[place].copy_(law)
+            token_probs[place].copy_(law)
             ids.append(chosen)
     return torch.stack(ids)
 
@@ -109,8 +109,8 @@ def drawn(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor |
     """From softmax(logits / T), or the likeliest where T is 0. logits: [R, V], temperatures, uniforms: [R] float64; keys: [R]
     int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; laws [R, V] float32"""
     is_greedy = temperatures == 0
-    laws = tempered(logits, torch.where(is_greedy, 1.0, temperatures))
-    ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(laws, uniforms.clamp(min=0)))
+    token_probs = tempered(logits, torch.where(is_greedy, 1.0, temperatures))
+    ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(token_probs, uniforms.clamp(min=0)))
     if keys is not None:
-        ids = torch.where(uniforms == BY_KEY, shared_scores(laws, keys).argmax(-1), ids)
-    return torch.where(laws[:, 0].isnan(), -1, ids), laws
+        ids = torch.where(uniforms == BY_KEY, shared_scores(token_probs, keys).argmax(-1), ids)
+    return torch.where(token_probs[:, 0].isnan(), -1, ids), token_probs

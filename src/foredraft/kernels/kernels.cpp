@@ -84,29 +84,29 @@ struct Batch {
 
 // How the tokens behind a row are chosen: the likeliest, one drawn from the law with a uniform number, or the one that
 // noise shared with others favours (see sampling/noise.py). The law is softmax(logits / temperature), truncated.
-struct Way {
+struct DrawSpec {
     int64_t kind, first_noise;             // where its uniform numbers or its keys begin, one for each token
-    int64_t first_law;                     // where the laws of its drawn tokens go, one row each
+    int64_t first_prob_row;                     // where the token_probs of its drawn tokens go, one row each
     int64_t top_k;                         // 0: all
     float temperature, top_p, min_p, unused;
 };
 
-// Laws of drawn tokens. A row holds `kept[r]` ids, likeliest first, or, where nothing is truncated, all of them in order.
-struct Laws {
+// TokenProbs of drawn tokens. A row holds `kept[r]` ids, likeliest first, or, where nothing is truncated, all of them in order.
+struct TokenProbs {
     float* probs;                          // [R, width]
-    int64_t* ids;                          // [R, width]; null where no way truncates
+    int64_t* ids;                          // [R, width]; null where no spec truncates
     int64_t* kept;                         // [R]
     int64_t width;
 };
 
 // Sequences whose draft tokens are weighed: sequence b's rows of logits begin at first_rows[b], its draft tokens, and the
-// laws that each was drawn from (-1: it was certain), at places[b] of [B, K].
-struct Docket {
+// token_probs that each was drawn from (-1: it was certain), at places[b] of [B, K].
+struct VerificationBatch {
     const int64_t *first_rows, *lens, *places;  // [num_sequences]
-    const Way* ways;                            // the target's
+    const DrawSpec* specs;                            // the target's
     const int64_t* rules;                       // 0: rejection, 1: block
-    const int64_t *ids, *law_rows;              // [B, K]
-    const float* probs;                         // [R, columns]: the drafts' laws
+    const int64_t *ids, *prob_rows;              // [B, K]
+    const float* probs;                         // [R, columns]: the drafts' token_probs
     const int64_t* kept_ids;                    // [R, columns], or null: each column is its id
     const double* uniforms;                     // [num_sequences, 2]
     int64_t num_sequences, max_len, columns, probs_stride, kept_stride;
@@ -804,19 +804,19 @@ void dense_law(const Logits& row, int64_t width, float temperature, float* probs
     }
 }
 
-bool truncates(const Way& way) { return way.top_k > 0 || way.top_p < 1 || way.min_p > 0; }
+bool truncates(const DrawSpec& spec) { return spec.top_k > 0 || spec.top_p < 1 || spec.min_p > 0; }
 
 constexpr double REACHED = 1 - 1e-6;  // of top_p: so that rounding does not keep one id more where equal logits meet it exactly
 
 // The truncated law on the ids that it keeps, likeliest first: of what has at least min_p of the top probability the
 // top_k (equal logits at the border all stay), of those the fewest that hold top_p of the rest's mass (of equal logits the lower
-// ids). The same rule as sampling/laws.py's. probs, ids: room for all. -> how many are kept; 0: the row is no law
-int64_t kept_law(const Logits& row, int64_t width, const Way& way, std::vector<float>& probs, std::vector<int64_t>& ids) {
-    for (int64_t count = std::min<int64_t>(width, std::max<int64_t>(way.top_k + 16, 64));; count = std::min(width, 8 * count)) {
+// ids). The same rule as sampling/token_probs.py's. probs, ids: room for all. -> how many are kept; 0: the row is no law
+int64_t kept_law(const Logits& row, int64_t width, const DrawSpec& spec, std::vector<float>& probs, std::vector<int64_t>& ids) {
+    for (int64_t count = std::min<int64_t>(width, std::max<int64_t>(spec.top_k + 16, 64));; count = std::min(width, 8 * count)) {
         thread_local std::vector<float> values;
         if ((int64_t)probs.size() < count) { probs.resize(count); ids.resize(count); }
         if ((int64_t)values.size() < count) values.resize(count);
-        top_of(row, width, way.temperature, count, probs.data(), values.data(), ids.data());
+        top_of(row, width, spec.temperature, count, probs.data(), values.data(), ids.data());
         if (std::isnan(probs[0])) return 0;
         int64_t kept = count;
         bool bounded = false, complete = count == width;
@@ -825,13 +825,13 @@ int64_t kept_law(const Logits& row, int64_t width, const Way& way, std::vector<f
             complete |= of[count - 1] < bound;
             bounded = true;
         };
-        if (way.min_p > 0) cut_below(probs, way.min_p * probs[0]);
-        if (0 < way.top_k && way.top_k <= count) cut_below(values, std::max(values[way.top_k - 1], -FLT_MAX));  // masked ids never stay
-        if (way.top_p < 1) {
+        if (spec.min_p > 0) cut_below(probs, spec.min_p * probs[0]);
+        if (0 < spec.top_k && spec.top_k <= count) cut_below(values, std::max(values[spec.top_k - 1], -FLT_MAX));  // masked ids never stay
+        if (spec.top_p < 1) {
             double mass = 0;
             for (int64_t i = 0; i < kept; i++) mass += probs[i];
             // before min-p and top-k took anything the mass is 1; after them it is what they left
-            const double wanted = REACHED * way.top_p * (bounded ? mass : 1.0);
+            const double wanted = REACHED * spec.top_p * (bounded ? mass : 1.0);
             if (!bounded) complete |= mass >= wanted;
             double reached = 0;
             for (int64_t i = 0; i < kept; i++) {
@@ -908,40 +908,40 @@ int64_t favoured_place(const float* probs, const int64_t* ids, int64_t count, in
     return place;
 }
 
-// The `step`-th token of a way, or -1 where the row is no law. Its law goes out where it is drawn and laws are wanted.
-int64_t chosen(const Logits& row, int64_t width, const Way& way, const Noise& noise, int64_t step, const Laws* laws) {
-    if (way.kind == GREEDY) {
+// The `step`-th token of a spec, or -1 where the row is no law. Its law goes out where it is drawn and token_probs are wanted.
+int64_t chosen(const Logits& row, int64_t width, const DrawSpec& spec, const Noise& noise, int64_t step, const TokenProbs* token_probs) {
+    if (spec.kind == GREEDY) {
         const int64_t token = argmax_of(row, width);
         return std::isnan(row.at(token)) ? -1 : token;
     }
     thread_local std::vector<float> probs;
     thread_local std::vector<int64_t> ids;
-    const bool is_cut = truncates(way), is_drawn = way.kind == DRAWN;
-    const int64_t at = way.first_law + step;
+    const bool is_cut = truncates(spec), is_drawn = spec.kind == DRAWN;
+    const int64_t at = spec.first_prob_row + step;
     float* law = nullptr;
     int64_t count = width;
     if (is_cut) {
-        count = kept_law(row, width, way, probs, ids);
+        count = kept_law(row, width, spec, probs, ids);
         if (count == 0) return -1;
         law = probs.data();
     } else {
         if ((int64_t)probs.size() < width) { probs.resize(width); ids.resize(width); }
-        law = laws && is_drawn ? laws->probs + at * laws->width : probs.data();
-        dense_law(row, width, way.temperature, law);
+        law = token_probs && is_drawn ? token_probs->probs + at * token_probs->width : probs.data();
+        dense_law(row, width, spec.temperature, law);
         if (std::isnan(law[0])) return -1;
     }
-    if (laws && is_drawn) {
-        laws->kept[at] = count;
+    if (token_probs && is_drawn) {
+        token_probs->kept[at] = count;
         if (is_cut) {
-            std::copy_n(law, count, laws->probs + at * laws->width);
-            std::copy_n(ids.data(), count, laws->ids + at * laws->width);
+            std::copy_n(law, count, token_probs->probs + at * token_probs->width);
+            std::copy_n(ids.data(), count, token_probs->ids + at * token_probs->width);
         } else {
-            std::fill(law + width, law + laws->width, 0.0f);
-            if (laws->ids) std::iota(laws->ids + at * laws->width, laws->ids + at * laws->width + width, 0);
+            std::fill(law + width, law + token_probs->width, 0.0f);
+            if (token_probs->ids) std::iota(token_probs->ids + at * token_probs->width, token_probs->ids + at * token_probs->width + width, 0);
         }
     }
-    const int64_t place = is_drawn ? drawn_place(law, count, noise.uniforms[way.first_noise + step])
-                                   : favoured_place(law, is_cut ? ids.data() : nullptr, count, noise.keys[way.first_noise + step]);
+    const int64_t place = is_drawn ? drawn_place(law, count, noise.uniforms[spec.first_noise + step])
+                                   : favoured_place(law, is_cut ? ids.data() : nullptr, count, noise.keys[spec.first_noise + step]);
     return is_cut ? ids[place] : place;
 }
 
@@ -983,15 +983,15 @@ double residual(const Seen& p, const Seen& q, double scale, float* spread, float
     return total;
 }
 
-// How many draft tokens of sequence b stand, and the token after them. p: its lens[b] + 1 laws. The rules are those of
+// How many draft tokens of sequence b stand, and the token after them. p: its lens[b] + 1 token_probs. The rules are those of
 // foredraft/verify: see block.py and rejection.py. stop: [lens[b] + 1], the law of the first answer.
-void judge_one(const Docket& d, int64_t b, const std::vector<Seen>& p, std::vector<float>& spread, double* stop, int64_t* outcome) {
+void verify_one(const VerificationBatch& d, int64_t b, const std::vector<Seen>& p, std::vector<float>& spread, double* stop, int64_t* outcome) {
     const int64_t n = d.lens[b], at = d.places[b] * d.max_len;
     std::vector<Seen> q(n);
     std::vector<float> ones(1, 1.0f), weights(p[0].count);
     std::vector<double> scale(n + 1, 1.0), holds(n + 1, 1.0);
     const auto draft = [&](int64_t i) -> Seen {
-        const int64_t row = d.law_rows[at + i];
+        const int64_t row = d.prob_rows[at + i];
         if (row < 0) return {ones.data(), d.ids + at + i, 1};
         return {d.probs + row * d.probs_stride, d.kept_ids ? d.kept_ids + row * d.kept_stride : nullptr, d.columns};
     };
@@ -1055,23 +1055,23 @@ void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, 
     }
 }
 
-// Each row's token under its way; -1 where a row is no law. ids: [num_rows]
-void choose(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const Way* ways, const double* uniforms,
+// Each row's token under its spec; -1 where a row is no law. ids: [num_rows]
+void choose(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const DrawSpec* specs, const double* uniforms,
             const int64_t* keys, int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
-    for (int64_t r = 0; r < num_rows; r++) ids[r] = chosen(row_of(logits, is_float, width, r), width, ways[r], {uniforms, keys}, 0, nullptr);
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = chosen(row_of(logits, is_float, width, r), width, specs[r], {uniforms, keys}, 0, nullptr);
 }
 
-// Truncated laws: probs, ids: [num_rows, room]. -> the most ids that a row keeps; where that is more than the room, what
+// Truncated token_probs: probs, ids: [num_rows, room]. -> the most ids that a row keeps; where that is more than the room, what
 // was written is of no use. Rows that keep fewer are filled up with probability 0; one that is no law is NaN throughout.
-int64_t laws(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const Way* ways, int64_t room, float* probs,
+int64_t token_probs(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const DrawSpec* specs, int64_t room, float* probs,
              int64_t* ids, int64_t num_threads) {
     std::vector<int64_t> kept(num_rows);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
     for (int64_t r = 0; r < num_rows; r++) {
         thread_local std::vector<float> some;
         thread_local std::vector<int64_t> places;
-        kept[r] = kept_law(row_of(logits, is_float, width, r), width, ways[r], some, places);
+        kept[r] = kept_law(row_of(logits, is_float, width, r), width, specs[r], some, places);
         std::copy_n(some.begin(), std::min(room, kept[r]), probs + r * room);
         std::copy_n(places.begin(), std::min(room, kept[r]), ids + r * room);
     }
@@ -1085,9 +1085,9 @@ int64_t laws(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
 
 // Weighs sampled drafts. outcomes: [num_sequences, 2], how many draft tokens stand and the next one; bad: [rows of logits],
 // set where a row is no law; stops: [num_sequences, max_len + 1], the law of how many stand.
-void judge(const void* logits, int64_t is_float, int64_t width, const Docket* docket, int64_t* outcomes, uint8_t* bad, double* stops,
+void verify(const void* logits, int64_t is_float, int64_t width, const VerificationBatch* batch, int64_t* outcomes, uint8_t* bad, double* stops,
            int64_t num_threads) {
-    const Docket& d = *docket;
+    const VerificationBatch& d = *batch;
     std::vector<int64_t> offsets(d.num_sequences + 1, 0);
     for (int64_t b = 0; b < d.num_sequences; b++) offsets[b + 1] = offsets[b] + d.lens[b] + 1;
     const int64_t num_rows = offsets[d.num_sequences];
@@ -1098,14 +1098,14 @@ void judge(const void* logits, int64_t is_float, int64_t width, const Docket* do
     std::vector<std::vector<int64_t>> ids(num_rows);
 #pragma omp parallel num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
     {
-        // truncated laws row by row; whole ones by the sequence, in memory that stays warm
+        // truncated token_probs row by row; whole ones by the sequence, in memory that stays warm
 #pragma omp for schedule(dynamic)
         for (int64_t r = 0; r < num_rows; r++) {
-            const Way& way = d.ways[rows[r].first];
-            if (!truncates(way)) continue;
+            const DrawSpec& spec = d.specs[rows[r].first];
+            if (!truncates(spec)) continue;
             thread_local std::vector<float> some;
             thread_local std::vector<int64_t> places;
-            const int64_t kept = kept_law(row_of(logits, is_float, width, rows[r].second), width, way, some, places);
+            const int64_t kept = kept_law(row_of(logits, is_float, width, rows[r].second), width, spec, some, places);
             probs[r].assign(some.begin(), some.begin() + kept);
             ids[r].assign(places.begin(), places.begin() + kept);
         }
@@ -1115,21 +1115,21 @@ void judge(const void* logits, int64_t is_float, int64_t width, const Docket* do
         for (int64_t b = 0; b < d.num_sequences; b++) {
             std::vector<Seen> p;
             const int64_t stride = round_up(width, 16);
-            if (!truncates(d.ways[b]) && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
+            if (!truncates(d.specs[b]) && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
             for (int64_t i = 0; i <= d.lens[b]; i++) {
                 const int64_t r = offsets[b] + i, from = d.first_rows[b] + i;
-                if (truncates(d.ways[b])) {
+                if (truncates(d.specs[b])) {
                     if (probs[r].empty()) { probs[r].push_back(0); ids[r].push_back(0); bad[from] = 1; }
                     p.push_back({probs[r].data(), ids[r].data(), (int64_t)probs[r].size()});
                     continue;
                 }
                 float* law = whole.data() + i * stride;
-                dense_law(row_of(logits, is_float, width, from), width, d.ways[b].temperature, law);
+                dense_law(row_of(logits, is_float, width, from), width, d.specs[b].temperature, law);
                 bad[from] = std::isnan(law[0]);
                 if (bad[from]) std::fill_n(law, width, 0.0f);
                 p.push_back({law, nullptr, width});
             }
-            judge_one(d, b, p, spread, stops + b * (d.max_len + 1), outcomes + 2 * b);
+            verify_one(d, b, p, spread, stops + b * (d.max_len + 1), outcomes + 2 * b);
         }
     }
 }
@@ -1212,11 +1212,11 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
 }
 
 // Reads a batch, whose last rows of each span are wanted, and goes on by itself: span i writes lens[i] >= 1 tokens, each
-// chosen by ways[i] from the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a row
+// chosen by specs[i] from the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a row
 // on that is no law. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
 // -> the most ids that a truncated law keeps; the others are filled up with probability 0
-int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const Way* ways,
-              const double* uniforms, const int64_t* keys, const Laws* laws, int64_t num_laws, int64_t* written, char* workspace, int64_t num_threads) {
+int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
+              const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows, int64_t* written, char* workspace, int64_t num_threads) {
     Batch b = *batch;
     const int64_t num_spans = batch->num_spans;
     std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
@@ -1228,7 +1228,7 @@ int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t w
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
-            written[open[i] * width + step] = chosen(row_of(b.logits, 0, s->head.n, i), vocabulary, ways[open[i]], {uniforms, keys}, step, laws);
+            written[open[i] * width + step] = chosen(row_of(b.logits, 0, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = written[place * width + step], end = spans[i].start + spans[i].num_rows;
@@ -1242,12 +1242,12 @@ int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t w
         }
         b = {ids.data(), positions.data(), wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
     }
-    if (num_laws == 0) return 0;
-    const int64_t most = laws->ids ? *std::max_element(laws->kept, laws->kept + num_laws) : laws->width;
-    for (int64_t r = 0; r < num_laws; r++) {
-        const int64_t first = r * laws->width + laws->kept[r], end = r * laws->width + most;
-        if (laws->kept[r] == 0 || laws->ids) std::fill(laws->probs + first, laws->probs + end, 0.0f);
-        if (laws->ids) std::fill(laws->ids + first, laws->ids + end, 0);
+    if (num_prob_rows == 0) return 0;
+    const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;
+    for (int64_t r = 0; r < num_prob_rows; r++) {
+        const int64_t first = r * token_probs->width + token_probs->kept[r], end = r * token_probs->width + most;
+        if (token_probs->kept[r] == 0 || token_probs->ids) std::fill(token_probs->probs + first, token_probs->probs + end, 0.0f);
+        if (token_probs->ids) std::fill(token_probs->ids + first, token_probs->ids + end, 0);
     }
     return most;
 }

@@ -82,29 +82,29 @@ class AttentionCallStruct(ctypes.Structure):
     ]
 
 
-class LawsStruct(ctypes.Structure):
+class TokenProbsStruct(ctypes.Structure):
     _fields_ = [("probs", c_void_p), ("ids", c_void_p), ("kept", c_void_p), ("width", c_int64)]
 
 
-class DocketStruct(ctypes.Structure):
+class VerificationBatchStruct(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_void_p)
             for name in (
                 *("first_rows", "lens", "places", "ways", "rules"),
-                *("ids", "law_rows", "probs", "kept_ids", "uniforms"),
+                *("ids", "prob_rows", "probs", "kept_ids", "uniforms"),
             )
         ),
         *((name, c_int64) for name in ("num_sequences", "max_len", "columns", "probs_stride", "kept_stride")),
     ]
 
 
-_WAY = struct.Struct("4q4f")
+_DRAW_SPEC = struct.Struct("4q4f")
 _GREEDY, _DRAWN, _SHARED = 0, 1, 2
-_GREEDY_WAY = _WAY.pack(_GREEDY, 0, 0, 0, 0.0, 1.0, 0.0, 0.0)
+_GREEDY_SPEC = _DRAW_SPEC.pack(_GREEDY, 0, 0, 0, 0.0, 1.0, 0.0, 0.0)
 
 
-class Way(NamedTuple):
+class DrawSpec(NamedTuple):
     """How tokens are chosen, one after another: the likeliest (temperature 0), or by the noise that is given for each, from
     softmax(logits / temperature), truncated.
 
@@ -122,27 +122,27 @@ class Way(NamedTuple):
         return len(self.uniforms) > 0
 
 
-class Ways:
+class PackedDrawSpecs:
     """Ways laid out for the kernels. rows, uniforms, keys: as they lie in memory. num_laws: of the tokens that are drawn, way after way; truncates: whether any does."""
 
-    def __init__(self, ways: Sequence[Way]) -> None:
-        self.num_laws, self.truncates = 0, False
+    def __init__(self, specs: Sequence[DrawSpec]) -> None:
+        self.num_prob_rows, self.truncates = 0, False
         rows: list[bytes] = []
         uniforms: list[float] = []
         keys: list[int] = []
-        for way in ways:
-            if way.temperature == 0:
-                rows.append(_GREEDY_WAY)
+        for spec in specs:
+            if spec.temperature == 0:
+                rows.append(_GREEDY_SPEC)
                 continue
-            top_k, top_p, min_p = way.truncation or (0, 1.0, 0.0)
-            kind = _DRAWN if way.is_drawn else _SHARED
+            top_k, top_p, min_p = spec.truncation or (0, 1.0, 0.0)
+            kind = _DRAWN if spec.is_drawn else _SHARED
             first = len(uniforms) if kind == _DRAWN else len(keys)
-            rows.append(_WAY.pack(kind, first, self.num_laws, top_k, way.temperature, top_p, min_p, 0.0))
-            uniforms += way.uniforms
-            keys += way.keys
+            rows.append(_DRAW_SPEC.pack(kind, first, self.num_prob_rows, top_k, spec.temperature, top_p, min_p, 0.0))
+            uniforms += spec.uniforms
+            keys += spec.keys
             if kind == _DRAWN:
-                self.num_laws += len(way.uniforms)
-                self.truncates |= way.truncation is not None
+                self.num_prob_rows += len(spec.uniforms)
+                self.truncates |= spec.truncation is not None
         self.rows = b"".join(rows)
         self.uniforms = struct.pack(f"{len(uniforms)}d", *uniforms)
         self.keys = struct.pack(f"{len(keys)}q", *keys)
@@ -153,7 +153,7 @@ RULES = ("rejection", "block")
 
 
 @dataclass(frozen=True, slots=True)
-class Docket:
+class VerificationBatch:
     """Sequences whose draft tokens are weighed against the laws that they were drawn from.
 
     first_rows: where each one's lens[b] + 1 rows of logits begin. places: its row of ids and law_rows [B, K] int64 (-1: it was
@@ -164,16 +164,16 @@ class Docket:
     first_rows: Sequence[int]
     lens: Sequence[int]
     places: Sequence[int]
-    ways: Sequence[Way]
+    specs: Sequence[DrawSpec]
     rules: Sequence[str]
     ids: Tensor
-    law_rows: Tensor
+    prob_rows: Tensor
     probs: Tensor
     kept_ids: Tensor | None
     uniforms: Sequence[float]
 
 
-class Judgement(NamedTuple):
+class VerificationResult(NamedTuple):
     """num_accepted, next_ids: of each sequence. bad_rows: of logits, where they are no law. stops: [B, K + 1], the law of
     how many draft tokens stand."""
 

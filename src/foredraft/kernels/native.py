@@ -20,17 +20,17 @@ from foredraft.kernels.layout import (
     AttentionCallStruct,
     AttentionShape,
     BatchStruct,
-    Docket,
-    DocketStruct,
-    Judgement,
-    LawsStruct,
+    DrawSpec,
     MatrixStruct,
+    PackedDrawSpecs,
     PackedMatrix,
     Stack,
     StackPass,
     StackStruct,
-    Way,
-    Ways,
+    TokenProbsStruct,
+    VerificationBatch,
+    VerificationBatchStruct,
+    VerificationResult,
     address,
     quantised,
 )
@@ -41,9 +41,16 @@ _SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
 _LAW_ROOM = 512
 """Ids of a truncated law that there is room for at first."""
 
-_MATRIX, _STACK, _BATCH, _CALLS, _LAWS, _DOCKET = (
+_MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     POINTER(struct)
-    for struct in (MatrixStruct, StackStruct, BatchStruct, AttentionCallStruct, LawsStruct, DocketStruct)
+    for struct in (
+        MatrixStruct,
+        StackStruct,
+        BatchStruct,
+        AttentionCallStruct,
+        TokenProbsStruct,
+        VerificationBatchStruct,
+    )
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "packed_bytes": (c_int64, [c_int64] * 3),
@@ -58,12 +65,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int64,
         [
             *(_STACK, _BATCH, c_void_p, c_int64, c_int64),
-            *(c_void_p, c_void_p, c_void_p, _LAWS, c_int64, c_void_p, c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
     "choose": (None, [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
-    "judge": (None, [c_void_p, c_int64, c_int64, _DOCKET, c_void_p, c_void_p, c_void_p, c_int64]),
-    "laws": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
+    "verify": (None, [c_void_p, c_int64, c_int64, _VERIFICATION_BATCH, c_void_p, c_void_p, c_void_p, c_int64]),
+    "token_probs": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
     "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]),
     "top": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
 }
@@ -150,7 +157,7 @@ class Kernels:
         return logits
 
     def write(
-        self, stack: Stack, reading: StackPass, lens: Sequence[int], vocab_size: int, ways: Sequence[Way]
+        self, stack: Stack, reading: StackPass, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
         """Read, wanting every span's last row, and go on: lens[i] >= 1 tokens behind span i, of the first vocab_size ids,
         chosen by ways[i], in one call. The last one is not read; a row that is no law ends a span's tokens before it.
@@ -166,8 +173,8 @@ class Kernels:
         # the last pass has the longest context, and a row a span
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
         room = self._room(self._library.stack_workspace(stack.struct, batch, threads) + more)
-        packed = Ways(ways)
-        laws, probs, ids, _kept = _room_for_laws(packed, vocab_size)
+        packed = PackedDrawSpecs(specs)
+        token_probs, probs, ids, _kept = _room_for_probs(packed, vocab_size)
         most = self._library.write(
             stack.struct,
             batch,
@@ -177,8 +184,8 @@ class Kernels:
             packed.rows,
             packed.uniforms,
             packed.keys,
-            laws,
-            packed.num_laws,
+            token_probs,
+            packed.num_prob_rows,
             written.buffer_info()[0],
             room,
             threads,
@@ -191,9 +198,9 @@ class Kernels:
             return tokens, probs, None
         return tokens, probs[:, :most], ids[:, :most]
 
-    def choose(self, logits: Tensor, ways: Sequence[Way]) -> Tensor:
+    def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
         """One token for each row, each with its own way; -1 for a row that is no law. logits: [R, V] -> [R]"""
-        logits, packed = _checked_logits(logits), Ways(ways)
+        logits, packed = _checked_logits(logits), PackedDrawSpecs(specs)
         num_rows, width = logits.shape
         ids = torch.empty(num_rows, dtype=torch.int64)
         self._library.choose(
@@ -209,18 +216,21 @@ class Kernels:
         )
         return ids
 
-    def laws(
+    def token_probs(
         self, logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float]
     ) -> tuple[Tensor, Tensor]:
         """Truncated laws, likeliest ids first; NaN throughout where a row is no law. logits: [R, V] -> float32 [R, W], ids
         [R, W]; rows that keep fewer than W ids are filled up with probability 0"""
         logits = _checked_logits(logits)
         num_rows, width = logits.shape
-        packed, room = Ways([Way(temperature, truncation) for temperature in temperatures]), min(width, _LAW_ROOM)
+        packed, room = (
+            PackedDrawSpecs([DrawSpec(temperature, truncation) for temperature in temperatures]),
+            min(width, _LAW_ROOM),
+        )
         while True:
             probs = torch.empty(num_rows, room)
             ids = torch.empty(num_rows, room, dtype=torch.int64)
-            most = self._library.laws(
+            most = self._library.token_probs(
                 logits.data_ptr(),
                 logits.dtype == torch.float32,
                 num_rows,
@@ -235,17 +245,17 @@ class Kernels:
                 return probs[:, :most], ids[:, :most]
             room = most
 
-    def judge(self, logits: Tensor, docket: Docket) -> Judgement:
+    def verify(self, logits: Tensor, batch: VerificationBatch) -> VerificationResult:
         """Weigh sampled drafts: laws, rule and draw in one call. logits: [rows, V]"""
         logits = _checked_logits(logits)
-        if docket.kept_ids is None and docket.probs.shape[1] != logits.shape[1]:
-            raise ValueError(f"laws of {docket.probs.shape[1]} ids do not fit logits of {logits.shape[1]}")
-        num_sequences, max_len = len(docket.lens), docket.ids.shape[1]
-        struct, _held = _on_file(docket)
+        if batch.kept_ids is None and batch.probs.shape[1] != logits.shape[1]:
+            raise ValueError(f"laws of {batch.probs.shape[1]} ids do not fit logits of {logits.shape[1]}")
+        num_sequences, max_len = len(batch.lens), batch.ids.shape[1]
+        struct, _held = _on_file(batch)
         outcomes = array("q", [0, 0]) * num_sequences
         bad = bytearray(logits.shape[0])
         stops = array("d", [0.0]) * (num_sequences * (max_len + 1))
-        self._library.judge(
+        self._library.verify(
             logits.data_ptr(),
             logits.dtype == torch.float32,
             logits.shape[1],
@@ -256,7 +266,7 @@ class Kernels:
             torch.get_num_threads(),
         )
         bad_rows = [r for r, is_bad in enumerate(bad) if is_bad]
-        return Judgement(outcomes[::2].tolist(), outcomes[1::2].tolist(), bad_rows, stops)
+        return VerificationResult(outcomes[::2].tolist(), outcomes[1::2].tolist(), bad_rows, stops)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
@@ -338,42 +348,44 @@ def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruc
     return batch, arrays
 
 
-def _room_for_laws(ways: Ways, vocab_size: int) -> tuple[LawsStruct | None, Tensor | None, Tensor | None, object]:
+def _room_for_probs(
+    specs: PackedDrawSpecs, vocab_size: int
+) -> tuple[TokenProbsStruct | None, Tensor | None, Tensor | None, object]:
     """As wide as the vocabulary, where nothing says how many ids will be kept: memory that is not written to costs nothing."""
-    if ways.num_laws == 0:
+    if specs.num_prob_rows == 0:
         return None, None, None, None
-    probs = torch.empty(ways.num_laws, vocab_size)
-    ids = torch.empty(ways.num_laws, vocab_size, dtype=torch.int64) if ways.truncates else None
-    kept = array("q", [0]) * ways.num_laws
-    return LawsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
+    probs = torch.empty(specs.num_prob_rows, vocab_size)
+    ids = torch.empty(specs.num_prob_rows, vocab_size, dtype=torch.int64) if specs.truncates else None
+    kept = array("q", [0]) * specs.num_prob_rows
+    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
 
 
-def _on_file(docket: Docket) -> tuple[DocketStruct, tuple[object, ...]]:
+def _on_file(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:
     """The struct, and what must live as long as it is used."""
-    rules = [RULES.index(rule) for rule in docket.rules]
-    numbers = [array("q", each) for each in (docket.first_rows, docket.lens, docket.places)]
-    ways, uniforms = array("q", Ways(docket.ways).rows), array("d", docket.uniforms)
-    numbers += [ways, array("q", rules)]
-    ids, law_rows = docket.ids.contiguous(), docket.law_rows.contiguous()
-    probs, kept_ids = docket.probs.float(), docket.kept_ids
+    rules = [RULES.index(rule) for rule in batch.rules]
+    numbers = [array("q", each) for each in (batch.first_rows, batch.lens, batch.places)]
+    specs, uniforms = array("q", PackedDrawSpecs(batch.specs).rows), array("d", batch.uniforms)
+    numbers += [specs, array("q", rules)]
+    ids, prob_rows = batch.ids.contiguous(), batch.prob_rows.contiguous()
+    probs, kept_ids = batch.probs.float(), batch.kept_ids
     if probs.stride(1) != 1:
         probs = probs.contiguous()
     if kept_ids is not None and kept_ids.stride(1) != 1:
         kept_ids = kept_ids.contiguous()
-    struct = DocketStruct(
+    struct = VerificationBatchStruct(
         *(each.buffer_info()[0] for each in numbers),
         ids.data_ptr(),
-        law_rows.data_ptr(),
+        prob_rows.data_ptr(),
         probs.data_ptr(),
         address(kept_ids),
         uniforms.buffer_info()[0],
-        len(docket.lens),
+        len(batch.lens),
         ids.shape[1],
         probs.shape[1],
         probs.stride(0),
         0 if kept_ids is None else kept_ids.stride(0),
     )
-    return struct, (numbers, uniforms, ids, law_rows, probs, kept_ids)
+    return struct, (numbers, uniforms, ids, prob_rows, probs, kept_ids)
 
 
 def _call(

@@ -32,13 +32,13 @@ from foredraft.gpu import (
     on,
     verification_buckets,
 )
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Written
 from foredraft.model.rows import RowRule
 from foredraft.model.stack import joined_linears, rotation_table, window_of
-from foredraft.sampling import Laws, sent
+from foredraft.sampling import TokenProbs, to_device
 
 _MOST_POSITIONS = 1 << 17
 """The rotary angles of so many positions are kept, whatever the context: 64 MiB at a width of 128."""
@@ -74,9 +74,9 @@ class DeviceStackBody:
             (logits,) = self._compute(inputs, 0)
             return logits[: len(wanted)].clone()
 
-    def can_write(self, ways: Sequence[Way]) -> bool:
+    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
         """From whole laws; what is truncated takes a pass a token."""
-        return all(way.temperature == 0 or way.truncation is None for way in ways)
+        return all(spec.temperature == 0 or spec.truncation is None for spec in specs)
 
     def write(
         self,
@@ -85,20 +85,24 @@ class DeviceStackBody:
         spans: Sequence[Span],
         lens: Sequence[int],
         vocab_size: int,
-        ways: Sequence[Way],
+        specs: Sequence[DrawSpec],
     ) -> Written:
         """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one replay."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
-        noise = _noise_of(ways)
+        noise = _noise_of(specs)
         with on(self._device):
             inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), noise))
             inputs.fill(ids, positions, wanted, self._located(spans))
             if noise:
-                inputs.fill_noise(ways)
+                inputs.fill_noise(specs)
             found = self._compute(inputs, vocab_size)
-            laws = Laws(_laws_of(found[1], lens, ways, vocab_size)) if any(way.is_drawn for way in ways) else None
+            token_probs = (
+                TokenProbs(_token_probs_of(found[1], lens, specs, vocab_size))
+                if any(spec.is_drawn for spec in specs)
+                else None
+            )
             chosen = found[0].tolist()
-        return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], laws)
+        return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], token_probs)
 
     def take_over(self) -> None:
         """The model is ours already."""
@@ -125,10 +129,10 @@ class DeviceStackBody:
         bucket, step = inputs.bucket, self._step_of(inputs.bucket)
         if not bucket.noise:
             return (self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic),)
-        laws = self._laws_in(bucket.depth, bucket.num_spans, vocab_size)
-        return self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic, laws), laws
+        token_probs = self._token_probs_in(bucket.depth, bucket.num_spans, vocab_size)
+        return self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic, token_probs), token_probs
 
-    def _laws_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
+    def _token_probs_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
         """[depth, num_spans, V], in memory that all buckets share: V-wide rows for each would be gigabytes."""
         shape = (depth, num_spans, min(vocab_size, self._stack.head.weight.shape[0]))
         if prod(shape) > self._laws.numel():
@@ -162,18 +166,18 @@ class DeviceStackBody:
         ]
 
 
-def _noise_of(ways: Sequence[Way]) -> Noise:
-    if any(way.keys for way in ways):
+def _noise_of(specs: Sequence[DrawSpec]) -> Noise:
+    if any(spec.keys for spec in specs):
         return Noise.SHARED
-    return Noise.OWN if any(way.is_drawn for way in ways) else Noise.NONE
+    return Noise.OWN if any(spec.is_drawn for spec in specs) else Noise.NONE
 
 
-def _laws_of(laws: Tensor, lens: Sequence[int], ways: Sequence[Way], vocab_size: int) -> Tensor:
+def _token_probs_of(token_probs: Tensor, lens: Sequence[int], specs: Sequence[DrawSpec], vocab_size: int) -> Tensor:
     """laws: [depth, spans, V], V the model's own where that is less -> of every token that was to be drawn, span after span,
     [R, vocab_size]"""
-    places = [(step, i) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
-    steps, columns = sent(places, laws.device, torch.int64).T
-    return functional.pad(laws[steps, columns], (0, vocab_size - laws.shape[2]))
+    places = [(step, i) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]
+    steps, columns = to_device(places, token_probs.device, torch.int64).T
+    return functional.pad(token_probs[steps, columns], (0, vocab_size - token_probs.shape[2]))
 
 
 def _up_to_nan(ids: list[int]) -> list[int]:

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool
-from foredraft.kernels import Kernels, Way
+from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.library import LibraryBody
 from foredraft.model.rows import RowRule
-from foredraft.sampling import Laws, choose_by
+from foredraft.sampling import TokenProbs, choose_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Written(NamedTuple):
     read, lens[i] rows each; None where none was. A row that was not reached holds anything."""
 
     ids: list[list[int]]
-    laws: Laws | None = None
+    token_probs: TokenProbs | None = None
 
 
 class Body(Protocol):
@@ -77,7 +77,7 @@ class Body(Protocol):
 class WritingBody(Body, Protocol):
     """A body that can go on by itself."""
 
-    def can_write(self, ways: Sequence[Way]) -> bool:
+    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
         """Whether it knows how to choose so."""
 
     def write(
@@ -87,7 +87,7 @@ class WritingBody(Body, Protocol):
         spans: Sequence[Span],
         lens: Sequence[int],
         vocab_size: int,
-        ways: Sequence[Way],
+        specs: Sequence[DrawSpec],
     ) -> Written:
         """See LanguageModel.write."""
 
@@ -124,7 +124,7 @@ class LanguageModel:
     def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
         """Sequences 0.. with room for so many tokens each, in nobody's budget: for a trial, or a measurement."""
         cache = self.new_cache(MemoryPool(0))
-        cache.pool.spares.clear()  # no cycle: what was read goes with the trial, without waiting for the collector
+        cache.pool.evictables.clear()  # no cycle: what was read goes with the trial, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
         return cache
@@ -151,7 +151,7 @@ class LanguageModel:
         return logits
 
     def write(
-        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, ways: Sequence[Way]
+        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, specs: Sequence[DrawSpec]
     ) -> Written:
         """Read, and go on: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids, chosen by ways[i]. The last one
         is not read, the others are in the cache afterwards. A row that is no law (NaN) ends a read's tokens before it.
@@ -160,11 +160,11 @@ class LanguageModel:
         """
         if not reads:
             return Written([])
-        if self._writing is None or not self._writing.can_write(ways):
-            return write_step_by_step(self, reads, lens, vocab_size, cache, ways)
+        if self._writing is None or not self._writing.can_write(specs):
+            return write_step_by_step(self, reads, lens, vocab_size, cache, specs)
         ids, positions, spans = _flattened(reads, cache, lens)
         with torch.inference_mode():
-            written = self._writing.write(ids, positions, spans, lens, vocab_size, ways)
+            written = self._writing.write(ids, positions, spans, lens, vocab_size, specs)
         for read, span, tokens in zip(reads, spans, written.ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
         return written
@@ -176,18 +176,18 @@ def write_step_by_step(
     lens: Sequence[int],
     vocab_size: int,
     cache: KVCache,
-    ways: Sequence[Way],
+    specs: Sequence[DrawSpec],
 ) -> Written:
     """LanguageModel.write, a pass for each token."""
     ids: list[list[int]] = [[] for _ in reads]
-    laws: dict[tuple[int, int], Tensor] = {}
+    token_probs: dict[tuple[int, int], Tensor] = {}
     open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
     for step in range(max(lens)):
         logits = model.read(list(open_reads.values()), cache)[:, :vocab_size]
-        tokens, found = choose_by([ways[i] for i in open_reads], step, logits)
+        tokens, found = choose_with([specs[i] for i in open_reads], step, logits)
         for row, (i, token) in enumerate(zip(list(open_reads), tokens, strict=True)):
             if row in found:
-                laws[i, step] = found[row]
+                token_probs[i, step] = found[row]
             if token >= 0:
                 ids[i].append(token)
             open_reads[i] = Read(reads[i].seq_id, [token], 1)
@@ -195,14 +195,14 @@ def write_step_by_step(
                 del open_reads[i]
         if not open_reads:
             break
-    places = [(i, step) for i, way in enumerate(ways) if way.is_drawn for step in range(lens[i])]
-    if not laws:
+    places = [(i, step) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]
+    if not token_probs:
         return Written(ids)
-    probs = next(iter(laws.values())).new_zeros(len(places), vocab_size)
+    probs = next(iter(token_probs.values())).new_zeros(len(places), vocab_size)
     for row, place in enumerate(places):
-        if place in laws:
-            probs[row, : laws[place].shape[0]] = laws[place]
-    return Written(ids, Laws(probs))
+        if place in token_probs:
+            probs[row, : token_probs[place].shape[0]] = token_probs[place]
+    return Written(ids, TokenProbs(probs))
 
 
 def _flattened(

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from foredraft.kernels import Kernels, PackedMatrix, Stack, StackLayer, StackPass, StackSpan, Way, interleaved
+from foredraft.kernels import DrawSpec, Kernels, PackedMatrix, Stack, StackLayer, StackPass, StackSpan, interleaved
 from foredraft.model.attention import Span
 from foredraft.model.demand import Demand
 from foredraft.model.language_model import Written
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
 from foredraft.model.rows import RowRule
-from foredraft.sampling import Laws
+from foredraft.sampling import TokenProbs
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _WINDOW_IN_CONFIG = ("MistralForCausalLM",)
@@ -48,7 +48,7 @@ class StackBody:
         """-> logits [len(wanted), V]"""
         return self.kernels.read(self._stack, self._pass(ids, positions, wanted, spans))
 
-    def can_write(self, ways: Sequence[Way]) -> bool:
+    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
         """In every way there is."""
         return True
 
@@ -59,13 +59,13 @@ class StackBody:
         spans: Sequence[Span],
         lens: Sequence[int],
         vocab_size: int,
-        ways: Sequence[Way],
+        specs: Sequence[DrawSpec],
     ) -> Written:
         """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one call."""
         wanted = [span.first_row + span.num_rows - 1 for span in spans]
         reading = self._pass(ids, positions, wanted, spans, num_more=max(lens))
-        written, probs, kept_ids = self.kernels.write(self._stack, reading, lens, vocab_size, ways)
-        return Written(written, None if probs is None else Laws(probs, kept_ids))
+        written, probs, kept_ids = self.kernels.write(self._stack, reading, lens, vocab_size, specs)
+        return Written(written, None if probs is None else TokenProbs(probs, kept_ids))
 
     def _pass(
         self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span], num_more: int = 0

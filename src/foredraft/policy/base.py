@@ -13,7 +13,7 @@ MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
 """Reasons to leave a drafter alone."""
 
 
-class Ask(NamedTuple):
+class DraftBudget(NamedTuple):
     """At most max_draft draft tokens from the drafter of this name; 0 is plain decoding."""
 
     drafter: str
@@ -32,7 +32,7 @@ class Policy(Protocol):
         """A step is being planned, for these and perhaps for some that wait."""
         ...
 
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         """What to draft for the sequence in this step."""
         ...
 
@@ -40,12 +40,12 @@ class Policy(Protocol):
         """What came of it."""
         ...
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         """Leave these alone for so many steps, whatever their drafts would bring; they have forgotten all texts. reason:
         "memory_short", "failed", or a threshold. -> those that were not resting already"""
         ...
 
-    def resting(self) -> dict[str, str]:
+    def cooldowns(self) -> dict[str, str]:
         """The drafters that are left alone in the next step because somebody said so, and for what reason."""
         ...
 
@@ -62,18 +62,18 @@ class FixedPolicy:
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._pause.begin()
 
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         wanted = 0 if self._drafter in self._pause else sequence.speculative_tokens or 0
-        return Ask(self._drafter, max(0, min(wanted, sequence.room - 1)))
+        return DraftBudget(self._drafter, max(0, min(wanted, sequence.room - 1)))
 
     def observe(self, step: Step) -> None:
         """Nothing is learnt."""
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         return self._pause.start(drafters, reason, num_steps)
 
-    def resting(self) -> dict[str, str]:
-        return self._pause.resting()
+    def cooldowns(self) -> dict[str, str]:
+        return self._pause.cooldowns()
 
 
 class Pause:
@@ -88,7 +88,7 @@ class Pause:
     def __contains__(self, name: str) -> bool:
         return self._until.get(name, 0) > self._step
 
-    def resting(self) -> dict[str, str]:
+    def cooldowns(self) -> dict[str, str]:
         """See Policy.resting."""
         return {name: self._reasons[name] for name, until in self._until.items() if until > self._step + 1}
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foredraft.policy.acceptance import Forecast
-from foredraft.policy.base import Ask
+from foredraft.policy.base import DraftBudget
 
-NOBODY = Ask("", 0)
+NOBODY = DraftBudget("", 0)
 _WORTH = 1.03
 """Drafting has to promise this much more than plain decoding: below, what is measured cannot tell them apart."""
 
@@ -35,14 +35,14 @@ class Candidate:
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
-    fixed: Ask | None = None
+    fixed: DraftBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """asks: one for each candidate. num_tokens: expected of the step. seconds: that it is thought to take."""
 
-    asks: list[Ask]
+    budgets: list[DraftBudget]
     num_tokens: float
     seconds: float
 
@@ -66,7 +66,7 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
     best = plain
     for drafter in model.drafters:
         for depth in range(1, model.max_draft + 1):
-            plan = model.plan(model.alike(Ask(drafter, depth)))
+            plan = model.plan(model.alike(DraftBudget(drafter, depth)))
             if plan is not None and plan.rate > best.rate:
                 best = plan
     if len(candidates) > 1:
@@ -86,45 +86,45 @@ class _Batch:
         self.drafters = list(dict.fromkeys(name for c in candidates for name in c.forecasts))
         self.max_draft = max((c.max_draft for c in candidates), default=0)
 
-    def alike(self, ask: Ask) -> list[Ask]:
+    def alike(self, budget: DraftBudget) -> list[DraftBudget]:
         """The same for all, as far as they can take it."""
-        return [self._cut(candidate, ask) for candidate in self._candidates]
+        return [self._cut(candidate, budget) for candidate in self._candidates]
 
     @staticmethod
-    def _cut(candidate: Candidate, ask: Ask) -> Ask:
+    def _cut(candidate: Candidate, budget: DraftBudget) -> DraftBudget:
         if candidate.fixed is not None:
             return candidate.fixed
-        depth = min(ask.max_draft, candidate.max_draft)
-        return Ask(ask.drafter, depth) if depth and ask.drafter in candidate.forecasts else NOBODY
+        depth = min(budget.max_draft, candidate.max_draft)
+        return DraftBudget(budget.drafter, depth) if depth and budget.drafter in candidate.forecasts else NOBODY
 
-    def plan(self, asks: list[Ask]) -> Plan | None:
+    def plan(self, budgets: list[DraftBudget]) -> Plan | None:
         """None where the target's time is not known."""
         num_tokens, num_rows, start_time = 0.0, 0.0, 0.0
         depths: dict[str, tuple[int, int]] = {}
-        for candidate, ask in zip(self._candidates, asks, strict=True):
-            if not ask.max_draft:
+        for candidate, budget in zip(self._candidates, budgets, strict=True):
+            if not budget.max_draft:
                 num_tokens += 1.0
                 continue
-            forecast = candidate.forecasts[ask.drafter]
-            num_tokens += forecast.num_tokens[ask.max_draft]
-            num_rows += forecast.num_rows[ask.max_draft]
-            start_time += candidate.start_times.get(ask.drafter, 0.0)
-            count, depth = depths.get(ask.drafter, (0, 0))
-            depths[ask.drafter] = (count + 1, max(depth, ask.max_draft))
-        size = len(asks)
+            forecast = candidate.forecasts[budget.drafter]
+            num_tokens += forecast.num_tokens[budget.max_draft]
+            num_rows += forecast.num_rows[budget.max_draft]
+            start_time += candidate.start_times.get(budget.drafter, 0.0)
+            count, depth = depths.get(budget.drafter, (0, 0))
+            depths[budget.drafter] = (count + 1, max(depth, budget.max_draft))
+        size = len(budgets)
         step_time = self._times.step_time(size, size + num_rows, sampled=self._sampled)
         if step_time is None:
             return None
         draft_time = sum(
             self._times.draft_time(name, count, depth, sampled=self._sampled) for name, (count, depth) in depths.items()
         )
-        return Plan(asks, num_tokens, step_time + draft_time + start_time)
+        return Plan(budgets, num_tokens, step_time + draft_time + start_time)
 
-    def priced(self, plan: Plan) -> list[Ask]:
+    def priced(self, plan: Plan) -> list[DraftBudget]:
         """Each one's best ask where time has the price of the plan: its rate. A draft no deeper than the plan's costs its
         rows alone, since the drafter reads for the others anyway; any other drafter costs all of its time."""
         rate, row_time = plan.rate, self._row_time(plan)
-        depths = {ask.drafter: ask.max_draft for ask in plan.asks if ask.max_draft}
+        depths = {budget.drafter: budget.max_draft for budget in plan.budgets if budget.max_draft}
         draft_times = {
             (name, depth): 0.0
             if depth <= depths.get(name, 0)
@@ -135,7 +135,9 @@ class _Batch:
         return [self._own(candidate, rate, row_time, draft_times) for candidate in self._candidates]
 
     @staticmethod
-    def _own(candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int], float]) -> Ask:
+    def _own(
+        candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int], float]
+    ) -> DraftBudget:
         if candidate.fixed is not None:
             return candidate.fixed
         best, worth = NOBODY, 1.0
@@ -145,16 +147,16 @@ class _Batch:
                 seconds = row_time * forecast.num_rows[depth] + draft_times[name, depth] + start
                 value = forecast.num_tokens[depth] - rate * seconds
                 if value > worth:
-                    best, worth = Ask(name, depth), value
+                    best, worth = DraftBudget(name, depth), value
         return best
 
     def _row_time(self, plan: Plan) -> float:
         """What one more row adds to the pass, about where the plan stands."""
-        size = len(plan.asks)
+        size = len(plan.budgets)
         num_rows = size + sum(
-            candidate.forecasts[ask.drafter].num_rows[ask.max_draft]
-            for candidate, ask in zip(self._candidates, plan.asks, strict=True)
-            if ask.max_draft
+            candidate.forecasts[budget.drafter].num_rows[budget.max_draft]
+            for candidate, budget in zip(self._candidates, plan.budgets, strict=True)
+            if budget.max_draft
         )
         low, high = max(size, num_rows - size), num_rows + size
         below = self._times.step_time(size, low, sampled=self._sampled)

@@ -10,7 +10,7 @@ from typing import Protocol
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
 from foredraft.policy.acceptance import Acceptance, TextRecord
-from foredraft.policy.base import DOES_NOT_PAY, Ask, Pause
+from foredraft.policy.base import DOES_NOT_PAY, DraftBudget, Pause
 from foredraft.policy.choice import NOBODY, Candidate, best_plan
 from foredraft.policy.costs import Costs
 from foredraft.policy.probes import Probes
@@ -44,7 +44,7 @@ class _Text:
     """One sequence: what is asked for it now, and its record under each drafter."""
 
     records: dict[str, TextRecord]
-    ask: Ask = NOBODY
+    budget: DraftBudget = NOBODY
 
 
 _State = tuple[int, bool, tuple[tuple[int, int], ...]]
@@ -89,7 +89,7 @@ class Controller:
         self._round = 0
         self._next_plan = 0
         self._num_planned = 0
-        self._plans: dict[tuple[bool, tuple[_State, ...]], tuple[int, int, list[Ask]]] = {}
+        self._plans: dict[tuple[bool, tuple[_State, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
         self._plain_at: dict[tuple[int, bool], int] = {}
         self._wants_plain = False
@@ -108,7 +108,7 @@ class Controller:
             self._probes.plan(seconds)
             self._plan_time += _PLAN_TIME_RATE * (seconds - self._plan_time)
 
-    def ask(self, sequence: TokenSequence) -> Ask:
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         if sequence.speculative_tokens is not None:
             return self._own_ask(sequence)
         most = sequence.max_len - len(sequence.tokens) - 1
@@ -117,12 +117,12 @@ class Controller:
             text = self._text_of(sequence)
             self._plan([sequence])
             self._num_planned += 1
-        ask = text.ask
-        return ask if ask.max_draft <= most or ask is NOBODY else Ask(ask.drafter, max(most, 0))
+        budget = text.budget
+        return budget if budget.max_draft <= most or budget is NOBODY else DraftBudget(budget.drafter, max(most, 0))
 
     def observe(self, step: Step) -> None:
         self._step_time = step.total_time
-        self._probes.pass_time(step.total_time, len(step.works))
+        self._probes.pass_time(step.total_time, len(step.scheduled))
         asked = step.draft_times.keys()
         if not asked:
             self._measure_reading(step)
@@ -131,11 +131,11 @@ class Controller:
         self._last_asked = asked
         if asked:
             self._count(step)
-        for work in step.scoring:
-            if work.sequence.is_finished and self._texts.pop(work.sequence.seq_id, None) is not None:
+        for item in step.scoring:
+            if item.sequence.is_finished and self._texts.pop(item.sequence.seq_id, None) is not None:
                 self._num_planned -= 1
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         new = self._pause.start(drafters, reason, num_steps)
         for text in self._texts.values():
             for name in drafters:
@@ -144,13 +144,13 @@ class Controller:
         self._next_plan = 0
         return new
 
-    def _own_ask(self, sequence: TokenSequence) -> Ask:
+    def _own_ask(self, sequence: TokenSequence) -> DraftBudget:
         """Of one with a number of its own."""
         wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
-        return Ask(self._first, wanted) if wanted > 0 and self._first not in self._pause else NOBODY
+        return DraftBudget(self._first, wanted) if wanted > 0 and self._first not in self._pause else NOBODY
 
-    def resting(self) -> dict[str, str]:
-        return self._pause.resting()
+    def cooldowns(self) -> dict[str, str]:
+        return self._pause.cooldowns()
 
     def _text_of(self, sequence: TokenSequence) -> _Text:
         """What is known of it; of one with a number of its own that may begin with its first draft."""
@@ -168,7 +168,7 @@ class Controller:
         known = [s for s in running if s.speculative_tokens is None and s.seq_id in self._texts]
         if known:
             self._plan(known, [s for s in running if s.speculative_tokens is not None])
-        drafts = any(self._texts[s.seq_id].ask.max_draft for s in known)
+        drafts = any(self._texts[s.seq_id].budget.max_draft for s in known)
         if known and not self._wants_plain:
             self._count_fallbacks(known)
         if not drafts and not self._wants_plain:
@@ -186,14 +186,14 @@ class Controller:
         everybody = [*sequences, *others]
         sampled = _samples(everybody)
         self._wants_plain = not others and self._lacks_plain(len(sequences), sampled)
-        asks = [NOBODY] * len(sequences) if self._wants_plain else self._asks(everybody, sampled)
-        for sequence, ask in zip(sequences, asks, strict=False):
-            self._texts[sequence.seq_id].ask = ask
+        budgets = [NOBODY] * len(sequences) if self._wants_plain else self._budgets(everybody, sampled)
+        for sequence, budget in zip(sequences, budgets, strict=False):
+            self._texts[sequence.seq_id].budget = budget
 
     def _count_fallbacks(self, sequences: Sequence[TokenSequence]) -> None:
         """Whoever drafted for the texts that ran before, and is not asked for any that run now."""
-        asks = (self._texts[sequence.seq_id].ask for sequence in sequences)
-        drafting = frozenset(ask.drafter for ask in asks if ask.max_draft)
+        budgets = (self._texts[sequence.seq_id].budget for sequence in sequences)
+        drafting = frozenset(budget.drafter for budget in budgets if budget.max_draft)
         if not drafting:
             self.fallbacks.update((name, DOES_NOT_PAY) for name in self._drafting if name not in self._pause)
         self._drafting = drafting
@@ -205,7 +205,7 @@ class Controller:
             return True
         return not self.costs.knows_plain(num_sequences, sampled=sampled)
 
-    def _asks(self, sequences: Sequence[TokenSequence], sampled: bool) -> list[Ask]:
+    def _budgets(self, sequences: Sequence[TokenSequence], sampled: bool) -> list[DraftBudget]:
         """The best plan; for texts in the same state it is what it was a moment ago."""
         key = sampled, tuple([self._state(sequence) for sequence in sequences])
         known = self._plans.get(key)
@@ -214,10 +214,10 @@ class Controller:
         if len(self._plans) * len(sequences) > _MOST_KEPT:
             self._plans.clear()
         plan = best_plan([self._candidate(state) for state in key[1]], self.costs, sampled=sampled)
-        asks = [NOBODY] * len(sequences) if plan is None else plan.asks
+        budgets = [NOBODY] * len(sequences) if plan is None else plan.budgets
         num_more = min(max(int(_NEWS * self._num_drafts), _FEWEST_DRAFTS), _MOST_DRAFTS)
-        self._plans[key] = self._round + _PLAN_ROUNDS, self._num_drafts + num_more, asks
-        return asks
+        self._plans[key] = self._round + _PLAN_ROUNDS, self._num_drafts + num_more, budgets
+        return budgets
 
     def _state(self, sequence: TokenSequence) -> _State:
         length, now = len(sequence.tokens), self._round
@@ -235,7 +235,7 @@ class Controller:
                 forecasts[name] = acceptance.forecast(mood)
                 start_times[name] = self.costs.reading_time(name, _size(missed)) / num_rounds
         if is_fixed:
-            return Candidate(0, forecasts, fixed=Ask(self._first, max_draft) if max_draft else NOBODY)
+            return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NOBODY)
         return Candidate(max_draft, forecasts, start_times)
 
     def _probe(self, sequences: Sequence[TokenSequence]) -> None:
@@ -256,7 +256,7 @@ class Controller:
             seconds += self.costs.reading_time(name, missed)
             self._probe_costs[name] = 0.8 * seconds
             if self._probes.may(name, seconds):
-                self._texts[sequence.seq_id].ask = Ask(name, _PROBE_DEPTH)
+                self._texts[sequence.seq_id].budget = DraftBudget(name, _PROBE_DEPTH)
                 self._probing = name
                 return
 
@@ -272,17 +272,17 @@ class Controller:
 
     def _measure_reading(self, step: Step) -> None:
         """Of prompts: what many rows take, before any draft has been verified."""
-        num_rows = sum([work.num_unread for work in step.works])
-        if num_rows > len(step.works):
+        num_rows = sum([item.num_unread for item in step.scheduled])
+        if num_rows > len(step.scheduled):
             self.costs.record_reading(num_rows, step.total_time)
 
     def _measure(self, step: Step) -> None:
         """Only steps that follow one of their kind: the first after others runs code and reads memory that is not at hand,
         and takes half as long again."""
-        sampled = _samples([work.sequence for work in step.scoring])
-        num_sequences = len(step.works)
+        sampled = _samples([item.sequence for item in step.scoring])
+        num_sequences = len(step.scheduled)
         is_usual = step.draft_times.keys() == self._last_asked
-        if len(step.scoring) != num_sequences or any(work.num_unread != 1 for work in step.works):
+        if len(step.scoring) != num_sequences or any(item.num_unread != 1 for item in step.scheduled):
             is_usual = False
         if is_usual:
             seconds = step.total_time - step.draft_time
@@ -291,13 +291,13 @@ class Controller:
                 self._plain_at[num_sequences, sampled] = self._round
         for name, seconds in step.draft_times.items():
             asked = [
-                (work, kept)
-                for work, kept in zip(step.scoring, step.num_kept, strict=True)
-                if work.drafter == name and work.max_draft
+                (item, kept)
+                for item, kept in zip(step.scoring, step.num_kept, strict=True)
+                if item.drafter == name and item.max_draft
             ]
-            num_missed = sum(self._missed(work.sequence, name) - kept for work, kept in asked)  # before the step
+            num_missed = sum(self._missed(item.sequence, name) - kept for item, kept in asked)  # before the step
             if is_usual or num_missed:
-                depth = max(work.max_draft for work, _ in asked)
+                depth = max(item.max_draft for item, _ in asked)
                 self.costs.record_draft(name, len(asked), depth, num_missed, seconds, sampled=sampled)
         if self._probing is not None and self._probing in step.draft_times:
             plain = self.costs.plain_time(num_sequences, sampled=sampled) or step.total_time
@@ -309,16 +309,16 @@ class Controller:
             self._store.save(self.costs)
 
     def _count(self, step: Step) -> None:
-        for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
-            if not work.max_draft:
+        for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
+            if not item.max_draft:
                 continue
-            sequence = work.sequence
-            record = self._text_of(sequence).records[work.drafter]
+            sequence = item.sequence
+            record = self._text_of(sequence).records[item.drafter]
             num_accepted = min(outcome.num_accepted, num_kept)
-            acceptance, mood = self.acceptance[work.drafter], record.mood(self._round)
+            acceptance, mood = self.acceptance[item.drafter], record.mood(self._round)
             self._num_drafts += 1
-            record.record(work.max_draft, num_accepted, self._round, acceptance.usual)
-            acceptance.record(mood, work.max_draft, outcome.num_drafted, num_accepted)
+            record.record(item.max_draft, num_accepted, self._round, acceptance.usual)
+            acceptance.record(mood, item.max_draft, outcome.num_drafted, num_accepted)
             record.num_read = len(sequence.tokens)
 
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
-from foredraft.policy.base import Ask, Policy
+from foredraft.policy.base import DraftBudget, Policy
 from foredraft.utils.arguments import check_thresholds
 
 logger = logging.getLogger("foredraft")
 
 LOW_ACCEPTANCE, MUCH_MEMORY = "min_acceptance_rate", "max_draft_memory"
 WINDOW = 256
-PAUSE = 512
+COOLDOWN = 512
 
 
 class Guard:
@@ -40,7 +40,7 @@ class Guard:
         min_acceptance_rate: float | None = None,
         max_draft_memory: int | None = None,
         window: int = WINDOW,
-        num_steps: int = PAUSE,
+        num_steps: int = COOLDOWN,
     ) -> None:
         check_thresholds(min_acceptance_rate, max_draft_memory)
         self.policy = policy
@@ -60,8 +60,8 @@ class Guard:
         self._running = [sequence.seq_id for sequence in running]
         self.policy.begin(running)
 
-    def ask(self, sequence: TokenSequence) -> Ask:
-        return self.policy.ask(sequence)
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
+        return self.policy.draft_budget(sequence)
 
     def observe(self, step: Step) -> None:
         self.policy.observe(step)
@@ -71,16 +71,16 @@ class Guard:
             if self._most_memory is not None:
                 self._judge_memory(name, self._most_memory, step)
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        return self.policy.rest(drafters, reason, num_steps)
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        return self.policy.cool_down(drafters, reason, num_steps)
 
-    def resting(self) -> dict[str, str]:
-        return self.policy.resting()
+    def cooldowns(self) -> dict[str, str]:
+        return self.policy.cooldowns()
 
     def _judge_acceptance(self, name: str, least: float, step: Step) -> None:
         window = self._windows[name]
-        for work, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
-            if work.drafter == name and outcome.num_drafted:
+        for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
+            if item.drafter == name and outcome.num_drafted:
                 window.add(outcome.num_drafted, min(outcome.num_accepted, num_kept))
         if window.is_full and window.rate < least:
             self._cross(
@@ -100,9 +100,9 @@ class Guard:
 
     def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
         """Whoever rests holds nothing."""
-        self.drafters[name].forget([*{*self._running, *(work.sequence.seq_id for work in step.works)}])
+        self.drafters[name].forget([*{*self._running, *(item.sequence.seq_id for item in step.scheduled)}])
         self.crossings[name, threshold] += 1
-        self.policy.rest([name], threshold, self._num_steps)
+        self.policy.cool_down([name], threshold, self._num_steps)
         logger.warning(
             "%s: %s (%s is %s): it is not asked for the next %d steps",
             name,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
-from foredraft.policy.base import Ask, Policy
+from foredraft.policy.base import DraftBudget, Policy
 from foredraft.utils.isolation import Shield
 
-_NO_DRAFT = Ask("", 0)
+_NO_DRAFT = DraftBudget("", 0)
 
 
 class SafePolicy:
@@ -27,14 +27,14 @@ class SafePolicy:
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._shield.call(self._policy, lambda: self._policy.begin(running), None)
 
-    def ask(self, sequence: TokenSequence) -> Ask:
-        return self._shield.call(self._policy, lambda: self._policy.ask(sequence), _NO_DRAFT)
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
+        return self._shield.call(self._policy, lambda: self._policy.draft_budget(sequence), _NO_DRAFT)
 
     def observe(self, step: Step) -> None:
         self._shield.call(self._policy, lambda: self._policy.observe(step), None)
 
-    def rest(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        return self._shield.call(self._policy, lambda: self._policy.rest(drafters, reason, num_steps), [])
+    def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        return self._shield.call(self._policy, lambda: self._policy.cool_down(drafters, reason, num_steps), [])
 
-    def resting(self) -> dict[str, str]:
-        return self._shield.call(self._policy, self._policy.resting, {})
+    def cooldowns(self) -> dict[str, str]:
+        return self._shield.call(self._policy, self._policy.cooldowns, {})

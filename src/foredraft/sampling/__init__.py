@@ -11,7 +11,7 @@ from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
-    from foredraft.sampling.laws import Laws, inverse_cdf, joined, tempered
+    from foredraft.sampling.devices import to_device
     from foredraft.sampling.noise import shared_scores
     from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
     from foredraft.sampling.sampler import (
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
         Row,
         Sampler,
         adjusted,
+        checked_ids,
         choose,
-        choose_by,
+        choose_with,
         chosen_of,
-        laws_of,
+        draw_specs,
         pick,
         report_failed,
         sampled_groups,
         select,
-        settled,
+        token_probs_of,
         uniforms_for,
-        ways_of,
     )
-    from foredraft.sampling.sending import sent
     from foredraft.sampling.structured import StructuredOutputs
+    from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, joined, tempered
 
 __all__ = [
     "AUTO",
@@ -42,39 +42,39 @@ __all__ = [
     "Choice",
     "Chosen",
     "Constraint",
-    "Laws",
     "LogitsProcessor",
     "Row",
     "Sampler",
     "SamplingParams",
     "StructuredOutputs",
+    "TokenProbs",
     "adjusted",
+    "checked_ids",
     "choose",
-    "choose_by",
+    "choose_with",
     "chosen_of",
+    "draw_specs",
     "has_id",
     "inverse_cdf",
     "joined",
-    "laws_of",
     "only_id",
     "pick",
     "refused_ids",
     "report_failed",
     "sampled_groups",
     "select",
-    "sent",
-    "settled",
     "shared_scores",
     "tempered",
+    "to_device",
+    "token_probs_of",
     "uniforms_for",
-    "ways_of",
 ]
 
 __getattr__ = attributes(
     __name__,
     {
         "constraint": ("Bits", "Constraint", "has_id", "only_id", "refused_ids"),
-        "laws": ("Laws", "inverse_cdf", "joined", "tempered"),
+        "token_probs": ("TokenProbs", "inverse_cdf", "joined", "tempered"),
         "noise": ("shared_scores",),
         "params": ("AUTO", "VERIFICATIONS", "LogitsProcessor", "SamplingParams"),
         "sampler": (
@@ -84,18 +84,18 @@ __getattr__ = attributes(
             "Sampler",
             "adjusted",
             "choose",
-            "choose_by",
+            "choose_with",
             "chosen_of",
-            "laws_of",
+            "token_probs_of",
             "pick",
             "report_failed",
             "sampled_groups",
             "select",
-            "settled",
+            "checked_ids",
             "uniforms_for",
-            "ways_of",
+            "draw_specs",
         ),
-        "sending": ("sent",),
+        "devices": ("to_device",),
         "structured": ("StructuredOutputs",),
     },
 )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foredraft.sampling.sending import sent
+from foredraft.sampling.devices import to_device
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 """Bit i % 8 of byte i // 8 says whether id i may come next. Ids beyond the last byte may not."""
@@ -27,7 +27,7 @@ class Constraint(Protocol):
     """
 
     @property
-    def affords_drafts(self) -> bool:
+    def allows_drafts(self) -> bool:
         """Whether a step may draft for this text. Asked once a step, before anything of the draft is known."""
         ...
 
@@ -72,9 +72,9 @@ def refuse(logits: Tensor, masks: Sequence[tuple[int, Bits]]) -> None:
     """Write -inf over every id that may not come next. logits: [R, V]; masks: (row, its bits)"""
     if not masks:
         return
-    refused = sent(refused_ids([bits for _, bits in masks], logits.shape[1]), logits.device, torch.bool)
+    refused = to_device(refused_ids([bits for _, bits in masks], logits.shape[1]), logits.device, torch.bool)
     if len(masks) == logits.shape[0]:
         logits.masked_fill_(refused, -torch.inf)
         return
-    rows = sent([row for row, _ in masks], logits.device, torch.int64)
+    rows = to_device([row for row, _ in masks], logits.device, torch.int64)
     logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(refused, -torch.inf))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.sampling.sending import sent
+from foredraft.sampling.devices import to_device
 from foredraft.utils.prefix import common_prefix
 
 
@@ -43,9 +43,9 @@ class TokenCounts:
         counts = self._counts[:n]
         seen = (counts > 0) | (np.arange(n) < self._num_prompt_ids)
         return (
-            sent(torch.from_numpy(self._ids[:n].copy()), device, torch.int64),
-            sent(torch.from_numpy(counts.copy()), device, torch.int64),
-            sent(torch.from_numpy(seen), device, torch.bool),
+            to_device(torch.from_numpy(self._ids[:n].copy()), device, torch.int64),
+            to_device(torch.from_numpy(counts.copy()), device, torch.int64),
+            to_device(torch.from_numpy(seen), device, torch.bool),
         )
 
     def _add(self, token: int) -> None:

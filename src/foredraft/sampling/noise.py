@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foredraft.sampling.sending import sent
+from foredraft.sampling.devices import to_device
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -46,7 +46,7 @@ def exponentials(keys: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
 
     `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm in place of three.
     """
-    own = keys if isinstance(keys, Tensor) else sent(keys, ids.device, torch.int64)
+    own = keys if isinstance(keys, Tensor) else to_device(keys, ids.device, torch.int64)
     z = own[:, None] + ids * _signed(_GAMMA)
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ForedraftError, message_of, one_line
-from foredraft.kernels import Way
+from foredraft.kernels import DrawSpec
 from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
-from foredraft.sampling.laws import Laws, inverse_cdf, laws_under
+from foredraft.sampling.devices import to_device
 from foredraft.sampling.noise import shared_scores, stream_keys
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
-from foredraft.sampling.sending import sent
+from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
-GREEDY = Way()
+GREEDY = DrawSpec()
 
 
 class Sampler:
@@ -76,26 +76,26 @@ class Sampler:
         return self.params.is_greedy
 
     @property
-    def shares_noise(self) -> bool:
+    def is_coupled(self) -> bool:
         """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
         return self.params.verifier == "coupled"
 
     @property
     def draws(self) -> bool:
         """Whether a token is drawn from its law with fresh noise."""
-        return not self.is_greedy and not self.shares_noise
+        return not self.is_greedy and not self.is_coupled
 
     @property
     def temperature(self) -> float:
         return 1.0 if self.params.temperature is None else self.params.temperature
 
     @property
-    def adjusts(self) -> bool:
+    def changes_logits(self) -> bool:
         """Whether logits change before the temperature."""
-        return self.warps or self.constraint is not None
+        return self.has_logits_processors or self.constraint is not None
 
     @property
-    def warps(self) -> bool:
+    def has_logits_processors(self) -> bool:
         """Whether they change by more than a constraint, which leaves each of them or takes it away."""
         p = self.params
         return bool(
@@ -132,15 +132,15 @@ class Sampler:
         if self.params.logits_processors:
             logits = self._processed(logits, [*history, *drafted])
         if self._bias is not None:
-            ids, values = (sent(part, logits.device, part.dtype) for part in self._bias)
+            ids, values = (to_device(part, logits.device, part.dtype) for part in self._bias)
             logits[ids] += values.to(logits)
         for word in self.bad_words:
             if _ends_with(history, drafted, self.prompt_len, word[:-1]):
                 logits[word[-1]] = -torch.inf
         if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
-            logits.index_fill_(0, sent(self.end_ids, logits.device, torch.int64), -torch.inf)
+            logits.index_fill_(0, to_device(self.end_ids, logits.device, torch.int64), -torch.inf)
         if self._allowed is not None:
-            logits = _only(logits, sent(self._allowed, logits.device, torch.int64))
+            logits = _only(logits, to_device(self._allowed, logits.device, torch.int64))
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
@@ -232,10 +232,12 @@ class Choice:
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Every row's logits before the temperature, in at least float32 where more than a mask changes any of them.
     [R, V] -> [R, V], the input is not written to."""
-    touched = [r for r, row in enumerate(rows) if row.sampler.adjusts]
+    touched = [r for r, row in enumerate(rows) if row.sampler.changes_logits]
     if not touched:
         return logits
-    is_wide = logits.dtype in (torch.float32, torch.float64) or not any(rows[r].sampler.warps for r in touched)
+    is_wide = logits.dtype in (torch.float32, torch.float64) or not any(
+        rows[r].sampler.has_logits_processors for r in touched
+    )
     out = logits.clone() if is_wide else logits.float()
     return _adjusted(out, rows, touched)
 
@@ -245,7 +247,7 @@ def _adjusted(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Te
     masks: list[tuple[int, Bits]] = []
     for r in touched:
         sampler, history, drafted = rows[r]
-        if sampler.warps:
+        if sampler.has_logits_processors:
             logits[r] = sampler.warp(logits[r], history, drafted)
         if sampler.constraint is not None:
             bits = sampler.mask(history, drafted)
@@ -277,7 +279,7 @@ class Chosen:
         """found: as it is here, on the CPU."""
         if self.order is not None:
             found = torch.empty_like(found).index_copy_(1, torch.tensor(self.order), found)
-        return Choice(settled(found[0].to(torch.int64), self.rows), found[1] if len(found) > 1 else None)
+        return Choice(checked_ids(found[0].to(torch.int64), self.rows), found[1] if len(found) > 1 else None)
 
 
 def chosen_of(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Chosen:
@@ -285,7 +287,7 @@ def chosen_of(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> 
     logits = adjusted(logits, rows)
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
-        return Chosen(kernels.choose(logits, ways_of(rows))[None], rows)
+        return Chosen(kernels.choose(logits, draw_specs(rows))[None], rows)
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
     groups = [group for group in (greedy, *sampled_groups(rows)) if group]
     found = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
@@ -300,13 +302,13 @@ def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
     if rows[0].sampler.is_greedy:
         ids, gap = _argmax(logits, margins)
     else:
-        ids, gap = pick(laws_of(logits, rows), rows, margins=margins)
+        ids, gap = pick(token_probs_of(logits, rows), rows, margins=margins)
     if gap is None and margins:
         gap = torch.full(ids.shape, torch.inf, dtype=torch.float64, device=ids.device)
     return torch.stack([ids.to(torch.float64)] if gap is None else [ids.to(torch.float64), gap.to(torch.float64)])
 
 
-def ways_of(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[Way]:
+def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[DrawSpec]:
     """How each row's token is chosen, and those behind it: counts[r] of them, each with noise of its own. None: one each."""
     counts = counts or [1] * len(rows)
     num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.sampler.draws)
@@ -314,43 +316,43 @@ def ways_of(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[Wa
     if num_drawn:
         generator = next(row.sampler.generator for row in rows if row.sampler.draws)
         uniforms = iter(uniforms_for(generator, num_drawn, torch.device("cpu")).tolist())
-    ways = []
+    specs = []
     for row, count in zip(rows, counts, strict=True):
         sampler = row.sampler
         if sampler.is_greedy:
-            ways.append(GREEDY)
-        elif sampler.shares_noise:
-            ways.append(Way(sampler.temperature, sampler.truncation, keys=row.noise_keys(count)))
+            specs.append(GREEDY)
+        elif sampler.is_coupled:
+            specs.append(DrawSpec(sampler.temperature, sampler.truncation, keys=row.noise_keys(count)))
         else:
-            ways.append(Way(sampler.temperature, sampler.truncation, list(islice(uniforms, count))))
-    return ways
+            specs.append(DrawSpec(sampler.temperature, sampler.truncation, list(islice(uniforms, count))))
+    return specs
 
 
-def choose_by(ways: Sequence[Way], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
+def choose_with(specs: Sequence[DrawSpec], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
     """What the compiled kernels choose in one call, for other machines: the step-th token of each way, -1 where the row is no
     law, and the laws of those that were drawn, by row. logits: [R, V] -> R ids, laws [V] each"""
     groups: dict[tuple[bool, tuple[int, float, float] | None] | None, list[int]] = {}
-    for r, way in enumerate(ways):
-        groups.setdefault((way.is_drawn, way.truncation) if way.temperature > 0 else None, []).append(r)
+    for r, spec in enumerate(specs):
+        groups.setdefault((spec.is_drawn, spec.truncation) if spec.temperature > 0 else None, []).append(r)
     found: list[Tensor] = []
-    laws: dict[int, Tensor] = {}
+    token_probs: dict[int, Tensor] = {}
     for kind, group in groups.items():
-        some, group_ways = select(logits, group), [ways[r] for r in group]
+        some, group_ways = select(logits, group), [specs[r] for r in group]
         if kind is None:
             found.append(_argmax(some, margins=False)[0])
             continue
         is_drawn, truncation = kind
-        law = laws_under(some, [way.temperature for way in group_ways], truncation)
+        law = token_probs_under(some, [spec.temperature for spec in group_ways], truncation)
         if is_drawn:
-            uniforms = sent([way.uniforms[step] for way in group_ways], logits.device, torch.float64)
+            uniforms = to_device([spec.uniforms[step] for spec in group_ways], logits.device, torch.float64)
             columns = inverse_cdf(law.probs, uniforms)
-            laws |= zip(group, law.dense(logits.shape[1]), strict=True)
+            token_probs |= zip(group, law.dense(logits.shape[1]), strict=True)
         else:
-            columns = shared_scores(law.probs, [way.keys[step] for way in group_ways], law.ids).argmax(-1)
+            columns = shared_scores(law.probs, [spec.keys[step] for spec in group_ways], law.ids).argmax(-1)
         found.append(law.checked_id_at(columns))
     # in one copy: each waits for the device
     ids = dict(zip((r for group in groups.values() for r in group), torch.cat(found).tolist(), strict=True))
-    return [ids[r] for r in range(len(ways))], laws
+    return [ids[r] for r in range(len(specs))], token_probs
 
 
 def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
@@ -358,37 +360,37 @@ def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
     groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
     for r, row in enumerate(rows):
         if not row.sampler.is_greedy:
-            groups.setdefault((row.sampler.shares_noise, row.sampler.truncation), []).append(r)
+            groups.setdefault((row.sampler.is_coupled, row.sampler.truncation), []).append(r)
     return list(groups.values())
 
 
-def laws_of(logits: Tensor, rows: Sequence[Row]) -> Laws:
+def token_probs_of(logits: Tensor, rows: Sequence[Row]) -> TokenProbs:
     """The laws of rows that sample under one truncation, from adjusted logits. [R, V] -> Laws of R rows"""
-    return laws_under(logits, [row.sampler.temperature for row in rows], rows[0].sampler.truncation)
+    return token_probs_under(logits, [row.sampler.temperature for row in rows], rows[0].sampler.truncation)
 
 
-def pick(laws: Laws, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
+def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
     """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no law (`settled`
     notes it); margins [R] or None"""
     gap = None
-    if rows[0].sampler.shares_noise:
-        scores = shared_scores(laws.probs, [row.noise_key for row in rows], laws.ids)
+    if rows[0].sampler.is_coupled:
+        scores = shared_scores(token_probs.probs, [row.noise_key for row in rows], token_probs.ids)
         columns = scores.argmax(-1)
         if margins and scores.shape[1] > 1:
             best = scores.topk(2, dim=-1).values.log()
             gap = best[:, 0] - best[:, 1]
     else:
-        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), laws.probs.device)
-        columns = inverse_cdf(laws.probs, uniforms)
-    return laws.checked_id_at(columns), gap
+        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), token_probs.probs.device)
+        columns = inverse_cdf(token_probs.probs, uniforms)
+    return token_probs.checked_id_at(columns), gap
 
 
 def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
     """[count] float64 in [0, 1)"""
-    return sent(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
+    return to_device(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
-def settled(ids: Tensor, rows: Sequence[Row]) -> Tensor:
+def checked_ids(ids: Tensor, rows: Sequence[Row]) -> Tensor:
     """What was chosen, on the CPU; the rows that are no law, where it is -1, are noted. [R] -> [R]"""
     ids = ids.cpu()
     if min(ids.tolist()) < 0:
@@ -409,7 +411,9 @@ def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
 
 def select(logits: Tensor, rows: Sequence[int]) -> Tensor:
     """Some rows, in ascending order; all of them without a copy."""
-    return logits if len(rows) == logits.shape[0] else logits.index_select(0, sent(rows, logits.device, torch.int64))
+    return (
+        logits if len(rows) == logits.shape[0] else logits.index_select(0, to_device(rows, logits.device, torch.int64))
+    )
 
 
 def report_failed(rows: Sequence[Row], bad: Sequence[int]) -> None:

@@ -132,9 +132,9 @@ class _Steps:
 
     def observe(self, step: Step) -> None:
         asked: dict[str, list[int]] = {name: [] for name in self.asked}
-        for work in step.scoring:
-            if work.max_draft and work.drafter in asked:
-                asked[work.drafter].append(work.max_draft)
+        for item in step.scoring:
+            if item.max_draft and item.drafter in asked:
+                asked[item.drafter].append(item.max_draft)
         drafted = any(asked.values())
         if step.scoring:
             self.asked, self.num_scoring = asked, len(step.scoring)

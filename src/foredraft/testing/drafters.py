@@ -184,7 +184,7 @@ class DrafterContract:
             (row,), (named,) = _rows(proposal), proposal.prob_rows.tolist()
             for i, token in enumerate(row):
                 if named[i] != CERTAIN:
-                    laws = proposal.laws
+                    laws = proposal.token_probs
                     assert laws is not None
                     law = laws.after(named[i]).dense(self.vocab_size)[0].double()
                     for name, order in _orders(law).items():
@@ -253,7 +253,7 @@ def check_proposal(proposal: Proposal, requests: Sequence[DraftRequest], vocab_s
         dtype = getattr(proposal, name).dtype
         assert dtype == torch.int64, f"{name} must be int64, not {dtype}"
     assert len(proposal.lens) == len(requests), f"{len(requests)} requests are answered by {len(proposal.lens)} rows"
-    num_laws = 0 if proposal.probs is None else len(proposal.probs)
+    num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
     if proposal.probs is not None:
         _check_laws(proposal, vocab_size)
     for b, request in enumerate(requests):
@@ -268,8 +268,8 @@ def check_proposal(proposal: Proposal, requests: Sequence[DraftRequest], vocab_s
             )
             if named == CERTAIN:
                 continue
-            assert 0 <= named < num_laws, f"{where}: prob_rows names row {named} of {num_laws} rows of probs"
-            laws = proposal.laws
+            assert 0 <= named < num_prob_rows, f"{where}: prob_rows names row {named} of {num_prob_rows} rows of probs"
+            laws = proposal.token_probs
             assert laws is not None
             q = float(laws.after(named).dense(vocab_size)[0, token])
             assert q > 0, f"{where}: id {token} has the probability {q} in the law it names"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN
-from foredraft.sampling.laws import laws_under
+from foredraft.sampling.token_probs import token_probs_under
 from foredraft.testing.suite import name_of, run_suite
 from foredraft.testing.toys import Prefix, Toy, random_laws, toy, toys
 from foredraft.verify import Case, OutcomeLaw, Rule, next_weights
@@ -151,7 +151,7 @@ def _case_of(case: Toy, drafts: Sequence[Prefix]) -> tuple[Case, Tensor | None]:
     cut = (params.get("top_k", 0), params.get("top_p", 1.0), params.get("min_p", 0.0))
     rows = case.target_rows(drafts)
     temperature = params.get("temperature", 1.0)
-    laws = laws_under(rows, [temperature] * len(rows), None if cut == (0, 1.0, 0.0) else cut)
+    laws = token_probs_under(rows, [temperature] * len(rows), None if cut == (0, 1.0, 0.0) else cut)
     return case_of(laws, case.proposal(drafts, (0, CERTAIN)), list(range(len(drafts))))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.sampling.laws import REACHED
+from foredraft.sampling.token_probs import REACHED
 
 Prefix = tuple[int, ...]
 

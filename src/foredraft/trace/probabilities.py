@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.engine.step import Outcome
-from foredraft.sampling import Row, Sampler, adjusted, choose, laws_of, sent
+from foredraft.sampling import Row, Sampler, adjusted, choose, to_device, token_probs_of
 
 
 class TargetSays(NamedTuple):
@@ -34,8 +34,8 @@ def target_says(
         return TargetSays([], [])
     with torch.inference_mode():
         device = outcome.logits.device
-        logits = outcome.logits.index_select(0, sent(places, device, torch.int64))
-        tokens = sent(ids, device, torch.int64)
+        logits = outcome.logits.index_select(0, to_device(places, device, torch.int64))
+        tokens = to_device(ids, device, torch.int64)
         rows = [Row(sampler, history, drafted[:place]) for place in places]
         raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
         return TargetSays(_numbers(_warped(logits, rows, tokens)), _numbers(raw))
@@ -45,20 +45,20 @@ def _warped(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
     """Each row's probability of its token under the law it is verified by: one-hot where it is greedy."""
     if rows[0].sampler.is_greedy:
         return (choose(logits, rows).ids == tokens.cpu()).float()
-    laws = laws_of(adjusted(logits, rows), rows)
-    return laws.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
+    token_probs = token_probs_of(adjusted(logits, rows), rows)
+    return token_probs.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
 
 
 def draft_said(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[float | None]:
     """With which probability each was drafted: 1 where it was certain. row: the sequence's row of the proposal."""
     found: list[float | None] = [1.0] * len(drafted)
-    laws, rows = proposal.laws, proposal.prob_rows[row, : len(drafted)]
+    token_probs, rows = proposal.token_probs, proposal.prob_rows[row, : len(drafted)]
     places = (rows != CERTAIN).nonzero()[:, 0].tolist()
-    if laws is None or not places:
+    if token_probs is None or not places:
         return found
-    device = laws.probs.device
-    tokens = sent([drafted[place] for place in places], device, torch.int64)
-    drawn = laws.at(sent(rows[places], device, torch.int64), tokens[:, None])[:, 0]
+    device = token_probs.probs.device
+    tokens = to_device([drafted[place] for place in places], device, torch.int64)
+    drawn = token_probs.at(to_device(rows[places], device, torch.int64), tokens[:, None])[:, 0]
     for place, value in zip(places, _numbers(drawn), strict=True):
         found[place] = value
     return found

@@ -99,20 +99,20 @@ class Recorder:
         self._write(header)
 
     def observe(self, step: Step) -> None:
-        if not step.works or self._is_broken:
+        if not step.scheduled or self._is_broken:
             return
         start = max(0.0, time.perf_counter() - step.total_time - self._began)
-        num_kept = {id(work): kept for work, kept in zip(step.scoring, step.num_kept, strict=True)}
-        for work in step.works:
-            self._meet(work.sequence, num_kept.get(id(work), 0))
+        num_kept = {id(item): kept for item, kept in zip(step.scoring, step.num_kept, strict=True)}
+        for item in step.scheduled:
+            self._meet(item.sequence, num_kept.get(id(item), 0))
         self._write(step_line(step, self._num_steps, start))
-        for row, work in enumerate(step.scoring):
-            text = self._texts.get(work.sequence.seq_id)
+        for row, item in enumerate(step.scoring):
+            text = self._texts.get(item.sequence.seq_id)
             if text is not None:
                 self._write(round_line(step, row, text.characters, text=text.number, number=self._num_steps))
-        for work in step.works:
-            if work.sequence.is_finished and work.sequence.seq_id in self._texts:
-                self._end(work.sequence.seq_id)
+        for item in step.scheduled:
+            if item.sequence.is_finished and item.sequence.seq_id in self._texts:
+                self._end(item.sequence.seq_id)
         self._num_steps += 1
 
     def close(self) -> None:

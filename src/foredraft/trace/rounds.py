@@ -46,7 +46,7 @@ def step_line(step: Step, number: int, start: float) -> StepLine:
         rest=_seconds(max(0.0, step.total_time - step.draft_time - step.read_time - step.verify_time)),
         read=_seconds(step.read_time),
         num_rows=step.num_rows,
-        num_texts=len(step.works),
+        num_texts=len(step.scheduled),
         drafters={name: _seconds(seconds) for name, seconds in step.draft_times.items()},
     )
 
@@ -54,8 +54,8 @@ def step_line(step: Step, number: int, start: float) -> StepLine:
 def round_line(step: Step, row: int, characters: Characters, *, text: int, number: int) -> RoundLine:
     """What the step of this number did to the text of scoring[row], with the probabilities of all its tokens. characters:
     of that text up to this round; they take its tokens up. text: the text's number."""
-    work, outcome, num_kept = step.scoring[row], step.outcomes[row], step.num_kept[row]
-    sequence, num_accepted = work.sequence, outcome.num_accepted
+    item, outcome, num_kept = step.scoring[row], step.outcomes[row], step.num_kept[row]
+    sequence, num_accepted = item.sequence, outcome.num_accepted
     before = len(sequence.tokens) - num_kept
     drafted = step.proposal.ids[row, : outcome.num_drafted].tolist()
     own_id = outcome.new_ids[-1] if num_kept > num_accepted else None
@@ -77,7 +77,7 @@ def round_line(step: Step, row: int, characters: Characters, *, text: int, numbe
         text=text,
         step=number,
         at=before - sequence.prompt_len,
-        drafter=work.drafter if drafted else "",
+        drafter=item.drafter if drafted else "",
         draft=draft,
         own=own,
     )

@@ -16,7 +16,7 @@ from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
-from foredraft.sampling.laws import laws_under
+from foredraft.sampling.token_probs import token_probs_under
 from foredraft.text.text import encode_prompt
 from foredraft.train.blocks import spread_places
 from foredraft.train.expected import Expectation, expect, nothing
@@ -136,7 +136,7 @@ def _laws(logits: Tensor, temperature: float, truncation: tuple[int, float, floa
     """[R, V] float64; one-hot where greedy"""
     if temperature == GREEDY:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    return laws_under(logits, [temperature] * len(logits), truncation).dense(logits.shape[-1]).double()
+    return token_probs_under(logits, [temperature] * len(logits), truncation).dense(logits.shape[-1]).double()
 
 
 def evaluate(

@@ -65,10 +65,10 @@ class Recorder:
 
     def observe(self, step: Step) -> None:
         now = self.clock()
-        is_opening = any(work.num_unread != 1 for work in step.works)
+        is_opening = any(item.num_unread != 1 for item in step.scheduled)
         # what lies between two batches belongs to neither
         seconds = step.total_time if is_opening or self._ended is None else now - self._ended
-        asked = [work.max_draft for work in step.scoring if work.max_draft and work.drafter in step.draft_times]
+        asked = [item.max_draft for item in step.scoring if item.max_draft and item.drafter in step.draft_times]
         found = Round(
             seconds=seconds,
             draft_seconds=step.draft_time,

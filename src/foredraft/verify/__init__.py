@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict, tensor_of
 from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
-from foredraft.kernels import Docket, Kernels, Way
+from foredraft.kernels import DrawSpec, Kernels, VerificationBatch
 from foredraft.sampling import (
     VERIFICATIONS,
     Choice,
@@ -24,9 +24,9 @@ from foredraft.sampling import (
     adjusted,
     choose,
     chosen_of,
-    laws_of,
     report_failed,
     select,
+    token_probs_of,
     uniforms_for,
 )
 from foredraft.sampling.search import kernels_for
@@ -156,7 +156,7 @@ def _rows(
 
 def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
-    if proposal.probs is None or sampler.is_greedy or sampler.shares_noise:
+    if proposal.probs is None or sampler.is_greedy or sampler.is_coupled:
         return False
     return any(row != CERTAIN for row in proposal.prob_rows[b].tolist()[: int(proposal.lens[b])])
 
@@ -229,7 +229,7 @@ def _weighed(
     name = sampler.params.verifier
     if name not in rules and kernels is not None and name in NATIVE_RULES:
         return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
-    target = laws_of(selected, part_rows)
+    target = token_probs_of(selected, part_rows)
     # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
     is_bad = target.probs[:, 0].isnan()
     case, columns_to_ids = case_of(replace(target, probs=target.probs.nan_to_num()), proposal, batch)
@@ -262,13 +262,13 @@ def _judged(
     lens = [all_lens[b] for b in batch]
     first_rows = list(accumulate((length + 1 for length in lens[:-1]), initial=0))
     samplers = [rows[first].sampler for first in first_rows]
-    found = kernels.judge(
+    found = kernels.verify(
         logits,
-        Docket(
+        VerificationBatch(
             first_rows,
             lens,
             batch,
-            [Way(sampler.temperature, sampler.truncation) for sampler in samplers],
+            [DrawSpec(sampler.temperature, sampler.truncation) for sampler in samplers],
             [sampler.params.verifier for sampler in samplers],
             proposal.ids,
             proposal.prob_rows,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
-from foredraft.sampling import Laws, sent
+from foredraft.sampling import TokenProbs, to_device
 from foredraft.verify.law import Case
 
 
-def case_of(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
+def case_of(target: TokenProbs, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
     """Lay the target's rows out as [B, K+1, W] and read the drafts' laws on the ids those keep."""
     device = target.probs.device
     lens = proposal.lens[batch]
@@ -23,11 +23,11 @@ def case_of(target: Laws, proposal: Proposal, batch: list[int]) -> tuple[Case, T
     place = torch.arange(width + 1)[None] <= lens[:, None]
     p = _laid_out(target.probs, place)
     kept = None if target.ids is None else _laid_out(target.ids, place)
-    drafts = _Drafts.on(device, ids, prob_rows, proposal.laws)
+    drafts = _Drafts.on(device, ids, prob_rows, proposal.token_probs)
     columns = None if kept is None else kept[:, :width]
     p_draft = _read_at(p[:, :width], drafts.ids, columns)
-    own_lens = sent(lens, device, torch.int64)
-    return Case(p, drafts.laws(p[:, :width], columns), p_draft, drafts.own(p.dtype), own_lens), kept
+    own_lens = to_device(lens, device, torch.int64)
+    return Case(p, drafts.token_probs(p[:, :width], columns), p_draft, drafts.own(p.dtype), own_lens), kept
 
 
 def of_row(x: Tensor, places: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def _laid_out(rows: Tensor, place: Tensor) -> Tensor:
     if len(rows) == place.numel():  # every draft is as long as the longest
         return rows.view(*place.shape, -1)
     out = rows.new_zeros(place.numel(), rows.shape[1])
-    places = sent(place.flatten().nonzero()[:, 0], rows.device, torch.int64)
+    places = to_device(place.flatten().nonzero()[:, 0], rows.device, torch.int64)
     return out.index_copy_(0, places, rows).view(*place.shape, -1)
 
 
@@ -50,15 +50,15 @@ class _Drafts:
 
     ids: Tensor
     prob_rows: Tensor
-    drawn_from: Laws | None
+    drawn_from: TokenProbs | None
     has_certain: bool
 
     @classmethod
-    def on(cls, device: torch.device, ids: Tensor, prob_rows: Tensor, drawn_from: Laws | None) -> _Drafts:
+    def on(cls, device: torch.device, ids: Tensor, prob_rows: Tensor, drawn_from: TokenProbs | None) -> _Drafts:
         """ids, prob_rows: on the CPU."""
         return cls(
-            sent(ids, device, torch.int64),
-            sent(prob_rows, device, torch.int64),
+            to_device(ids, device, torch.int64),
+            to_device(prob_rows, device, torch.int64),
             None if drawn_from is None else drawn_from.to(device),
             CERTAIN in prob_rows.flatten().tolist(),
         )
@@ -70,7 +70,7 @@ class _Drafts:
         own = self._at(self.ids[..., None])[..., 0].to(dtype)
         return torch.where(self.prob_rows == CERTAIN, 1, own)
 
-    def laws(self, like: Tensor, columns: Tensor | None) -> Tensor:
+    def token_probs(self, like: Tensor, columns: Tensor | None) -> Tensor:
         """q on the ids in columns ([B, K, W]; None: every id), a point mass where it was certain. like: [B, K, W]"""
         drawn = torch.zeros_like(like)
         if self.drawn_from is not None:
@@ -94,10 +94,10 @@ class _Drafts:
         return self.drawn_from.at(self.prob_rows.clamp(min=0), columns)
 
 
-def _read_at(laws: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
+def _read_at(token_probs: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
     """The probability of one id per law. laws: [B, K, W], ids: [B, K] -> [B, K]"""
     if columns is None:
-        return laws.gather(2, ids[..., None])[..., 0]
-    if laws.shape[1] == 0:
-        return laws[..., 0]
-    return torch.where(columns == ids[..., None], laws, 0).amax(-1)
+        return token_probs.gather(2, ids[..., None])[..., 0]
+    if token_probs.shape[1] == 0:
+        return token_probs[..., 0]
+    return torch.where(columns == ids[..., None], token_probs, 0).amax(-1)

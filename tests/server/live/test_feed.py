@@ -24,8 +24,8 @@ class Tally:
 
     def observe(self, step: Step) -> None:
         self.num_passes += 1
-        self.num_asked_steps += sum(work.max_draft > 0 for work in step.scoring)
-        self.num_asked_tokens += sum(work.max_draft for work in step.scoring)
+        self.num_asked_steps += sum(item.max_draft > 0 for item in step.scoring)
+        self.num_asked_tokens += sum(item.max_draft for item in step.scoring)
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 3])

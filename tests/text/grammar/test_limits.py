@@ -156,7 +156,7 @@ def test_what_drafts_take_fails_no_request_and_ends_the_drafts(tokenizer: PreTra
     (a,), (b,) = (tokenizer.encode(letter, add_special_tokens=False) for letter in "ab")
     walk = walk_with_clock(tokenizer, base_seconds=3.5, seconds_per_token=0.0)
     num_drafts = 0
-    while walk.affords_drafts:
+    while walk.allows_drafts:
         walk.num_allowed([a], [b, b])
         walk.allowed([a], [a])
         num_drafts += 1

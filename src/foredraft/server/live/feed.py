@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Step, Work
+from foredraft.engine.step import ScheduledSequence, Step
 from foredraft.llm import LLM
 from foredraft.trace.format import RoundLine, StepLine
 from foredraft.trace.recorder import header_of
@@ -65,7 +65,7 @@ class Sample(NamedTuple):
     cache_retained: int
     cache_total: int
     asked: Mapping[str, int]
-    resting: Mapping[str, str]
+    cooldowns: Mapping[str, str]
     fallbacks: Mapping[str, int]
 
     def flat(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class LiveFeed:
         self.shown: Set[int] = frozenset()
         self._is_watched = False
         self._known: set[int] = set()
-        self._latest: Sequence[Work] = ()
+        self._latest: Sequence[ScheduledSequence] = ()
         self._began = time.perf_counter()
         self._due = self._ended = 0.0
         self._counts = Counts()
@@ -134,7 +134,7 @@ class LiveFeed:
         return self._llm
 
     def observe(self, step: Step) -> None:
-        if not step.works or self.is_closed:
+        if not step.scheduled or self.is_closed:
             return
         try:
             self._observe(step)
@@ -148,16 +148,16 @@ class LiveFeed:
             for moment in (self._ended, now - step.total_time):
                 self.samples.append(self._sample_at(moment))
         self._num_passes += 1
-        for work in step.scoring:
-            if work.max_draft:
-                self._asked[work.drafter] += 1
+        for item in step.scoring:
+            if item.max_draft:
+                self._asked[item.drafter] += 1
                 self._num_asked_steps += 1
-                self._num_asked_tokens += work.max_draft
+                self._num_asked_tokens += item.max_draft
         self._counts, self._ended = self._count(), now
         if now >= self._due:
             self._due = now + SAMPLE_SECONDS
             self.samples.append(self._sample_at(now))
-        self._latest = step.works
+        self._latest = step.scheduled
         if self._is_watched:
             self._look(step, now)
 
@@ -190,7 +190,7 @@ class LiveFeed:
             cache_retained=engine.pool.bytes_retained,
             cache_total=engine.pool.total,
             asked=dict(self._asked),
-            resting=llm.resting,
+            cooldowns=llm.cooldowns,
             fallbacks={f"{drafter}: {reason}": times for (drafter, reason), times in llm.fallbacks.items()},
         )
 
@@ -205,7 +205,7 @@ class LiveFeed:
         self.met.clear()
         self.rounds.clear()
         if is_watched:
-            self.met.extend(work.sequence for work in self._latest if not work.sequence.is_finished)
+            self.met.extend(item.sequence for item in self._latest if not item.sequence.is_finished)
             self._is_watched = True
 
     def close(self) -> None:
@@ -215,15 +215,15 @@ class LiveFeed:
     def _look(self, step: Step, now: float) -> None:
         if len(self._known) > _MOST_KNOWN:  # some were aborted, and nobody said so
             self._known = set()
-        for work in step.works:
-            sequence = work.sequence
+        for item in step.scheduled:
+            sequence = item.sequence
             if sequence.seq_id not in self._known:
                 self._known.add(sequence.seq_id)
                 self.met.append(sequence)
             if sequence.is_finished:
                 self._known.discard(sequence.seq_id)
         if self.show_text and self._allowance.may(now):
-            rows = [row for row, work in enumerate(step.scoring) if work.sequence.seq_id in self.shown]
+            rows = [row for row, item in enumerate(step.scoring) if item.sequence.seq_id in self.shown]
             if rows:
                 self._turn += 1
                 self._tell(step, rows[self._turn % len(rows)], now)

@@ -78,7 +78,7 @@ class Meter:
         return self._seconds > self._allowance
 
     @property
-    def affords_drafts(self) -> bool:
+    def allows_drafts(self) -> bool:
         return self._draft_seconds <= self._allowance
 
     @property

@@ -64,8 +64,8 @@ class GrammarWalk:
         self._masks: dict[int, Bits] = {}  # by how many output tokens come before
 
     @property
-    def affords_drafts(self) -> bool:
-        return self._meter.affords_drafts
+    def allows_drafts(self) -> bool:
+        return self._meter.allows_drafts
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         wanted = [*history[self._prompt_len :], *drafted]

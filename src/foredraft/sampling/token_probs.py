@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foredraft.sampling.devices import to_device
 from foredraft.sampling.search import kernels_for, top_rows
-from foredraft.sampling.sending import sent
 
 _FIRST_WIDTH, _FIRST_DEVICE_WIDTH = 64, 1024
 """A processor looks for few first; a device is done with many sooner than it could be asked twice."""
@@ -29,7 +29,7 @@ _CHUNK, _DEVICE_CHUNK = 1 << 20, 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
+class TokenProbs:
     """R distributions. probs: [R, W]; probs[r, w] belongs to ids[r, w], or to id w where ids is None (W = V).
 
     A row that keeps fewer than W ids is filled up with probability 0.
@@ -38,14 +38,14 @@ class Laws:
     probs: Tensor
     ids: Tensor | None = None
 
-    def to(self, device: torch.device) -> Laws:
+    def to(self, device: torch.device) -> TokenProbs:
         if self.probs.device == device:
             return self
-        return Laws(self.probs.to(device), None if self.ids is None else self.ids.to(device))
+        return TokenProbs(self.probs.to(device), None if self.ids is None else self.ids.to(device))
 
-    def after(self, row: int) -> Laws:
+    def after(self, row: int) -> TokenProbs:
         """The laws from this row on, in the same memory."""
-        return Laws(self.probs[row:], None if self.ids is None else self.ids[row:])
+        return TokenProbs(self.probs[row:], None if self.ids is None else self.ids[row:])
 
     def dense(self, vocab_size: int) -> Tensor:
         """[R, V]"""
@@ -74,12 +74,12 @@ class Laws:
         return torch.where(self.probs[:, 0].isnan(), -1, self.id_at(columns))
 
 
-def joined(parts: Sequence[Laws]) -> Laws:
+def joined(parts: Sequence[TokenProbs]) -> TokenProbs:
     """All rows, part after part; on few ids where any part is."""
     if len(parts) == 1:
         return parts[0]
     if all(part.ids is None for part in parts):
-        return Laws(torch.cat([part.probs for part in parts]))
+        return TokenProbs(torch.cat([part.probs for part in parts]))
     width = max(part.probs.shape[1] for part in parts)
     probs, ids = [], []
     for part in parts:
@@ -87,7 +87,7 @@ def joined(parts: Sequence[Laws]) -> Laws:
         filling = (0, width - part.probs.shape[1])
         probs.append(torch.nn.functional.pad(part.probs, filling))
         ids.append(torch.nn.functional.pad(columns if part.ids is None else part.ids, filling))
-    return Laws(torch.cat(probs), torch.cat(ids))
+    return TokenProbs(torch.cat(probs), torch.cat(ids))
 
 
 def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -97,16 +97,18 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
     return torch.softmax(logits / temperatures.to(logits.dtype)[:, None], dim=-1)
 
 
-def laws_under(logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float] | None) -> Laws:
+def token_probs_under(
+    logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float] | None
+) -> TokenProbs:
     """softmax(logits / T), truncated to (top_k, top_p, min_p) where they are given. logits: [R, V], temperatures: R"""
-    each = sent(temperatures, logits.device, torch.float64)
+    each = to_device(temperatures, logits.device, torch.float64)
     if truncation is None:
-        return Laws(tempered(logits, each))
+        return TokenProbs(tempered(logits, each))
     top_k, top_p, min_p = truncation
     return truncated(logits, each, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
-def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> Laws:
+def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> TokenProbs:
     """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (equal
     logits at the border all stay), of those the fewest that hold top_p of the rest's mass; renormalised.
 
@@ -114,14 +116,14 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     """
     kernels = kernels_for(logits)
     if kernels is not None:
-        return Laws(*kernels.laws(logits, temperatures.tolist(), (top_k, top_p, min_p)))
+        return TokenProbs(*kernels.token_probs(logits, temperatures.tolist(), (top_k, top_p, min_p)))
     num_rows, vocab_size = logits.shape
     width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH if logits.device.type == "cpu" else _FIRST_DEVICE_WIDTH))
     probs, ids, is_done, needed = _tried(logits, temperatures, width, (top_k, top_p, min_p))
     # in one copy: each waits for the device
     *done, most = torch.cat([is_done.to(torch.int64), needed]).tolist()
     if all(done):
-        return Laws(probs[:, :most], ids[:, :most])
+        return TokenProbs(probs[:, :most], ids[:, :most])
     found = [(torch.arange(num_rows, device=logits.device)[is_done], probs[is_done], ids[is_done])]
     pending = (~is_done).nonzero()[:, 0]
     while pending.numel():
@@ -189,7 +191,7 @@ def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -
     return keep, complete | top[:, 0].isnan()
 
 
-def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> Laws:
+def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> TokenProbs:
     width = max(max(int((kept > 0).sum(-1).amax()) for _, kept, _ in found if kept.numel()), 1)
     first_kept, first_ids = found[0][1], found[0][2]
     probs = first_kept.new_zeros(num_rows, width)
@@ -198,7 +200,7 @@ def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> L
         w = min(width, kept.shape[1])
         probs[rows, :w] = kept[:, :w]
         ids[rows, :w] = kept_ids[:, :w]
-    return Laws(probs, ids)
+    return TokenProbs(probs, ids)
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Truncated laws from the compiled kernels are those of PyTorch's path, and of plain dense float64."""
+"""Truncated token_probs from the compiled kernels are those of PyTorch's path, and of plain dense float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft.kernels import load_kernels, why_none
-from foredraft.sampling import laws, search
-from foredraft.sampling.laws import truncated
+from foredraft.sampling import search, token_probs
+from foredraft.sampling.token_probs import truncated
 from tests.laws import dense_law
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
@@ -27,9 +27,9 @@ KEEPS: list[dict[str, Any]] = [
 ]
 
 
-def through_torch(logits: Tensor, temperatures: Tensor, keep: dict[str, Any]) -> laws.Laws:
+def through_torch(logits: Tensor, temperatures: Tensor, keep: dict[str, Any]) -> token_probs.TokenProbs:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laws, "kernels_for", lambda _: None)
+        patch.setattr(token_probs, "kernels_for", lambda _: None)
         patch.setattr(search, "load_kernels", lambda: None)
         return truncated(logits, temperatures, **keep)
 

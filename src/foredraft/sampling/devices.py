@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def sent(
+def to_device(
     numbers: Sequence[float] | Sequence[int] | Sequence[tuple[int, ...]] | Tensor,
     device: torch.device,
     dtype: torch.dtype,
