@@ -14,8 +14,8 @@ from foredraft import LLM, Drafter, SamplingParams
 from foredraft.testing import check_drafter
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))))
-TUTORIAL = "docs/adding-a-drafter.md"
+PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))
+TUTORIAL = "docs/guides/adding-a-drafter.md"
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 NOT_RUN = "notest"
@@ -57,7 +57,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_there_is_code_to_run() -> None:
-    for page in ("README.md", TUTORIAL, "docs/adding-a-verification-rule.md", "docs/exactness.md"):
+    for page in ("README.md", TUTORIAL, "docs/guides/adding-a-verification-rule.md", "docs/internals/exactness.md"):
         assert list(blocks(page))
 
 

@@ -1,6 +1,6 @@
 """What recording costs, and how long a browser takes to show a long trace.
 
-python -m benchmarks.trace.page [--tokens 2000] [--loads 15] [--picture docs/trace.png]
+python -m benchmarks.trace.page [--tokens 2000] [--loads 15] [--picture docs/images/trace.png]
 
 Needs chromium, and `pip install '.[dev]'`. --picture: also takes the picture of the documentation.
 """

@@ -69,7 +69,7 @@ class LLM:
     draft_quantization: the same for the draft; None does as for the target, "none" leaves it. What the draft loses
         costs acceptance, never exactness.
     batch_invariant: on a GPU, products whose rows do not see each other in place of the library's, so that a greedy or seeded
-        text is the same with any draft and in any company (see docs/gpu.md). On a CPU it changes nothing.
+        text is the same with any draft and in any company (see docs/internals/gpu.md). On a CPU it changes nothing.
     seed: of unseeded requests' noise; they repeat themselves only where speculative_tokens is a number, since "auto" goes by
         the clock (SamplingParams.seed holds in any case). num_threads: of PyTorch's CPU kernels (they are the process's).
     cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
@@ -78,7 +78,7 @@ class LLM:
     enable_prefix_caching: keep ended texts' keys and values for prompts that begin like them, until the room is needed;
         SamplingParams.prefix_caching says it for one request.
     verification_rules: rules of one's own, by the names that SamplingParams.verification then knows (see
-        docs/adding-a-verification-rule.md).
+        docs/guides/adding-a-verification-rule.md).
     config: a TOML file with some of these settings, as `foredraft tune` writes it; what is given here wins over it.
 
     Raises ForedraftError (a ValueError), one line, for a model, a pair or a setting that cannot work.

@@ -1,4 +1,4 @@
-"""The report directory: results.json, runs.jsonl, report.md and the plots. docs/benchmarking.md says what each field is."""
+"""The report directory: results.json, runs.jsonl, report.md and the plots; docs/guides/benchmarking.md has the fields."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def bench(
 
     Every prompt runs under every configuration in turn, over models that
     are loaded once. The report directory holds report.md, results.json,
-    runs.jsonl and plots; docs/benchmarking.md says what each figure is.
+    runs.jsonl and plots; docs/guides/benchmarking.md says what each figure is.
 
     --json prints results.json.
     """

@@ -183,7 +183,7 @@ def serve(
 
     The log goes to standard error, a line of JSON for each request.
     Ctrl-C (or SIGTERM) finishes what is being written; a second one ends
-    it. docs/serving.md says what is served.
+    it. docs/guides/serving.md says what is served.
     """
     level = _log_level(log_level)
     models = Models.of(context)

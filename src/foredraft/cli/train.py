@@ -116,7 +116,7 @@ def lm(
 ) -> None:
     """Train a language model from text: a draft for a target that speaks the same tokenizer.
 
-    Give the same command again to go on after a kill. docs/training.md
+    Give the same command again to go on after a kill. docs/guides/training.md
     says what is written to --out.
     """
     _check(context, init)
@@ -189,7 +189,7 @@ def distill(
 ) -> None:
     """Make a draft for a target from the target's own distribution, or fit a draft that there is.
 
-    Give the same command again to go on after a kill. docs/training.md
+    Give the same command again to go on after a kill. docs/guides/training.md
     says what is written to --out, and how to choose.
     """
     _check(context, target, init)
@@ -236,7 +236,7 @@ def evaluate(
     """Say what a draft is worth: acceptance by place, the tokens per target pass it will bring, and the speed.
 
     No draft is drawn: the expectation is computed on texts that the
-    target writes. docs/training.md says how.
+    target writes. docs/guides/training.md says how.
     """
     check_threads(num_threads)
     check_precision(dtype, None)

@@ -92,7 +92,7 @@ def tune(
 
     Runs plain decoding and every candidate at a few depths, predicts
     every other depth, runs the few best, and writes what to use as TOML.
-    docs/tuning.md says how, and what --json holds.
+    docs/guides/tuning.md says how, and what --json holds.
     """
     started = time.perf_counter()
     params = sampling_params(context)

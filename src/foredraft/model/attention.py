@@ -4,7 +4,7 @@ A pass is one flattened ragged batch [1, T]: each span of rows belongs to one se
 and values, and is masked by the rule the library made for the layer, evaluated at the sequence's own positions.
 
 Bits: a plain product, a float32 softmax and a plain product, with keys padded to a multiple of 16. In bfloat16 a row's
-bits then depend neither on how many rows share the pass nor on how many keys follow its own (see docs/exactness.md).
+bits then depend neither on how many rows share the pass nor on how many keys follow its own (see docs/internals/exactness.md).
 """
 
 from __future__ import annotations

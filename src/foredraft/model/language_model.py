@@ -33,7 +33,7 @@ class Traits:
     """What loading found out about a model.
 
     vocab_size: the width of its logits. context_len: the longest sequence it can read. bytes_per_token: of cache.
-    row_exact: whether a row's bits were seen not to depend on its company (see docs/exactness.md).
+    row_exact: whether a row's bits were seen not to depend on its company (see docs/internals/exactness.md).
     """
 
     name: str

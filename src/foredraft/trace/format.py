@@ -1,4 +1,4 @@
-"""The lines of a trace file, version 1; docs/trace.md describes them.
+"""The lines of a trace file, version 1; docs/guides/trace.md describes them.
 
 The recorder writes these objects and the reader gives them back, so that there is one description of the format.
 """

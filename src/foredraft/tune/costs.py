@@ -41,7 +41,7 @@ class Line:
 
 
 class StepCosts:
-    """Verification by sequences and rows, which is v(n) of docs/tuning.md, and drafting by requests and depth, both of one
+    """Verification by sequences and rows, which is v(n) of docs/guides/tuning.md, and drafting by requests and depth, both of one
     drafter: another one leaves other things in the processor's caches.
 
     rounds: at several depths, those without drafts included.

@@ -91,7 +91,7 @@ def _speedups(of: Sequence[Finalist]) -> str:
 
 
 def as_dict(result: TuneResult) -> dict[str, Any]:
-    """For --json; the shape of docs/tuning.md."""
+    """For --json; the shape of docs/guides/tuning.md."""
     params = result.bench.params
     return {
         "schema": SCHEMA,
