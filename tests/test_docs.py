@@ -1,24 +1,38 @@
-"""The documentation runs: every ```python block of a page, in order, in one namespace per page, in an empty directory."""
+"""The documentation runs: python in one namespace a page, commands in an empty directory, settings and requests as data."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
+import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from foredraft import LLM, Drafter, SamplingParams
+from foredraft.cli import app
+from foredraft.model import EMBEDDED
+from foredraft.server.wire.chat import ChatRequest
+from foredraft.server.wire.errors import ErrorBody
+from foredraft.settings import Settings
 from foredraft.testing import check_drafter
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))
+DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
+PAGES = ("README.md", *DOCS)
 TUTORIAL = "docs/guides/adding-a-drafter.md"
-BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-NOT_RUN = "notest"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^):]*))?\)")
+LANGUAGES = {"python", "sh", "toml", "json", "text"}
+WIDTH = 120
 PROMPTS = ("def count_words(text):", "Once upon a time", "def area(width, height):\n    return")
 
 DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
@@ -26,21 +40,71 @@ DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
     "frequency": lambda names, vocab_size: names["FrequencyDrafter"](vocab_size),
 }
 
+PYTHON_NOT_RUN = {
+    "import openai": "needs a running server; tests/server/test_openai_client.py has one",
+    '"bigram": lambda context': "one line of a table",
+}
+"""What a block of python begins with, and why it is not run."""
 
-def blocks(page: str) -> Iterator[tuple[int, str]]:
-    """(line in the page, code) of each block that is to run."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for match in BLOCK.finditer(text):
-        if NOT_RUN not in match[1].split():
-            yield text.count("\n", 0, match.start(2)), match[2]
+NOT_RUN = {
+    "make": "sets up the environment, and runs this very suite",
+    "pip": "installs packages",
+    "ray": "needs a cluster",
+    "export": "sets what only a cluster reads",
+    "python": "takes minutes, and corpora that are not part of the repository",
+    "foredraft serve": "runs until it is stopped; tests/server/test_command.py starts one",
+}
+"""What a command begins with, and why it is not run."""
+NOT_RUN_WORDS = {
+    "Qwen/": "needs the hub",
+    "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",
+}
+"""What a command holds, and why it is not run."""
+LONG = ("foredraft check", "foredraft bench", "foredraft tune", "foredraft train")
+"""Run with the slow tests only."""
+
+MODELS = {
+    **dict.fromkeys(("TARGET", "T", "M"), str(EMBEDDED / "target")),
+    **dict.fromkeys(("DRAFT", "D"), str(EMBEDDED / "draft")),
+}
+"""What stands for a model in a command."""
+SHORTER = {"10m": "4s", "2h": "4s", "2m": "12s", "1m": "8s"}
+"""What a test takes in place of a budget."""
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    code: str
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[Block]:
+    text = text_of(page)
+    found = [Block(text.count("\n", 0, match.start(2)), match[1], match[2]) for match in BLOCK.finditer(text)]
+    return [block for block in found if block.language == language]
+
+
+def pages_with(language: str) -> list[str]:
+    return [page for page in PAGES if blocks(page, language)]
+
+
+# python
+
+
+def python_of(page: str) -> list[Block]:
+    return [block for block in blocks(page, "python") if not block.code.startswith(tuple(PYTHON_NOT_RUN))]
 
 
 @cache
 def run_page(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
-    for line, code in blocks(page):
+    for block in python_of(page):
         # blank lines in front, so that a traceback gives the line of the page
-        exec(compile("\n" * line + code, page, "exec"), names)
+        exec(compile("\n" * block.line + block.code, page, "exec"), names)
     return names
 
 
@@ -50,35 +114,233 @@ def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return run_page(TUTORIAL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(True for _ in blocks(page))])
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(page)
 
 
 def test_there_is_code_to_run() -> None:
     for page in ("README.md", TUTORIAL, "docs/guides/adding-a-verification-rule.md", "docs/internals/exactness.md"):
-        assert list(blocks(page))
+        assert python_of(page)
+
+
+@pytest.mark.parametrize("beginning", PYTHON_NOT_RUN)
+def test_what_is_not_run_is_there(beginning: str) -> None:
+    code = [block.code for page in PAGES for block in blocks(page, "python")]
+    assert sum(one.startswith(beginning) for one in code) == 1
+
+
+# commands
+
+
+def commands(page: str) -> Iterator[str]:
+    """Each command of a page's blocks in a line of its own, without comments."""
+    for block in blocks(page, "sh"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield shlex.join(words).replace("'|'", "|")
+
+
+def parts(command: str) -> tuple[str | None, list[str]]:
+    """(standard input, words). Variables in front are left out."""
+    given, _, rest = command.rpartition(" | ")
+    words = shlex.split(rest)
+    while re.match(r"[A-Z_]+=", words[0]):
+        del words[0]
+    return (shlex.split(given)[1] + "\n" if given else None), words
+
+
+def reason_not_to_run(command: str) -> str | None:
+    beginning = shlex.join(parts(command)[1])
+    by_word = [why for word, why in NOT_RUN_WORDS.items() if word in command]
+    by_beginning = [why for start, why in NOT_RUN.items() if f"{beginning} ".startswith(f"{start} ")]
+    return next(iter([*by_beginning, *by_word]), None)
+
+
+COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
+RUN = [
+    pytest.param(page, command, marks=[pytest.mark.slow] if command.startswith(LONG) else [], id=command[:70])
+    for page, command in dict.fromkeys(COMMANDS)
+    if reason_not_to_run(command) is None
+]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory but for the files that commands of the pages read."""
+    monkeypatch.chdir(tmp_path)
+    documents = [f"Once upon a time there were {i} birds.\n" + "They sang all day long. " * 60 for i in range(40)]
+    text = "<|endoftext|>".join(documents)
+    for name in ("mine.txt.gz", "a.txt.gz"):
+        Path(name).write_bytes(gzip.compress(text.encode()))
+    Path("held_out.txt").write_text(text.replace("birds", "frogs").replace("sang", "slept"))
+    Path("b.jsonl").write_text("".join(json.dumps({"text": f"{one} End."}) + "\n" for one in documents[:4]))
+    questions = ("def mean(values):", "Once upon a time", "import os", "class Queue:")
+    Path("questions.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions))
+    Path("schema.json").write_text('{"type": "array", "items": {"type": "integer"}, "maxItems": 3}')
+    Path("sums.lark").write_text('start: NUMBER "+" NUMBER\nNUMBER: /[0-9]{1,3}/\n')
+    Path("foredraft.toml").write_text('method = "suffix"\nspeculative_tokens = 2\n')
+    shutil.copy(EMBEDDED / "draft" / "config.json", "config.json")
+    return tmp_path
+
+
+def fill_in(words: list[str]) -> list[str]:
+    shorter = [SHORTER.get(word, word) if before == "--budget" else word for before, word in pairwise(["", *words])]
+    filled = [MODELS.get(word, word) for word in shorter]
+    return [*filled, "--overwrite"] if words[1] == "tune" else filled
+
+
+@pytest.mark.parametrize(("page", "command"), RUN)
+def test_a_command_runs(page: str, command: str, workplace: Path) -> None:
+    given, words = parts(command)
+    assert words[0] == "foredraft"
+    if words[1:3] == ["trace", "view"]:
+        before = next(one for one in commands(page) if f"--trace {words[3]}" in one)
+        test_a_command_runs(page, before, workplace)
+    found = CliRunner().invoke(app, fill_in(words)[1:], input=given)
+    assert found.exit_code == 0, f"{found.output}\n{found.exception!r}"
+
+
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if "foredraft " in pair[1]])
+def test_a_command_is_understood(page: str, command: str, workplace: Path) -> None:
+    """Those that are not run too: every option is there and takes what it is given."""
+    parser, words = typer.main.get_command(app), parts(command)[1]
+    if words[0] == "foredraft":
+        parse(parser, words[1:])
+
+
+def parse(parser: Any, words: list[str]) -> None:
+    if hasattr(parser, "commands"):
+        parse(parser.commands[words[0]], words[1:])
+    else:
+        parser.make_context(parser.name, list(words))
+
+
+@pytest.mark.parametrize("start", [*NOT_RUN, *NOT_RUN_WORDS])
+def test_a_reason_is_needed(start: str) -> None:
+    assert any(start in command for _, command in COMMANDS)
+
+
+def test_what_make_and_pip_are_asked_for_is_there() -> None:
+    makefile, project = text_of("Makefile"), text_of("pyproject.toml")
+    for _, command in COMMANDS:
+        words = parts(command)[1]
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in makefile
+        for extra in re.findall(r"foredraft\[(\w+)\]", command):
+            assert f"\n{extra} = [" in project
+
+
+def leaves(parser: Any, name: str = "") -> dict[str, Any]:
+    if not hasattr(parser, "commands"):
+        return {name: parser}
+    return {k: v for sub, one in parser.commands.items() for k, v in leaves(one, f"{name} {sub}".strip()).items()}
+
+
+def test_the_reference_names_every_command() -> None:
+    text = text_of("docs/reference/command-line.md")
+    assert not [name for name in leaves(typer.main.get_command(app)) if f"`{name}`" not in text]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    missing = [link for link in LINK.findall(text) if not ((ROOT / page).parent / link).exists()]
+def test_every_option_that_is_named_exists(page: str) -> None:
+    parsers = leaves(typer.main.get_command(app)).values()
+    known = {text for one in parsers for param in one.params for text in (*param.opts, *param.secondary_opts)}
+    scripts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
+    spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text_of(page)))
+    named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    ours = {"--help"}
+    assert not [name for name in named - known - ours if f'"{name}"' not in scripts]
+
+
+# data
+
+
+@pytest.mark.parametrize("page", pages_with("toml"))
+def test_settings_are_read(page: str, tmp_path: Path) -> None:
+    for i, block in enumerate(blocks(page, "toml")):
+        file = tmp_path / f"{i}.toml"
+        file.write_text(block.code)
+        assert Settings.read(file) != Settings()
+
+
+@pytest.mark.parametrize("page", pages_with("json"))
+def test_json_is_a_request_or_an_error(page: str) -> None:
+    for block in blocks(page, "json"):
+        data = json.loads(block.code)
+        shape = ErrorBody if "error" in data else ChatRequest
+        assert shape.model_validate(data).model_fields_set == data.keys()
+
+
+# pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    openings = re.findall(r"^ *```(.*)$", text_of(page), re.MULTILINE)[::2]
+    assert set(openings) <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_are_wrapped(page: str) -> None:
+    """Rows of a table, pictures and what a program prints have the length they have."""
+    text = re.sub(r"^```text\n.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "!["))]
+    assert not [line for line in lines if len(line) > WIDTH]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    missing = []
+    for link, anchor in LINK.findall(text_of(page)):
+        target = (ROOT / page).parent / link if link else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append((link, anchor))
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings, as GitHub names them."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link, _ in LINK.findall(text_of("docs/README.md"))}
+    assert not [page for page in DOCS if (ROOT / page).resolve() not in {*linked, index}]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    named = re.findall(r"(?<![\w./])(?:src|tests|docs|benchmarks)/[\w./-]*\w", text)
+    named = re.findall(r"(?<![\w./])(?:src|tests|docs|benchmarks)/[\w./-]*\w", text_of(page))
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_that_is_named_exists(page: str) -> None:
+    source = ROOT / "src" / "foredraft"
+    folders = "|".join(path.name for path in source.iterdir() if path.is_dir() and path.name[0] != "_")
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text_of(page))
+    assert not [name for name in named if not (source / name).exists()]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "benchmarks/README.md"])
 def test_every_benchmark_that_is_named_exists(page: str) -> None:
-    named = re.findall(r"python -m (benchmarks\.[\w.]*\w)", (ROOT / page).read_text(encoding="utf-8"))
+    named = re.findall(r"python -m (benchmarks\.[\w.]*\w)", text_of(page))
     assert not [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
+
+
+def test_every_page_that_the_source_names_exists() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "deploy").iterdir()]
+    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+# the tutorial
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def check(
     num_tokens: int = NUM_TOKENS,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Is speculation lossless with this target, these drafters and these settings? See docs/internals/exactness.md.
+    """Is speculation lossless with this target, these drafters and these settings? See docs/internals/certificate.md.
 
     params: as for generate, all of them; temperature 0 leaves out what is drawn. A seed also fixes the certificate's own
     noise. logprobs and speculative_tokens 0 have no meaning here. prompts: None takes built-in ones.
