@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,8 +21,7 @@ from typer.testing import CliRunner
 from foredraft import LLM, Drafter, SamplingParams
 from foredraft.cli import app
 from foredraft.model import EMBEDDED
-from foredraft.server.wire.chat import ChatRequest
-from foredraft.server.wire.errors import ErrorBody
+from foredraft.server import ServerSettings, create_app
 from foredraft.settings import Settings
 from foredraft.testing import check_drafter
 
@@ -162,7 +162,7 @@ def reason_not_to_run(command: str) -> str | None:
 COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
 RUN = [
     pytest.param(page, command, marks=[pytest.mark.slow] if command.startswith(LONG) else [], id=command[:70])
-    for page, command in dict.fromkeys(COMMANDS)
+    for command, page in {command: page for page, command in reversed(COMMANDS)}.items()
     if reason_not_to_run(command) is None
 ]
 
@@ -268,10 +268,15 @@ def test_settings_are_read(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", pages_with("json"))
 def test_json_is_a_request_or_an_error(page: str) -> None:
+    document = create_app(ServerSettings(), LLM).openapi()
+    chat = document["paths"]["/v1/chat/completions"]["post"]
     for block in blocks(page, "json"):
         data = json.loads(block.code)
-        shape = ErrorBody if "error" in data else ChatRequest
-        assert shape.model_validate(data).model_fields_set == data.keys()
+        place = chat["responses"]["400"] if "error" in data else chat["requestBody"]
+        schema = place["content"]["application/json"]["schema"]
+        jsonschema.validate(data, {**document, **schema})
+        known = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+        assert data.keys() <= known.keys()
 
 
 # pages
@@ -325,6 +330,8 @@ def test_every_module_that_is_named_exists(page: str) -> None:
     folders = "|".join(path.name for path in source.iterdir() if path.is_dir() and path.name[0] != "_")
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text_of(page))
     assert not [name for name in named if not (source / name).exists()]
+    files = {path.name for path in source.rglob("*.*")}
+    assert not [name for name in re.findall(r"`(\w+\.(?:py|h|cpp))`", text_of(page)) if name not in files]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "benchmarks/README.md"])
