@@ -52,7 +52,7 @@ NOT_RUN = {
     "ray": "needs a cluster",
     "export": "sets what only a cluster reads",
     "python": "takes minutes, and corpora that are not part of the repository",
-    "foredraft check": "its verdict depends on the time that it gets; tests/certificate/test_check.py runs it",
+    "foredraft check": "its verdict depends on the time that it gets; tests/certificate/ runs it",
     "foredraft serve": "runs until it is stopped; tests/server/test_command.py starts one",
 }
 """What a command begins with, and why it is not run."""
