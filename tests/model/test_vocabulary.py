@@ -21,8 +21,9 @@ WORDS = [f"w{i}" for i in range(VOCAB_SIZE)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
-def words_tokenizer(words: list[str], eos: str = "w1") -> PreTrainedTokenizerFast:
-    model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+def words_tokenizer(words: list[str], eos: str = "w1", order: int = 1) -> PreTrainedTokenizerFast:
+    """order: -1 lists the words from the last to the first; their ids stay."""
+    model = WordLevel(dict([(word, i) for i, word in enumerate(words)][::order]), unk_token=words[0])
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=eos, bos_token=words[2]
     )
@@ -38,8 +39,14 @@ def with_tokenizer(directory: Path, width: int, words: list[str], seed: int) -> 
     return directory
 
 
-def test_the_same_vocabulary_passes_and_a_padded_one_too() -> None:
-    check_vocabulary(words_tokenizer(WORDS), words_tokenizer(WORDS))
+def test_the_same_ids_are_the_same_vocabulary() -> None:
+    """In whatever order a file lists them, and whatever the special tokens are; one token more is another vocabulary."""
+    target = words_tokenizer(WORDS)
+    for draft in (words_tokenizer(WORDS, order=-1), words_tokenizer(WORDS, eos="w5")):
+        check_vocabulary(target, draft)
+        draft.add_tokens(["one more"])
+        with pytest.raises(VocabularyError, match="97 tokens against 96; token 96 is 'one more' in the draft and None"):
+            check_vocabulary(target, draft)
 
 
 def test_what_differs_is_named() -> None:

@@ -115,12 +115,16 @@ def test_prompts_are_there_when_asked_for(llm: LLM) -> None:
 
 
 def test_a_log_that_nobody_reads_is_no_error() -> None:
+    attempts = []
+
     class Broken(io.StringIO):
-        def write(self, _: str) -> int:
+        def write(self, line: str) -> int:
+            attempts.append(line)
             raise BrokenPipeError
 
     record = logging.LogRecord("x", logging.INFO, "x", 1, "hello", None, None)
     JsonLines(Broken()).emit(record)
+    assert [json.loads(line)["event"] for line in attempts] == ["hello"]
 
 
 @pytest.mark.parametrize("message", ["one\ntwo", 'quo"te', "\x00"])

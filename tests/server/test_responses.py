@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import response_create_params
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from foredraft import LLM, ForedraftError, SamplingParams
+from foredraft import LLM, SamplingParams
 from foredraft.server import RequestLimits
 from foredraft.server.wire.responses import ResponsesRequest
 from tests.server.conftest import SETTINGS, TEMPLATE, Running, running
+from tests.server.wire.test_requests import accepted
 
 QUESTION = "Tell a story."
 TOOL: dict[str, Any] = {
@@ -275,10 +275,23 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(sorted(ResponsesRequest.model_fields)), JSON)
-def test_any_value_is_taken_or_refused(name: str, value: Any) -> None:
-    with suppress(ValidationError, ForedraftError):
-        found = ResponsesRequest.model_validate({"input": QUESTION, name: value})
-        found.params()
-        found.template_messages()
-        found.template_args()
-        list(found.unread())
+def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
+    request = accepted(ResponsesRequest, {"input": QUESTION, name: value}, name)
+    if request is not None:
+        messages = request.template_messages()
+        if name == "input" and isinstance(value, str):
+            assert messages == [{"role": "user", "content": value}]
+        elif name == "instructions" and value is not None:
+            assert messages[0] == {"role": "system", "content": value}
+        elif name != "input":
+            assert messages == [{"role": "user", "content": QUESTION}]
+        assert set(request.unread()) <= set(unknown_names(value, name))
+
+
+def unknown_names(value: Any, place: str) -> Iterator[str]:
+    """The place of every member of a value."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in members:
+        inner = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}"
+        yield inner
+        yield from unknown_names(member, inner)

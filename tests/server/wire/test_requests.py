@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import typing
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from foredraft import ForedraftError, SamplingParams, StructuredOutputs
 from foredraft.server.wire.base import Wire
 from foredraft.server.wire.chat import ChatRequest
 from foredraft.server.wire.completions import CompletionRequest
+from foredraft.server.wire.sampling import SamplingFields
 from foredraft.server.wire.tokens import TokenizeRequest
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -65,17 +66,18 @@ def kinds_of(base: type[Wire] = Wire) -> set[type[Wire]]:
 def test_null_is_the_default_of_every_optional_field(kind: type[Wire]) -> None:
     for name, one in kind.model_fields.items():
         if not one.is_required():
-            assert (one.alias or name) not in refused_places(kind, {one.alias or name: None})
+            assert (one.alias or name) not in (refused_places(kind, {one.alias or name: None}) or ())
             schema = kind.model_json_schema()["properties"][one.alias or name]
             assert allows_null(schema), (kind, name)
 
 
-def refused_places(kind: type[Wire], body: Any) -> set[Any]:
+def refused_places(kind: type[Wire], body: Any) -> set[Any] | None:
+    """The fields that a refusal is about, none if it is about the whole body; None if the body is accepted."""
     try:
         kind.model_validate(body)
     except ValidationError as error:
         return {one["loc"][0] for one in error.errors() if one["loc"]}
-    return set()
+    return None
 
 
 def allows_null(schema: dict[str, Any]) -> bool:
@@ -221,21 +223,86 @@ JSON = st.recursive(
 )
 
 
+def accepted(request_type: type[SamplingFields], body: dict[str, Any], name: str) -> Any:
+    """The request, if this value of the field is accepted: then it must hold the value as it was sent, and a null must mean
+    the default. A refusal must be about this field, or about the request as a whole."""
+    refused = refused_places(request_type, body)
+    if refused is not None:
+        assert refused <= {name}
+        return None
+    request = request_type.model_validate(body)
+    assert as_json(sent_fields(request)[name]) == as_json(held(name, body[name]))
+    try:
+        params = request.params()
+    except ForedraftError:
+        return None
+    if name in SAMPLING and body[name] is not None:
+        assert getattr(params, name) == as_param(name, body[name])
+    return request
+
+
+def sent_fields(request: SamplingFields) -> dict[str, Any]:
+    """The fields that the request was made with, under the names that clients know."""
+    return request.model_dump(by_alias=True, exclude_unset=True, warnings=False)
+
+
+def held(name: str, value: Any) -> Any:
+    """A value in the form that a request keeps it in."""
+    if name == "prompt":
+        return [value] if isinstance(value, str) or (value and isinstance(value[0], int)) else value
+    return {int(key): bias for key, bias in value.items()} if name == "logit_bias" and value is not None else value
+
+
+def as_param(name: str, value: Any) -> Any:
+    """A value in the form that SamplingParams keeps it in."""
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if name == "top_k" and not 0 <= value < 2**31:
+        return 0
+    return max(value, 1e-30) if name == "top_p" else value
+
+
+def as_json(value: Any) -> str:
+    """JSON text by which values are compared: true is not 1, 1 is 1.0, NaN is NaN."""
+    return json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)
+
+
 @given(st.sampled_from(sorted(CompletionRequest.model_fields)), JSON)
-def test_any_value_is_taken_or_refused(name: str, value: Any) -> None:
-    """In one of two ways, and no other: by its type, or with a line of ours."""
-    with suppress(ValidationError, ForedraftError):
-        body = CompletionRequest.model_validate({"prompt": "hello", name: value})
-        body.params()
+def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
+    accepted(CompletionRequest, {"prompt": "hello", name: value}, name)
 
 
 @given(st.sampled_from(sorted(ChatRequest.model_fields)), JSON)
-def test_any_value_of_a_chat_is_taken_or_refused(name: str, value: Any) -> None:
-    with suppress(ValidationError, ForedraftError):
-        body = ChatRequest.model_validate({"messages": CHAT, name: value})
-        body.params()
-        body.template_messages()
-        body.template_args()
+def test_a_value_of_a_chat_that_is_accepted_reaches_the_template(name: str, value: Any) -> None:
+    request = accepted(ChatRequest, {"messages": CHAT, name: value}, name)
+    if request is not None:
+        assert request.template_messages() == CHAT
+        if name == "chat_template_kwargs":
+            assert as_json(request.template_args()) == as_json(value or {})
+        elif name in ("add_generation_prompt", "continue_final_message") and value:
+            assert request.template_args() == {name: True}
+
+
+VALUES: dict[str, list[Any]] = {
+    "stream": [True, False],
+    "stop": ["a", ["a", "b"], []],
+    "temperature": [0, 0.5, 1e4],
+    "top_p": [1e-320, 1],
+    "top_k": [-1, 2**40],
+    "seed": [-(2**63), 2**64 - 1],
+    "logit_bias": [{}, {"5": 1}],
+    "guided_json": [{}, {"const": None}, "{}"],
+    "speculative_tokens": [0, "auto"],
+    "user": ["", "somebody"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, one) for name, values in VALUES.items() for one in values])
+@pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])
+def test_these_values_are_accepted(request_type: Any, name: str, value: Any) -> None:
+    """So that the two tests above do not pass by refusing everything."""
+    body = {"prompt": "hello"} if request_type is CompletionRequest else {"messages": CHAT}
+    assert accepted(request_type, {**body, name: value}, name) is not None
 
 
 def test_messages_as_templates_want_them() -> None:
