@@ -19,7 +19,7 @@ from foredraft.model.demand import Demand
 from foredraft.model.language_model import Body
 from foredraft.sampling import SamplingParams, StructuredOutputs, token_probs
 from foredraft.text.request import Frontend
-from foredraft.trace.probabilities import TargetSays, draft_said, target_says
+from foredraft.trace.probabilities import TargetProbabilities, draft_probabilities, target_probabilities
 from tests.conftest import MakeEngine
 from tests.far import Elsewhere, FarTensor, elsewhere
 
@@ -53,14 +53,14 @@ class Trace:
     """Looks on as the trace does."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[TargetSays, list[float | None]]] = []
+        self.said: list[tuple[TargetProbabilities, list[float | None]]] = []
 
     def observe(self, step: Step) -> None:
         for b, (work, outcome) in enumerate(zip(step.scoring, step.outcomes, strict=True)):
             history = work.sequence.tokens[: len(work.sequence.tokens) - step.num_kept[b]]
             drafted = step.proposal.ids[b, : outcome.num_drafted].tolist()
-            said = target_says(outcome, work.sequence.sampler, history, drafted, outcome.new_ids[-1])
-            self.said.append((said, draft_said(step.proposal, b, drafted)))
+            said = target_probabilities(outcome, work.sequence.sampler, history, drafted, outcome.new_ids[-1])
+            self.said.append((said, draft_probabilities(step.proposal, b, drafted)))
 
 
 def lifted(model: LanguageModel, device: Elsewhere | None) -> LanguageModel:

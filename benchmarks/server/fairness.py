@@ -1,7 +1,7 @@
-"""What a flood of one client does to the small requests of another: their times to the first token.
+"""How a large request of one client delays the small requests of another: their times to the first token.
 
-One client asks for n texts of one prompt; another sends small requests, one after the other, while they are written. Once
-with clients told apart, and once as one client, which is first come, first served.
+One client requests n texts of one prompt. Another sends small requests, one after the other, while the texts are generated. This
+runs once with two clients, and once as one client, which is first come, first served.
 
     python -m benchmarks.server.fairness [--texts 128] [--tokens 64] [--small 16] [--requests 8]
 """
@@ -21,7 +21,7 @@ SMALL_PROMPT = "The cat of the day is"
 
 
 async def first_token(llm: AsyncLLM, client: str, tokens: int) -> tuple[float, float]:
-    """-> seconds to the first token, and to the last"""
+    """Seconds to the first token and to the last."""
     started, first = time.perf_counter(), 0.0
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
     async with aclosing(llm.stream(SMALL_PROMPT, params, client=client)) as deltas:  # type: ignore[type-var]

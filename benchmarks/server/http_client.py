@@ -1,4 +1,4 @@
-"""A client that takes little of the machine it shares with the server: sockets, and no parsing before the end."""
+"""A client that uses little of the machine it shares with the server: plain sockets, and no parsing before the end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Answer:
-    """seconds: from the request to the last byte; first_seconds: to the first piece of a stream's text. is_cut: the client
-    itself went away."""
+    """seconds: from the request to the last byte. first_seconds: to the first chunk of a stream. is_cut: the client disconnected."""
 
     status: int
     texts: list[str]
@@ -25,7 +24,7 @@ class Answer:
 
 
 async def ask(url: str, body: dict[str, Any], *, cut_after: int | None = None) -> Answer:
-    """POST /v1/completions. cut_after: close the connection after so many pieces of the answer."""
+    """POST /v1/completions. cut_after: close the connection after so many chunks of the response."""
     place = urlsplit(url)
     raw = json.dumps(body).encode()
     head = (

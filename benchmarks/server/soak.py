@@ -1,10 +1,10 @@
-"""A server under load for a while: does it stay steady, and does it say the truth?
+"""A server under load for a while: is it stable, and are its texts correct?
 
     python -m benchmarks.server.soak [--seconds 180] [--warm-up 15] [--clients 64] [--cut 0.2]
 
-Starts `foredraft serve` over the embedded pair, asks from many streaming clients at once, of which some go away at random, and
-then looks at four things: errors and stuck requests; the server's memory, last minute against first; what is taken of the cache when
-it is idle, before and after; and each finished greedy text against the one that `LLM.generate` writes.
+Starts `foredraft serve` with the embedded pair and sends requests from many streaming clients at once, some of which disconnect at
+random. Then it checks four things: errors and stuck requests; the server's memory in the last minute against the first; the used cache
+memory when idle, before and after; and every finished greedy text against that of `LLM.generate`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What the server costs, beside the same engine without it.
+"""The server's overhead over the same engine without it.
 
     python -m benchmarks.server.throughput [--model DIR] [--draft-model DIR] [--quantization int8] [--batch 8] [--rounds 7]
 
-Throughput: a batch of prompts, greedy, end of sequence ignored, as `LLM.generate`, over HTTP, and over HTTP as streams; in turn,
-over one engine, the client in a process of its own. Ratios are of tokens per second within a round; their median counts.
-First token under load: while a batch less one is being streamed, prompts of several lengths come one by one. The bound is what
-the engine's budget of tokens per pass makes of it: the passes that a prompt needs, times the slowest pass of that moment, and one
-more that was under way.
+Throughput: a batch of greedy prompts that ignore the end of sequence, run in turn with `LLM.generate`, over HTTP, and over HTTP as
+streams, on one engine, with the client in its own process. The result is the median over the rounds of the ratio of tokens per
+second. First token under load: while all but one text of a batch are streamed, prompts of several lengths arrive one by one. The
+bound follows from the engine's budget of tokens per pass: the number of passes that a prompt needs, plus the one in progress, times
+the slowest pass of that time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
 from foredraft.server import ServerSettings, create_app
-from foredraft.server.run import listen, make_server
+from foredraft.server.http_server import listen, make_server
 from foredraft.utils.machine import this_machine
 
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from foredraft import LLM
 from foredraft.server import ServerSettings, create_app
-from foredraft.server.run import Server, listen, make_server
+from foredraft.server.http_server import Server, listen, make_server
 from foredraft.server.service import Service
 from foredraft.server.tls import TlsFiles
 

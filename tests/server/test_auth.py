@@ -116,7 +116,7 @@ def test_pages_elsewhere_may_read_nothing_unless_they_are_named(llm: LLM, server
 
 @pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://Example.com", "", "https://"])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ForedraftError, match="is no origin"):
+    with pytest.raises(ForedraftError, match="is not an origin"):
         ServerSettings(allowed_origins=(origin,))
 
 

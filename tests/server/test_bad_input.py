@@ -40,7 +40,7 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
     [
         ({"prompt": PROMPT, "max_tokens": "5"}, "max_tokens", "integer"),
         ({"prompt": PROMPT, "max_tokens": True}, "max_tokens", "integer"),
-        ({"prompt": PROMPT, "max_tokens": 0}, "max_tokens", "goes with echo"),
+        ({"prompt": PROMPT, "max_tokens": 0}, "max_tokens", "use it with echo"),
         ({"prompt": PROMPT, "temperature": -1}, "temperature", "0"),
         ({"prompt": PROMPT, "temperature": "hot"}, "temperature", "number"),
         ({"prompt": PROMPT, "stream": "yes"}, "stream", "boolean"),

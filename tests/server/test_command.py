@@ -35,8 +35,8 @@ def serve(*args: str) -> Any:
         (("--api-key", "a", "--api-key", ""), "empty"),
         (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "no-such-file"), "no such file"),
-        (("--allowed-origins", "example.com"), "no origin"),
-        (("--allowed-origins", '["*", "example.com"]'), "'example.com' is no origin"),
+        (("--allowed-origins", "example.com"), "not an origin"),
+        (("--allowed-origins", '["*", "example.com"]'), "'example.com' is not an origin"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -28,7 +28,7 @@ _NAME = re.compile(r"\bforedraft:[a-z_0-9]+|\bprocess_[a-z_]+")
 def served(llm: LLM) -> set[str]:
     """The names of all series."""
     metrics = Metrics()
-    with metrics.watching(llm):
+    with metrics.observing(llm):
         return {
             family.name + suffix
             for family in metrics.registry.collect()

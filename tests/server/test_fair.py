@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from foredraft import LLM
-from foredraft.server.errors import ApiError
+from foredraft.server.api_errors import ApiError
 from tests.server.conftest import SETTINGS, Running, running, wait_for
-from tests.server.test_logging import logged
+from tests.server.test_request_log import logged
 
 KEYS = ("key of the first", "key of the second")
 

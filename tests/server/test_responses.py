@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from foredraft import LLM, SamplingParams
 from foredraft.server import RequestLimits
-from foredraft.server.wire.responses import ResponsesRequest
+from foredraft.server.wire.responses_request import ResponsesRequest
 from tests.server.conftest import SETTINGS, TEMPLATE, Running, running
 from tests.server.wire.test_requests import accepted
 
@@ -208,7 +208,7 @@ def test_items_as_templates_want_them() -> None:
     ]
     shown = {name: value for name, value in TOOL.items() if name not in ("type", "strict")}
     assert found.template_args() == {"tools": [{"type": "function", "function": shown}]}
-    assert list(found.unread()) == []
+    assert list(found.unknown_fields()) == []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_items_as_templates_want_them() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]", "input_text"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         ({"tool_choice": "required"}, None, "needs tools"),
-        ({"truncation": "auto"}, "truncation", "not cut"),
+        ({"truncation": "auto"}, "truncation", "not truncated"),
         ({"reasoning": {"effort": "high"}}, "reasoning", "template"),
         ({"n": 2}, "n", "one text"),
         ({"messages": []}, "messages", "another route"),
@@ -285,13 +285,13 @@ def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
             assert messages[0] == {"role": "system", "content": value}
         elif name != "input":
             assert messages == [{"role": "user", "content": QUESTION}]
-        assert set(request.unread()) <= set(unknown_names(value, name))
+        assert set(request.unknown_fields()) <= set(member_names(value, name))
 
 
-def unknown_names(value: Any, place: str) -> Iterator[str]:
+def member_names(value: Any, place: str) -> Iterator[str]:
     """The place of every member of a value."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, member in members:
         inner = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}"
         yield inner
-        yield from unknown_names(member, inner)
+        yield from member_names(member, inner)

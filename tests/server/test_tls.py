@@ -32,7 +32,7 @@ _MAKE = [
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """-> a certificate that vouches for itself, and its key"""
+    """A self-signed certificate and its key."""
     certfile, keyfile = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         [*_MAKE, "-subj", f"/CN={name}", "-keyout", keyfile, "-out", certfile],
@@ -76,7 +76,7 @@ def test_plain_http_is_not_answered(secure: Running) -> None:
         httpx2.get(secure.url.replace("https", "http") + "/health")
 
 
-def test_only_clients_that_somebody_vouches_for(llm: LLM, files: dict[str, tuple[Path, Path]]) -> None:
+def test_only_clients_with_a_signed_certificate(llm: LLM, files: dict[str, tuple[Path, Path]]) -> None:
     tls = TlsFiles(*files["server"], ca_certs=files["friend"][0])
     with running(llm, tls=tls) as server:
         for name, may in (("friend", True), ("stranger", False), (None, False)):

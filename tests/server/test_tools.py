@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from foredraft import LLM, ForedraftError
 from foredraft.server import ServerSettings
-from foredraft.server.tool_form import tool_form_of
+from foredraft.server.tool_call_format import detect_tool_call_parser
 from tests.server.conftest import SETTINGS, Running, running
 
 MESSAGES: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -212,7 +212,7 @@ def test_the_clients_helpers(client: openai.OpenAI) -> None:
     ],
 )
 def test_which_form_it_is(llm: LLM, given: str, template: str, expected: str | None) -> None:
-    assert tool_form_of(ServerSettings(chat_template=template, tool_call_parser=given), llm) == expected
+    assert detect_tool_call_parser(ServerSettings(chat_template=template, tool_call_parser=given), llm) == expected
 
 
 def test_a_form_that_is_not_known() -> None:

@@ -64,7 +64,7 @@ def test_several_prompts_and_streams_and_ids_are_scored_too(client: openai.OpenA
 
 
 def test_nothing_to_write_and_nothing_to_tell_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="max_tokens 0 writes nothing"):
+    with pytest.raises(openai.BadRequestError, match="max_tokens 0 generates nothing"):
         client.completions.create(model="pair", prompt=PROMPT, max_tokens=0)
 
 

@@ -71,5 +71,5 @@ def test_what_cannot_be_viewed(tmp_path: Path) -> None:
     assert_refused(run("trace", "view", tmp_path / "nothing.jsonl"), "cannot be read")
     file = tmp_path / "other.jsonl"
     file.write_text(json.dumps({"prompt": "x"}) + "\n")
-    assert_refused(run("trace", "view", file), "no trace")
-    assert_refused(run("trace", "view", file, "--output", file), "no trace")
+    assert_refused(run("trace", "view", file), "not a trace")
+    assert_refused(run("trace", "view", file, "--output", file), "not a trace")

@@ -74,8 +74,8 @@ def test_a_recording_that_broke_off_is_read_as_far_as_it_goes(num_lines: int, tm
 
 
 FAULTS: dict[str, tuple[Callable[[Lines], object], str]] = {
-    "not a header": (lambda lines: lines.pop(0), "no trace: its first line must be a header"),
-    "another version": (lambda lines: lines[0].update(version=2), "version 2 of the trace format, and this foredraft"),
+    "not a header": (lambda lines: lines.pop(0), "not a trace: its first line must be a header"),
+    "another version": (lambda lines: lines[0].update(version=2), "version 2 of the trace format: this foredraft"),
     "no version": (lambda lines: lines[0].pop("version"), "version None"),
     "two headers": (lambda lines: lines.insert(1, lines[0]), "line 2: a second header"),
     "an unknown line": (lambda lines: lines[2].update(type="stride"), "line 3: "),
@@ -84,15 +84,15 @@ FAULTS: dict[str, tuple[Callable[[Lines], object], str]] = {
     "an unknown verdict": (lambda lines: lines[3]["draft"][1].update(verdict="so-so"), "line 4: round.draft.1.verdict"),
     "no number": (lambda lines: lines[2].update(draft="fast"), "line 3: step.draft: "),
     "a step left out": (lambda lines: lines.pop(2), "line 3: a round of step 0 must follow that step's own line"),
-    "steps out of order": (lambda lines: lines[4].update(step=2), "line 5: step 2 where step 1 was due"),
-    "a text twice": (lambda lines: lines.insert(2, lines[1]), "line 3: text 0 began before"),
+    "steps out of order": (lambda lines: lines[4].update(step=2), "line 5: step 2, but step 1 was expected"),
+    "a text twice": (lambda lines: lines.insert(2, lines[1]), "line 3: text 0 has begun before"),
     "an unknown text": (lambda lines: lines[3].update(text=4), "line 4: text 4 has not begun"),
     "a round too late": (lambda lines: lines.insert(7, {**lines[5], "at": 3}), "line 8: text 0 has ended"),
-    "a gap": (lambda lines: lines[5].update(at=3), "line 6: text 0 has 2 tokens, and this round begins at 3"),
-    "other tokens": (lambda lines: lines[6].update(token_ids=[5, 7, 9]), "line 7: the rounds of text 0 do not give"),
+    "a gap": (lambda lines: lines[5].update(at=3), "line 6: text 0 has 2 tokens, but this round begins at 3"),
+    "other tokens": (lambda lines: lines[6].update(token_ids=[5, 7, 9]), "line 7: the rounds of text 0 do not produce"),
     "other counts": (
         lambda lines: lines[6]["counts"].update(num_accepted_tokens=2),
-        "line 7: num_accepted_tokens is 2, and the rounds of text 0 give 1",
+        "line 7: num_accepted_tokens is 2, but the rounds of text 0 have 1",
     ),
     "a text without end": (lambda lines: lines.pop(6), "line 7: text 0 has no end"),
     "other totals": (lambda lines: lines[7].update(num_steps=3), "line 8: it counts 1 texts and 3 steps"),
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_said_in_one_line(fault: str, tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused(raw: bytes, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_bytes(raw)
-    with pytest.raises(ForedraftError, match="no trace"):
+    with pytest.raises(ForedraftError, match="not a trace"):
         read_trace(file)
 
 

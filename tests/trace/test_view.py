@@ -13,7 +13,7 @@ from foredraft import ForedraftError
 from foredraft.engine.stats import SpeculationStats
 from foredraft.trace import page_of, read_trace, write_page
 from foredraft.trace.charts import alpha_chart, histogram_chart
-from foredraft.trace.library import three_js
+from foredraft.trace.three_js import three_js
 from tests.trace.test_reader import Lines, sound, written
 
 HOSTILE = "</script><script>window.bad=1</script><!-- <script> & \u2028\x00\x1b[31m\ufffd ]]> {{ 7 * 7 }} &lt;"
@@ -97,7 +97,7 @@ def test_a_recording_that_broke_off_says_so(tmp_path: Path) -> None:
 
 
 def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForedraftError, match="holds no text"):
+    with pytest.raises(ForedraftError, match="has no text"):
         page(sound()[:1], tmp_path)
 
 

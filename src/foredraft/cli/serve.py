@@ -193,7 +193,7 @@ def serve(
     tls = _tls(ssl_certfile, ssl_keyfile, ssl_ca_certs)
     cache_bytes = None if cache_memory is None else num_bytes(cache_memory)
     from foredraft.server import create_app
-    from foredraft.server.run import listen, serve
+    from foredraft.server.http_server import listen, serve
 
     engine = {
         "max_num_seqs": max_num_seqs,
@@ -334,9 +334,9 @@ def _log_level(name: str) -> int:
 
 def _log_to_standard_error(level: int) -> None:
     """From now on every line is JSON, the engine's warnings and uvicorn's included."""
-    from foredraft.server.logging import JsonLines
+    from foredraft.server.request_log import JsonLinesHandler
 
-    handler = JsonLines(sys.stderr)
+    handler = JsonLinesHandler(sys.stderr)
     for name, least in (("foredraft", level), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
@@ -345,10 +345,10 @@ def _log_to_standard_error(level: int) -> None:
 
 
 def _announce(settings: ServerSettings, scheme: str, host: str, port: int) -> None:
-    from foredraft.server.logging import log
+    from foredraft.server.request_log import log_event
 
     address = f"[{host}]" if ":" in host else host
-    log(
+    log_event(
         "listening",
         url=f"{scheme}://{address}:{port}",
         models=settings.model_names,

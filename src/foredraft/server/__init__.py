@@ -1,10 +1,11 @@
-"""The engine as a service that speaks OpenAI's API.
+"""An HTTP server for the engine with OpenAI's API.
 
-One thread owns the engine (AsyncLLM); `service` says when it starts and ends and who is let in; `wire` holds requests and answers
-as types; `reply` sends what is written; `routes` are thin. `app` puts them together, `run` gives them a socket.
+One thread owns the engine (AsyncLLM). `service` starts and stops it and admits requests, `wire` has the types of requests and
+responses, `prompt_processor` makes engine requests, `generation_response` runs them and sends their texts, `*_routes` are the
+routes. `app` puts these together, and `http_server` runs the application on a socket.
 """
 
 from foredraft.server.app import create_app
-from foredraft.server.settings import RequestLimits, ServerSettings
+from foredraft.server.server_settings import RequestLimits, ServerSettings
 
 __all__ = ["RequestLimits", "ServerSettings", "create_app"]

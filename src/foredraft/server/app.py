@@ -1,4 +1,5 @@
-"""The application: routes around a service, behind the limits. No socket, no globals; any ASGI server may run it."""
+"""The application: routes around a service, behind middleware. It opens no socket and has no globals, so any ASGI server may run
+it."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from foredraft import __version__
 from foredraft.llm import LLM
-from foredraft.server.auth import Gate
-from foredraft.server.errors import add_error_handlers
-from foredraft.server.limits import BodyLimit
-from foredraft.server.live import PUBLIC_PATHS, live_routes
-from foredraft.server.logging import Watch
-from foredraft.server.routes import PUBLIC, api_routes, operation_routes, state_routes, token_routes
+from foredraft.server import live, operation_routes
+from foredraft.server.api_errors import add_error_handlers
+from foredraft.server.api_routes import generation_routes, model_routes, token_routes
+from foredraft.server.auth import AuthMiddleware
+from foredraft.server.body_limit import BodyLimitMiddleware
+from foredraft.server.request_log import RequestLogMiddleware
+from foredraft.server.server_settings import ServerSettings
 from foredraft.server.service import Service
-from foredraft.server.settings import ServerSettings
 
 
 def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI:
-    """make_llm is called when the application starts. `app.state.service` is the Service."""
+    """make_llm loads the models; it is called when the application starts. `app.state.service` is the Service."""
     service = Service(settings, make_llm)
 
     @asynccontextmanager
@@ -38,26 +39,25 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
         version=__version__,
         summary="Lossless speculative decoding behind the OpenAI API",
         lifespan=lifespan,
-        docs_url=None,  # their pages load scripts from elsewhere
+        docs_url=None,  # the pages of FastAPI load scripts from other sites
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        middleware=guards(settings, service.metrics.http),
+        middleware=make_middleware(settings, service.metrics.http),
     )
     app.state.service = service
     add_error_handlers(app)
-    guarded = (
-        [Depends(HTTPBearer(auto_error=False))] if settings.api_keys else []
-    )  # for the document; Gate is what guards
-    for make_routes in (api_routes, token_routes, operation_routes):
-        app.include_router(make_routes(service), dependencies=guarded)
-    app.include_router(state_routes(service))
-    app.include_router(live_routes(service.feed))
-    _document(app, strict=settings.strict)
+    # for the document only: AuthMiddleware checks the key
+    security = [Depends(HTTPBearer(auto_error=False))] if settings.api_keys else []
+    for make_routes in (generation_routes, model_routes, token_routes, operation_routes.operation_routes):
+        app.include_router(make_routes(service), dependencies=security)
+    app.include_router(operation_routes.health_routes(service))
+    app.include_router(live.live_routes(service.live_observer))
+    _amend_document(app, strict=settings.strict)
     return app
 
 
-def guards(settings: ServerSettings, http: Counter) -> list[Middleware]:
-    """What every request goes through, the first one first. http: counts answers, by route and status."""
+def make_middleware(settings: ServerSettings, http: Counter) -> list[Middleware]:
+    """The middleware, outermost first. http: counts responses, by route and status."""
     limits = settings.limits
     origins = settings.allowed_origins
     cross_origin = Middleware(
@@ -68,21 +68,25 @@ def guards(settings: ServerSettings, http: Counter) -> list[Middleware]:
         expose_headers=("X-Request-Id",),
     )
     return [
-        Middleware(Watch, http=http),
+        Middleware(RequestLogMiddleware, http=http),
         *([cross_origin] if origins else []),
         Middleware(
-            Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, public=PUBLIC | PUBLIC_PATHS
+            AuthMiddleware,
+            api_keys=settings.api_keys,
+            allowed_hosts=settings.allowed_hosts,
+            public_paths=operation_routes.PUBLIC_PATHS | live.PUBLIC_PATHS,
         ),
-        Middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
+        Middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
     ]
 
 
-def _document(app: FastAPI, *, strict: bool) -> None:
-    """FastAPI adds a 422 wherever there is a body; here that is a 400. strict: requests have no other fields than these."""
-    make = app.openapi
+def _amend_document(app: FastAPI, *, strict: bool) -> None:
+    """Remove the 422 that FastAPI adds to every route with a body, since it is answered as a 400. strict: say that requests have
+    no other fields than the documented ones."""
+    make_document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = make()
+        document = make_document()
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

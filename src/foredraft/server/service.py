@@ -1,4 +1,4 @@
-"""The one owner of the engine: when it starts and ends, and who is let in."""
+"""Owns the engine: starts and stops it, and admits requests."""
 
 from __future__ import annotations
 
@@ -9,43 +9,40 @@ from contextlib import asynccontextmanager, contextmanager
 
 from foredraft.aio import AsyncLLM
 from foredraft.llm import LLM
-from foredraft.server.errors import ApiError
-from foredraft.server.live import LiveFeed
+from foredraft.server.api_errors import ApiError
+from foredraft.server.live import LiveObserver
 from foredraft.server.metrics import Metrics
-from foredraft.server.prompts import Prompts
-from foredraft.server.settings import ServerSettings
-from foredraft.server.tool_form import tool_form_of
+from foredraft.server.prompt_processor import PromptProcessor
+from foredraft.server.server_settings import ServerSettings
+from foredraft.server.tool_call_format import detect_tool_call_parser
 
 
 class Service:
-    """Starts, runs and ends one engine for many requests.
-
-    make_llm: loads the models; called once, in `running`.
-    """
+    """Runs one engine for many requests. make_llm: loads the models; it is called once, by `running`."""
 
     def __init__(self, settings: ServerSettings, make_llm: Callable[[], LLM]) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.feed = LiveFeed(show_text=settings.show_text)
-        self.tool_form: str | None = None
-        """In which the model calls tools; known when it is loaded."""
+        self.live_observer = LiveObserver(show_text=settings.show_text)
+        self.tool_call_parser: str | None = None
+        """The name of the parser for the model's tool calls; known once the model is loaded."""
         self._make_llm = make_llm
         self._engine: AsyncLLM | None = None
-        self._prompts: Prompts | None = None
+        self._prompt_processor: PromptProcessor | None = None
         self._num_texts: Counter[str] = Counter()
-        """Of each client that has any."""
+        """Running and waiting texts of each client that has any."""
         self._is_draining = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The time in which requests are answered. Whatever still runs at its end is ended."""
+        """Load the models and answer requests inside the block. Requests that still run at its end are aborted."""
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
-        self.tool_form = tool_form_of(self.settings, llm)
-        with self.metrics.watching(llm), self.feed.attached(llm):
+        self.tool_call_parser = detect_tool_call_parser(self.settings, llm)
+        with self.metrics.observing(llm), self.live_observer.attached(llm):
             self._engine = AsyncLLM(llm=llm)
             try:
-                self._prompts = Prompts(
+                self._prompt_processor = PromptProcessor(
                     self._engine,
                     max_tokens=limits.max_prompt_tokens,
                     chat_template=self.settings.chat_template,
@@ -56,19 +53,19 @@ class Service:
                 await self.stop()
 
     def drain(self) -> None:
-        """Take no new requests; those that are here are finished. The live page, which has no end of its own, ends."""
+        """Accept no new requests and finish those that run. The streams of the live page, which would never end, are closed."""
         self._is_draining = True
-        self.feed.close()
+        self.live_observer.close()
 
     async def stop(self) -> None:
-        """End what is being written, with an error that says so."""
+        """Abort the running requests, with an error that says so."""
         self.drain()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
 
     @property
     def is_alive(self) -> bool:
-        """False once the engine is gone without having been asked to."""
+        """False if the engine ended on its own."""
         return self._engine is None or self._engine.is_running or self._is_draining
 
     @property
@@ -81,30 +78,30 @@ class Service:
 
     @property
     def num_texts(self) -> int:
-        """That are written, or wait to be."""
+        """The number of texts that run or wait."""
         return self._num_texts.total()
 
     @property
     def engine(self) -> AsyncLLM:
-        """Raises ApiError 503 where there is none, or none any more."""
+        """Raises ApiError 503 while the server starts or shuts down."""
         if self._engine is None or not self.is_ready:
             raise self._unavailable()
         return self._engine
 
     @property
-    def prompts(self) -> Prompts:
-        """Raises ApiError 503 before there is an engine."""
-        if self._prompts is None:
+    def prompt_processor(self) -> PromptProcessor:
+        """Raises ApiError 503 while the server starts."""
+        if self._prompt_processor is None:
             raise self._unavailable()
-        return self._prompts
+        return self._prompt_processor
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises ApiError 404 for a model that is not served."""
+        """The model's name for the response. Raises ApiError 404 for a model that is not served."""
         names = self.settings.model_names
         if name is not None and name not in names:
             raise ApiError(
                 404,
-                f"there is no model {name[:200]!r} here: it is {' or '.join(map(repr, names))}",
+                f"there is no model {name[:200]!r}: this server has {' or '.join(map(repr, names))}",
                 param="model",
                 code="model_not_found",
             )
@@ -112,21 +109,21 @@ class Service:
 
     @contextmanager
     def admitted(self, num_texts: int, client: str = "") -> Iterator[None]:
-        """A place for so many texts of this client, to be written or to wait. Raises ApiError 429 where there is none.
+        """Admit so many texts of a client for the time of the block. Raises ApiError 429 if the queue is full.
 
-        Where others hold all places, a client may still have what would be its share of them.
+        When the queue is full, a client that has less than its equal share of it is still admitted.
         """
-        most = self.engine.llm.max_num_seqs + self.settings.limits.max_queue
-        num_now, own = self.num_texts, self._num_texts[client] + num_texts
-        share = most // len(self._num_texts.keys() | {client})
-        if num_now and num_now + num_texts > most and own > share:
+        max_texts = self.engine.llm.max_num_seqs + self.settings.limits.max_queue
+        num_total, num_of_client = self.num_texts, self._num_texts[client] + num_texts
+        share = max_texts // len(self._num_texts.keys() | {client})
+        if num_total and num_total + num_texts > max_texts and num_of_client > share:
             raise ApiError(
                 429,
-                f"{num_now} texts are being written or wait, and at most {most} may: try again later",
+                f"{num_total} texts are running or waiting, and at most {max_texts} may: try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self._num_texts[client] = own
+        self._num_texts[client] = num_of_client
         try:
             yield
         finally:
@@ -134,5 +131,5 @@ class Service:
             self._num_texts = +self._num_texts
 
     def _unavailable(self) -> ApiError:
-        what = "is shutting down" if self._is_draining else "is not ready yet"
-        return ApiError(503, f"the server {what}", code="unavailable", headers={"Retry-After": "5"})
+        state = "is shutting down" if self._is_draining else "is not ready yet"
+        return ApiError(503, f"the server {state}", code="unavailable", headers={"Retry-After": "5"})

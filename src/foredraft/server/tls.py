@@ -1,4 +1,4 @@
-"""Encryption of what the server says and is told."""
+"""The certificate and keys for TLS."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from foredraft.errors import ForedraftError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """In PEM form. certfile: the certificate and what vouches for it. keyfile: its private key; None: it is in certfile too.
-    ca_certs: then only clients are answered that show a certificate which one of these vouches for."""
+    """Files in PEM form. certfile: the certificate and its chain. keyfile: its private key; None: it is in certfile.
+    ca_certs: if given, clients must have a certificate that one of these authorities signed."""
 
     certfile: Path
     keyfile: Path | None = None
     ca_certs: Path | None = None
 
     def check(self) -> None:
-        """Raises ForedraftError for files that cannot be used."""
+        """Raises ForedraftError if the files cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certfile, self.keyfile, password=_refuse_encrypted)
@@ -36,8 +36,8 @@ class TlsFiles:
 
 
 def _refuse_encrypted() -> str:
-    """Else OpenSSL would ask for it on the terminal."""
-    raise ValueError("the key is encrypted: give one that is not, readable by the server alone")
+    """Called for the password of an encrypted key, for which OpenSSL would otherwise ask on the terminal."""
+    raise ValueError("the key is encrypted: give an unencrypted one that only the server can read")
 
 
 def _reason(error: Exception) -> str:

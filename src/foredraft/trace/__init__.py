@@ -1,4 +1,4 @@
-"""What a run did, round by round: recorded as JSON lines, read back, and shown as one HTML page."""
+"""Traces of a run, round by round: recorded as JSON lines, read back, and shown as an HTML page."""
 
 from __future__ import annotations
 

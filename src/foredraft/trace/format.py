@@ -1,6 +1,6 @@
 """The lines of a trace file, version 1; docs/guides/trace.md describes them.
 
-The recorder writes these objects and the reader gives them back, so that there is one description of the format.
+The recorder writes these objects and the reader returns them, so the format is defined once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Line(BaseModel):
-    # a later foredraft may add fields within a version: they are passed over
+    # a later foredraft may add fields within a version: they are ignored
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ModelInfo(_Line):
-    """name: as the checkpoint calls itself. dtype: of its weights. quantization: what was asked for, if anything."""
+    """name: the checkpoint's own. dtype: of its weights. quantization: the requested one, if any."""
 
     name: str
     dtype: str
@@ -48,8 +48,8 @@ class Header(_Line):
 
 
 class TextLine(_Line):
-    """A text begins. text: its number in this file. child: which of the n texts of its request. prompt: decoded, or None
-    without a tokenizer. params: the sampling parameters as they were resolved."""
+    """The start of a text. text: its number in this file. child: its index among the n texts of its request. prompt: decoded; None
+    without a tokenizer. params: the resolved sampling parameters."""
 
     type: Literal["text"] = "text"
     text: Count
@@ -60,8 +60,8 @@ class TextLine(_Line):
 
 
 class StepLine(_Line):
-    """One step of the engine: times in seconds, start from the beginning of the recording, rest = what the other two
-    leave of the whole step. num_rows: of the target's pass. num_texts: that took part. drafters: seconds of each."""
+    """One step of the engine. Times are in seconds. start: since the beginning of the recording. rest: the step's time without draft
+    and verify. num_rows: rows of the target's pass. num_texts: texts in the step. drafters: seconds of each drafter."""
 
     type: Literal["step"] = "step"
     step: Count
@@ -80,8 +80,8 @@ class StepLine(_Line):
 
 
 class Token(_Line):
-    """p: the target's probability of it at its place, after all warps; p_raw: before any. None: there was no number.
-    text: what it adds to the text; empty while a character is incomplete, and without a tokenizer."""
+    """p: the target's probability of the token, after all logits processing; p_raw: before it. None: not finite. text: the characters
+    that the token adds; empty while a character is incomplete, and without a tokenizer."""
 
     id: Count
     text: str = ""
@@ -90,20 +90,20 @@ class Token(_Line):
 
 
 class DraftToken(Token):
-    """q: the probability with which it was drafted; 1 where it was certain."""
+    """q: the probability with which the token was drafted; 1 if the draft was certain."""
 
     q: Probability | None
     verdict: Verdict
 
 
-class OwnToken(Token):
-    """The target's own token."""
+class TargetToken(Token):
+    """The target's own token of a round: recovered after a rejection, bonus after a fully accepted draft, or plain without one."""
 
     origin: Literal["plain", "recovered", "bonus"]
 
 
 class RoundLine(_Line):
-    """What one step did to one text. at: how many output tokens the text had before. own: None where the text ended
+    """What one step did to one text. at: the number of output tokens before it. own: the target's token; None if the text ended
     before it."""
 
     type: Literal["round"] = "round"
@@ -112,15 +112,16 @@ class RoundLine(_Line):
     at: Count
     drafter: str = ""
     draft: list[DraftToken]
-    own: OwnToken | None
+    own: TargetToken | None
 
     @property
     def kept(self) -> list[Token]:
-        """The tokens that it gave to the text."""
+        """The tokens that the round added to the text."""
         accepted: list[Token] = [token for token in self.draft if token.verdict == "accepted"]
         return accepted if self.own is None else [*accepted, self.own]
 
     def count(self, stats: SpeculationStats) -> None:
+        """Add the round to the stats."""
         verdicts = [token.verdict for token in self.draft]
         stats.record(
             num_drafted=len(verdicts), num_accepted=verdicts.count("accepted"), num_kept=len(self.kept)
@@ -128,7 +129,7 @@ class RoundLine(_Line):
 
 
 class Counts(_Line):
-    """The fields of SpeculationStats, by the same definitions."""
+    """The fields of SpeculationStats."""
 
     num_steps: Count = 0
     num_spec_steps: Count = 0
@@ -148,8 +149,8 @@ class Counts(_Line):
 
 
 class EndLine(_Line):
-    """A text ended, or the recording did. finish_reason: as in an output; None if it was still being written.
-    counts: the engine's own, which the rounds must give again."""
+    """The end of a text or of its recording. finish_reason: as in an output; None if the text was still running. counts: the engine's
+    own, which must equal those of the rounds."""
 
     type: Literal["end"] = "end"
     text: Count
@@ -161,7 +162,7 @@ class EndLine(_Line):
 
 
 class Footer(_Line):
-    """The last line: the recording was closed, and nothing is missing."""
+    """The last line: the recording was closed and is complete."""
 
     type: Literal["close"] = "close"
     num_texts: Count
@@ -175,7 +176,7 @@ LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type"
 
 @dataclass(frozen=True, slots=True)
 class TextTrace:
-    """One text: how it began, its rounds in order, how it ended (None where the file breaks off before)."""
+    """One text: its start, its rounds in order, and its end (None if the file breaks off before)."""
 
     begin: TextLine
     rounds: tuple[RoundLine, ...]
@@ -183,20 +184,20 @@ class TextTrace:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Counted again from the rounds."""
+        """Counted from the rounds."""
         stats = SpeculationStats()
-        for one in self.rounds:
-            one.count(stats)
+        for line in self.rounds:
+            line.count(stats)
         return stats
 
     @property
     def token_ids(self) -> list[int]:
-        return [token.id for one in self.rounds for token in one.kept]
+        return [token.id for line in self.rounds for token in line.kept]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole file. is_complete: whether the recording was closed."""
+    """A trace file. is_complete: whether the recording was closed."""
 
     header: Header
     texts: tuple[TextTrace, ...]

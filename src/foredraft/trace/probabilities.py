@@ -1,4 +1,4 @@
-"""What target and draft thought of each token of a round."""
+"""The target's and the drafter's probabilities of the tokens of a round."""
 
 from __future__ import annotations
 
@@ -14,54 +14,57 @@ from foredraft.engine.step import Outcome
 from foredraft.sampling import Row, Sampler, adjusted, choose, to_device, token_probs_of
 
 
-class TargetSays(NamedTuple):
-    """Of the draft tokens and, last, the token after them: after all warps, and before any. None: no number came out."""
+class TargetProbabilities(NamedTuple):
+    """Of the draft tokens and, last, the target's own token. p: after all logits processing; p_raw: before it. None: not finite."""
 
     p: list[float | None]
     p_raw: list[float | None]
 
 
-def target_says(
-    outcome: Outcome, sampler: Sampler, history: Sequence[int], drafted: Sequence[int], own: int | None
-) -> TargetSays:
-    """history: the tokens before the step. drafted: all draft tokens, in order. own: the target's token, which stands
-    in the row after the accepted draft tokens; None leaves it out."""
-    places, ids = list(range(len(drafted))), list(drafted)
-    if own is not None:
-        places.append(outcome.num_accepted)
-        ids.append(own)
+def target_probabilities(
+    outcome: Outcome, sampler: Sampler, history: Sequence[int], drafted: Sequence[int], target_id: int | None
+) -> TargetProbabilities:
+    """The target's probabilities of the tokens of a round.
+
+    history: the tokens before the step. drafted: all draft tokens, in order. target_id: the target's own token, whose logits are in
+    the row after the accepted draft tokens; None leaves it out.
+    """
+    positions, ids = list(range(len(drafted))), list(drafted)
+    if target_id is not None:
+        positions.append(outcome.num_accepted)
+        ids.append(target_id)
     if not ids:
-        return TargetSays([], [])
+        return TargetProbabilities([], [])
     with torch.inference_mode():
         device = outcome.logits.device
-        logits = outcome.logits.index_select(0, to_device(places, device, torch.int64))
+        logits = outcome.logits.index_select(0, to_device(positions, device, torch.int64))
         tokens = to_device(ids, device, torch.int64)
-        rows = [Row(sampler, history, drafted[:place]) for place in places]
+        rows = [Row(sampler, history, drafted[:position]) for position in positions]
         raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
-        return TargetSays(_numbers(_warped(logits, rows, tokens)), _numbers(raw))
+        return TargetProbabilities(_numbers(_processed(logits, rows, tokens)), _numbers(raw))
 
 
-def _warped(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
-    """Each row's probability of its token under the law it is verified by: one-hot where it is greedy."""
+def _processed(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
+    """Each row's probability of its token in the distribution that verification uses: one-hot if the sampler is greedy."""
     if rows[0].sampler.is_greedy:
         return (choose(logits, rows).ids == tokens.cpu()).float()
     token_probs = token_probs_of(adjusted(logits, rows), rows)
     return token_probs.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
 
 
-def draft_said(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[float | None]:
-    """With which probability each was drafted: 1 where it was certain. row: the sequence's row of the proposal."""
-    found: list[float | None] = [1.0] * len(drafted)
+def draft_probabilities(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[float | None]:
+    """The probability with which each token was drafted; 1 if it was certain. row: the sequence's row in the proposal."""
+    q: list[float | None] = [1.0] * len(drafted)
     token_probs, rows = proposal.token_probs, proposal.prob_rows[row, : len(drafted)]
-    places = (rows != CERTAIN).nonzero()[:, 0].tolist()
-    if token_probs is None or not places:
-        return found
+    positions = (rows != CERTAIN).nonzero()[:, 0].tolist()
+    if token_probs is None or not positions:
+        return q
     device = token_probs.probs.device
-    tokens = to_device([drafted[place] for place in places], device, torch.int64)
-    drawn = token_probs.at(to_device(rows[places], device, torch.int64), tokens[:, None])[:, 0]
-    for place, value in zip(places, _numbers(drawn), strict=True):
-        found[place] = value
-    return found
+    tokens = to_device([drafted[position] for position in positions], device, torch.int64)
+    drawn = token_probs.at(to_device(rows[positions], device, torch.int64), tokens[:, None])[:, 0]
+    for position, value in zip(positions, _numbers(drawn), strict=True):
+        q[position] = value
+    return q
 
 
 def _numbers(values: Tensor) -> list[float | None]:
@@ -69,5 +72,5 @@ def _numbers(values: Tensor) -> list[float | None]:
 
 
 def _number(value: float) -> float | None:
-    """Rounded to what a reader can use; a sum in float32 may pass 1 by a hair."""
+    """Rounded to 6 digits and at most 1, which a float32 sum may exceed by rounding; None if not finite."""
     return float(f"{min(value, 1.0):.6g}") if math.isfinite(value) else None

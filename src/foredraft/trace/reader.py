@@ -1,4 +1,4 @@
-"""From a trace file to what it says, or a line about what is wrong with it."""
+"""Reads trace files and checks that they are consistent."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ from foredraft.trace.format import (
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
-    """Raises ForedraftError, one line, for a file that is no trace, of another version, or at odds with itself.
+    """Raises ForedraftError for a file that is not a trace, has another version, or contradicts itself.
 
-    A recording that broke off is read as far as it goes: its last line may be cut, and `is_complete` is False.
+    A recording that broke off is read as far as it goes: its last line may be incomplete, and `is_complete` is False.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ForedraftError(f"{path}: no trace: byte {error.start} is no UTF-8") from None
-    found = _Builder(str(path))
+        raise ForedraftError(f"{path}: not a trace: byte {error.start} is not UTF-8") from None
+    builder = _Builder(str(path))
     for number, line in _lines(text, str(path)):
-        found.add(number, line)
-    return found.trace()
+        builder.add(number, line)
+    return builder.trace()
 
 
 def _lines(text: str, name: str) -> Iterator[tuple[int, Line]]:
-    # split at \n alone: a token may hold any other character that ends a line
+    # split at \n only: a token may contain any other line separator
     *whole, rest = text.split("\n")
     if not whole:
-        raise ForedraftError(f"{name}: no trace: its first line must be a header, as foredraft generate --trace writes")
+        raise ForedraftError(
+            f"{name}: not a trace: its first line must be a header, as foredraft generate --trace writes"
+        )
     _check_header(whole[0], name)
     for number, line in enumerate(whole, start=1):
         yield number, _parsed(line, f"{name}, line {number}")
-    if rest:  # written whole, but for the line's end; else it is the one that was being written
+    if rest:  # either complete but for its line end, or the line that was being written
         try:
             yield len(whole) + 1, LINE.validate_json(rest)
         except ValidationError:
@@ -60,16 +62,18 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Line]]:
 
 
 def _check_header(line: str, name: str) -> None:
-    """Before anything else is asked of a line: whose file it is, and of which version."""
+    """Check the type and the version before anything else."""
     try:
-        found = json.loads(line)
+        header = json.loads(line)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("type") != "trace":
-        raise ForedraftError(f"{name}: no trace: its first line must be a header, as foredraft generate --trace writes")
-    if found.get("version") != VERSION:
+        header = None
+    if not isinstance(header, dict) or header.get("type") != "trace":
         raise ForedraftError(
-            f"{name}: version {found.get('version')!r} of the trace format, and this foredraft reads {VERSION}"
+            f"{name}: not a trace: its first line must be a header, as foredraft generate --trace writes"
+        )
+    if header.get("version") != VERSION:
+        raise ForedraftError(
+            f"{name}: version {header.get('version')!r} of the trace format: this foredraft reads version {VERSION}"
         )
 
 
@@ -78,13 +82,13 @@ def _parsed(line: str, where: str) -> Line:
         return LINE.validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ForedraftError(f"{where}: {place + ': ' if place else ''}{first['msg']}") from None
+        path = ".".join(str(part) for part in first["loc"])
+        raise ForedraftError(f"{where}: {path + ': ' if path else ''}{first['msg']}") from None
 
 
 @dataclass(slots=True)
 class _Builder:
-    """Puts lines in their places, and compares what is said twice."""
+    """Collects the lines of a file, and compares what is given twice."""
 
     name: str
     headers: list[Header] = field(default_factory=list)
@@ -105,11 +109,11 @@ class _Builder:
                 self.headers.append(line)
             case TextLine():
                 if line.text in self.begins:
-                    raise ForedraftError(f"{where}: text {line.text} began before")
+                    raise ForedraftError(f"{where}: text {line.text} has begun before")
                 self.begins[line.text], self.rounds[line.text] = line, []
             case StepLine():
                 if line.step != len(self.steps):
-                    raise ForedraftError(f"{where}: step {line.step} where step {len(self.steps)} was due")
+                    raise ForedraftError(f"{where}: step {line.step}, but step {len(self.steps)} was expected")
                 self.steps.append(line)
             case RoundLine():
                 self._add_round(where, line)
@@ -132,9 +136,9 @@ class _Builder:
         if not self.steps or line.step != self.steps[-1].step:
             raise ForedraftError(f"{where}: a round of step {line.step} must follow that step's own line")
         rounds = self.rounds[line.text]
-        due = rounds[-1].at + len(rounds[-1].kept) if rounds else 0
-        if line.at != due:
-            raise ForedraftError(f"{where}: text {line.text} has {due} tokens, and this round begins at {line.at}")
+        expected = rounds[-1].at + len(rounds[-1].kept) if rounds else 0
+        if line.at != expected:
+            raise ForedraftError(f"{where}: text {line.text} has {expected} tokens, but this round begins at {line.at}")
         rounds.append(line)
 
     def _require_open(self, where: str, text: int) -> None:
@@ -144,10 +148,10 @@ class _Builder:
             raise ForedraftError(f"{where}: text {text} has ended")
 
     def _check_end(self, where: str, line: EndLine) -> None:
-        found = TextTrace(self.begins[line.text], tuple(self.rounds[line.text]), line)
-        if found.token_ids != line.token_ids:
-            raise ForedraftError(f"{where}: the rounds of text {line.text} do not give its tokens")
-        _compare(where, f"the rounds of text {line.text}", Counts.of(found.stats), line.counts)
+        trace = TextTrace(self.begins[line.text], tuple(self.rounds[line.text]), line)
+        if trace.token_ids != line.token_ids:
+            raise ForedraftError(f"{where}: the rounds of text {line.text} do not produce its tokens")
+        _compare(where, f"the rounds of text {line.text}", Counts.of(trace.stats), line.counts)
 
     def _check_footer(self, where: str, line: Footer) -> None:
         missing = next((text for text in self.begins if text not in self.ends), None)
@@ -155,14 +159,16 @@ class _Builder:
             raise ForedraftError(f"{where}: text {missing} has no end")
         if (line.num_texts, line.num_steps) != (len(self.begins), len(self.steps)):
             raise ForedraftError(
-                f"{where}: it counts {line.num_texts} texts and {line.num_steps} steps, and there are "
+                f"{where}: it counts {line.num_texts} texts and {line.num_steps} steps, but there are "
                 f"{len(self.begins)} and {len(self.steps)}"
             )
         _compare(where, "the rounds", Counts.of(self.trace().stats), line.counts)
 
 
-def _compare(where: str, what: str, found: Counts, said: Counts) -> None:
-    """num_near_ties cannot be seen in the rounds."""
+def _compare(where: str, what: str, counted: Counts, stated: Counts) -> None:
+    """Compares all counts but num_near_ties, which the rounds do not contain."""
     for name in Counts.model_fields:
-        if name != "num_near_ties" and getattr(found, name) != getattr(said, name):
-            raise ForedraftError(f"{where}: {name} is {getattr(said, name)}, and {what} give {getattr(found, name)}")
+        if name != "num_near_ties" and getattr(counted, name) != getattr(stated, name):
+            raise ForedraftError(
+                f"{where}: {name} is {getattr(stated, name)}, but {what} have {getattr(counted, name)}"
+            )

@@ -1,4 +1,4 @@
-"""Writes what the engine does to a file, a line for every step and for every text in it."""
+"""Records the engine's steps in a trace file."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from foredraft.llm import LLM
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
 from foredraft.trace.format import Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
-from foredraft.trace.rounds import Characters, round_line, step_line
+from foredraft.trace.round_lines import TokenDecoder, round_line, step_line
 
 logger = logging.getLogger("foredraft")
 
-_NOT_TOLD = {"logits_processors", "n"}
+_OMITTED_PARAMS = {"logits_processors", "n"}
 
 
 @contextmanager
 def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
-    """Record all that `llm` writes inside the block. The file is replaced. Where it cannot be written to the end (a full disk),
-    a warning says so, the recording ends there, and the texts go on.
+    """Record everything that `llm` generates inside the block. An existing file is replaced. If a write fails (a full disk), a warning
+    is logged and the recording ends there; generation continues.
 
-    Raises ForedraftError if it cannot be opened.
+    Raises ForedraftError if the file cannot be opened.
     """
     try:
         file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by the with below
@@ -53,7 +53,7 @@ def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
 
 @contextmanager
 def closing_quietly(file: TextIO) -> Generator[None]:
-    """Closes a file, whatever its last lines come to: what cannot be written was told when it was."""
+    """Close the file at the end of the block, ignoring errors: a failed write was reported when it happened."""
     try:
         yield
     finally:
@@ -74,59 +74,59 @@ def header_of(llm: LLM) -> Header:
 
 def _model_info(model: LanguageModel, quantization: str | None) -> ModelInfo:
     name = model.traits.name
-    if Path(name).is_relative_to(EMBEDDED):  # where this package lies is nobody's business
+    if Path(name).is_relative_to(EMBEDDED):  # do not record where this package is installed
         name = f"embedded {Path(name).name}"
     dtype = str(model.hf.dtype).removeprefix("torch.")
     return ModelInfo(name=name, dtype=dtype, quantization=None if quantization == "none" else quantization)
 
 
 class Recorder:
-    """An Observer that writes every text it sees from the first token on; one that was running before is passed over.
+    """An Observer that records every text that starts after it was attached.
 
-    file: gets the lines, and is left open. tokenizer: for the text of the tokens; None leaves it out. When the file takes no
-    more, a warning is logged, once, and nothing more is written: a text is worth more than the record of it.
+    file: gets the lines, and is left open. tokenizer: for the characters of the tokens; None leaves them out. If a write fails, a
+    warning is logged once and nothing more is written.
     """
 
     def __init__(self, file: TextIO, header: Header, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         self._file = file
         self._tokenizer = tokenizer
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _RecordedText] = {}
         self._num_texts = 0
         self._num_steps = 0
         self._stats = SpeculationStats()
         self._is_broken = False
-        self._began = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._write(header)
 
     def observe(self, step: Step) -> None:
         if not step.scheduled or self._is_broken:
             return
-        start = max(0.0, time.perf_counter() - step.total_time - self._began)
+        start = max(0.0, time.perf_counter() - step.total_time - self._started_at)
         num_kept = {id(item): kept for item, kept in zip(step.scoring, step.num_kept, strict=True)}
         for item in step.scheduled:
-            self._meet(item.sequence, num_kept.get(id(item), 0))
+            self._begin(item.sequence, num_kept.get(id(item), 0))
         self._write(step_line(step, self._num_steps, start))
         for row, item in enumerate(step.scoring):
             text = self._texts.get(item.sequence.seq_id)
             if text is not None:
-                self._write(round_line(step, row, text.characters, text=text.number, number=self._num_steps))
+                self._write(round_line(step, row, text.decoder, text=text.number, number=self._num_steps))
         for item in step.scheduled:
             if item.sequence.is_finished and item.sequence.seq_id in self._texts:
                 self._end(item.sequence.seq_id)
         self._num_steps += 1
 
     def close(self) -> None:
-        """Nothing more will come: texts that were given up end here, and so does the file's account."""
+        """End the recording: write the end of the remaining texts and the last line."""
         for seq_id in list(self._texts):
             self._end(seq_id)
         self._write(Footer(num_texts=self._num_texts, num_steps=self._num_steps, counts=Counts.of(self._stats)))
 
-    def _meet(self, sequence: TokenSequence, num_kept: int) -> None:
-        """A text that has no output but this step's is new."""
+    def _begin(self, sequence: TokenSequence, num_kept: int) -> None:
+        """Start recording a text, if it is new: it has no output but this step's."""
         if sequence.seq_id in self._texts or sequence.num_output > num_kept:
             return
         prompt_ids = sequence.tokens[: sequence.prompt_len]
-        text = _Text(self._num_texts, sequence, Characters(self._tokenizer, prompt_ids))
+        text = _RecordedText(self._num_texts, sequence, TokenDecoder(self._tokenizer, prompt_ids))
         self._texts[sequence.seq_id] = text
         self._num_texts += 1
         self._write(
@@ -155,7 +155,7 @@ class Recorder:
         )
 
     def _write(self, line: Line) -> None:
-        """At once, so that a recording that is killed is whole up to there."""
+        """Write and flush a line, so that a recording that is killed is complete up to there."""
         if self._is_broken:
             return
         try:
@@ -168,13 +168,13 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """A text that is being recorded, and the characters of its tokens."""
+class _RecordedText:
+    """A text that is being recorded, and the decoder of its tokens."""
 
     number: int
     sequence: TokenSequence
-    characters: Characters
+    decoder: TokenDecoder
 
 
 def _params(params: SamplingParams) -> dict[str, Any]:
-    return {one.name: getattr(params, one.name) for one in fields(params) if one.name not in _NOT_TOLD}
+    return {field.name: getattr(params, field.name) for field in fields(params) if field.name not in _OMITTED_PARAMS}

@@ -1,4 +1,4 @@
-"""One HTML page that shows a trace: everything it needs is inside."""
+"""Renders a trace as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from foredraft.errors import ForedraftError
 from foredraft.trace.assets import asset, page_template
 from foredraft.trace.charts import alpha_chart, histogram_chart
 from foredraft.trace.format import TextTrace, Trace
-from foredraft.trace.library import three_js
+from foredraft.trace.three_js import three_js
 
-_SCRIPTS = (  # in the order they build on
+_SCRIPTS = (  # in the order of their dependencies
     "data.js", "token.js", "tip.js", "text.js", "timeline.js", "replay.js", "rounds.js", "table.js", "player.js", "main.js",
 )  # fmt: skip
 
 
 def write_page(trace: Trace, path: str | PathLike[str]) -> Path:
-    """Raises ForedraftError if it cannot be written."""
+    """Write the page and return its path. Raises ForedraftError if it cannot be written."""
     page, path = page_of(trace), Path(path)
     try:
         path.write_text(page, encoding="utf-8")
@@ -35,7 +35,7 @@ def write_page(trace: Trace, path: str | PathLike[str]) -> Path:
 def page_of(trace: Trace) -> str:
     """A self-contained page. Raises ForedraftError for a trace without any text."""
     if not trace.texts:
-        raise ForedraftError("this trace holds no text: nothing was generated while it was recorded")
+        raise ForedraftError("this trace has no text: nothing was generated while it was recorded")
     stats = trace.stats
     return page_template("foredraft.trace", "viewer").render(
         style=Markup(asset("style.css")),
@@ -67,17 +67,17 @@ def _text(text: TextTrace) -> dict[str, Any]:
         "params": text.begin.params,
         "finishReason": text.end.finish_reason if text.end else None,
         "error": text.end.error if text.end else None,
-        "rounds": [one.model_dump(exclude={"type", "text"}) for one in text.rounds],
+        "rounds": [line.model_dump(exclude={"type", "text"}) for line in text.rounds],
     }
 
 
 def _counts(stats: SpeculationStats) -> dict[str, Any]:
-    found = asdict(stats)
-    del found["num_near_ties"]  # cannot be seen in the rounds
-    return found
+    counts = asdict(stats)
+    del counts["num_near_ties"]  # the rounds do not contain it
+    return counts
 
 
 def _script_json(data: object) -> str:
-    """JSON that nothing in it can end the script with, whatever a model wrote."""
+    """JSON for a script element, escaped so that no text in it can end the script."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -19,7 +19,7 @@ def test_the_one_that_waits_longest_goes() -> None:
     busy, first, second = Peer(is_answering=True), Peer(), Peer()
     for peer in (busy, first, second):
         assert connections.admit(peer)
-    connections.served(first)  # so that now second waits longest
+    connections.mark_used(first)  # so that now second waits longest
     assert connections.admit(third := Peer())
     assert [peer.was_evicted for peer in (busy, first, second, third)] == [False, False, True, False]
     assert connections.admit(Peer())
@@ -32,8 +32,8 @@ def test_nobody_goes_who_is_answered() -> None:
     assert all(connections.admit(peer) for peer in peers)
     late = Peer()
     assert not connections.admit(late)
-    connections.served(late)  # it never had a place, so this gives it none
-    connections.leave(late)
-    connections.leave(peers[0])
+    connections.mark_used(late)  # it never had a place, so this gives it none
+    connections.remove(late)
+    connections.remove(peers[0])
     assert connections.admit(Peer())
     assert not any(peer.was_evicted for peer in peers)

@@ -22,7 +22,7 @@ def read(data: bytes, parser: Parser | None = None) -> tuple[Parser, list[object
         parser.receive_data(data[start : start + PIECE])
         while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             events.append(event)
-        if parser.refusal is not None:
+        if parser.error is not None:
             break
         assert len(parser.trailing_data[0]) <= LIMITS.max_header_bytes + PIECE
     return parser, events
@@ -30,9 +30,9 @@ def read(data: bytes, parser: Parser | None = None) -> tuple[Parser, list[object
 
 def refused(data: bytes) -> tuple[int, str]:
     parser, _ = read(data)
-    assert parser.refusal is not None
+    assert parser.error is not None
     assert parser.next_event() is h11.NEED_DATA
-    return parser.refusal.status_code, parser.refusal.detail
+    return parser.error.status_code, parser.error.detail
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_empty_lines_between_requests_are_nothing() -> None:
     _, events = read(b"\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n\r\n", parser)
     assert isinstance(events[0], h11.Request)
     assert not parser.has_partial
-    assert parser.refusal is None
+    assert parser.error is None
 
 
 def test_a_folded_header_is_one_value_with_a_space() -> None:
@@ -124,7 +124,7 @@ def test_what_is_within_the_limits_is_read() -> None:
         + trailers
     )
     parser, events = read(data)
-    assert parser.refusal is None
+    assert parser.error is None
     assert isinstance(events[0], h11.Request)
     assert events[0].target == target
     assert sum(len(event.data) for event in events if isinstance(event, h11.Data)) == 9001
@@ -150,4 +150,4 @@ def test_requests_after_another_are_counted_anew() -> None:
         parser.send(h11.Response(status_code=204, headers=[]))
         parser.send(h11.EndOfMessage())
         parser.start_next_cycle()
-    assert parser.refusal is None
+    assert parser.error is None

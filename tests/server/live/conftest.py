@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from foredraft import LLM
-from foredraft.server.live import LiveFeed
+from foredraft.server.live import LiveObserver
 
-MakeFeed = Callable[..., LiveFeed]
+MakeObserver = Callable[..., LiveObserver]
 
 
 @pytest.fixture(scope="session")
@@ -20,13 +20,13 @@ def llm() -> LLM:
 
 
 @pytest.fixture
-def make_feed(llm: LLM) -> Iterator[MakeFeed]:
-    """A feed that looks on at the model: make_feed(**settings)."""
+def make_observer(llm: LLM) -> Iterator[MakeObserver]:
+    """A observer that looks on at the model: make_observer(**settings)."""
     with ExitStack() as stack:
 
-        def make(**settings: Any) -> LiveFeed:
-            feed = LiveFeed(**settings)
-            stack.enter_context(feed.attached(llm))
-            return feed
+        def make(**settings: Any) -> LiveObserver:
+            observer = LiveObserver(**settings)
+            stack.enter_context(observer.attached(llm))
+            return observer
 
         yield make

@@ -17,11 +17,11 @@ import pytest
 from foredraft import LLM
 from foredraft.errors import ForedraftError
 from foredraft.server import RequestLimits, ServerSettings
+from foredraft.server.http_server import listen, make_server
 from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost
+from foredraft.server.replicas.forwarded_request import ForwardedRequest
 from foredraft.server.replicas.front import ATTEMPTS, create_front
-from foredraft.server.replicas.request import Forwarded
-from foredraft.server.replicas.worker import Report, Worker
-from foredraft.server.run import listen, make_server
+from foredraft.server.replicas.replica_worker import ReplicaReport, Worker
 
 SETTINGS = ServerSettings(model_names=("pair",))
 BODY = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -33,9 +33,9 @@ class Local:
     def __init__(self, worker: Worker, *lost_after: int | None) -> None:
         self._worker = worker
         self._lost_after = list(lost_after)
-        self.asked: list[Forwarded] = []
+        self.asked: list[ForwardedRequest] = []
 
-    async def answer(self, request: Forwarded) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[dict[str, Any]], None]:
         self.asked.append(request)
         left = self._lost_after.pop(0) if self._lost_after else None
         async with aclosing(self._worker.answer(request)) as answer:  # type: ignore[type-var]
@@ -45,7 +45,7 @@ class Local:
                         raise ReplicaLost
                     yield [message]
 
-    async def reports(self) -> list[Report]:
+    async def reports(self) -> list[ReplicaReport]:
         return [await self._worker.report()]
 
 
@@ -167,11 +167,11 @@ def test_a_connection_to_the_front_has_the_limits_of_any_other() -> None:
 
 def test_replicas_that_do_not_answer_are_given_up(llm: LLM) -> None:
     class Silent(Local):
-        async def answer(self, request: Forwarded) -> AsyncGenerator[list[dict[str, Any]], None]:
+        async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[dict[str, Any]], None]:
             await asyncio.sleep(60)
             yield []
 
-        async def reports(self) -> list[Report]:
+        async def reports(self) -> list[ReplicaReport]:
             return []
 
     async def main() -> None:
@@ -222,7 +222,7 @@ def test_who_only_watches_does_not_hold_up_the_end(llm: LLM) -> None:
 def test_numbers_that_cannot_be() -> None:
     with pytest.raises(ForedraftError, match="at least 1"):
         ClusterSettings(num_replicas=0)
-    with pytest.raises(ForedraftError, match="fewer"):
+    with pytest.raises(ForedraftError, match="max_replicas must be at least num_replicas"):
         ClusterSettings(num_replicas=3, max_replicas=2)
 
 

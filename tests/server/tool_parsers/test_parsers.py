@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.server.tool_parsers import (
-    Arguments,
-    CallBegun,
+    CallArguments,
+    CallStart,
     Content,
     NamedParser,
     Piece,
     RequiredParser,
     ToolParser,
-    parser_of,
+    detect_parser,
 )
 from foredraft.server.tool_parsers.hermes import HermesParser
 from foredraft.server.tool_parsers.llama3_json import Llama3JsonParser
-from foredraft.server.tool_parsers.pieces import joined
+from foredraft.server.tool_parsers.parsed_pieces import merge_adjacent
 
 TOOLS = {"weather", "add", "größe"}
 MAKERS: dict[str, Callable[[], ToolParser]] = {
@@ -37,7 +37,7 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 def parsed(parser: ToolParser, pieces: Sequence[str]) -> list[Piece]:
     found = [piece for text in pieces for piece in parser.feed(text)]
-    return joined([*found, *parser.finish()])
+    return merge_adjacent([*found, *parser.finish()])
 
 
 def hermes(text: str, **settings: Any) -> list[Piece]:
@@ -49,7 +49,7 @@ def llama(text: str) -> list[Piece]:
 
 
 def added(arguments: str = '{"a": 1}', name: str = "add") -> list[Piece]:
-    return [CallBegun(name), Arguments(arguments)]
+    return [CallStart(name), CallArguments(arguments)]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_llama_calls(text: str, expected: list[Piece]) -> None:
         (f"[{BARE[:-1]}", added()),
         (
             f'[{BARE}, {{"name": "weather", "parameters": {{"city": "Ber',
-            [*added(), CallBegun("weather"), Arguments('{"city": "Ber')],
+            [*added(), CallStart("weather"), CallArguments('{"city": "Ber')],
         ),
-        ('[{"name": "add", "parameters": {"a": 12', [CallBegun("add"), Arguments('{"a": 12')]),
+        ('[{"name": "add", "parameters": {"a": 12', [CallStart("add"), CallArguments('{"a": 12')]),
         ('[{"parameters": {"a": 1}, "name": "add"}]', added()),
         ('[{"name": "ad', [Content('[{"name": "ad')]),
         (f'[{BARE}, {{"name', [*added(), Content(', {"name')]),
@@ -187,11 +187,11 @@ def test_required_calls(text: str, expected: list[Piece]) -> None:
 def test_required_arguments_are_sent_as_they_are_written() -> None:
     parser = RequiredParser(TOOLS)
     assert parser.feed('[{"name": "weather", "parameters": {"city": "Ber') == [
-        CallBegun("weather"),
-        Arguments('{"city": "Ber'),
+        CallStart("weather"),
+        CallArguments('{"city": "Ber'),
     ]
-    assert parser.feed("lin") == [Arguments("lin")]
-    assert parser.feed('"}}]') == [Arguments('"}')]
+    assert parser.feed("lin") == [CallArguments("lin")]
+    assert parser.feed('"}}]') == [CallArguments('"}')]
     assert parser.finish() == []
 
 
@@ -225,12 +225,12 @@ def test_nothing_is_lost(kind: str, text: str) -> None:
     """Where there is no call, the content is the text; where there is one, every part of it stands in the text in order, and a
     call has a known name and an object."""
     found = parsed(MAKERS[kind](), [text])
-    if not any(isinstance(piece, CallBegun) for piece in found):
+    if not any(isinstance(piece, CallStart) for piece in found):
         assert found == ([Content(text)] if text else [])
         return
     at = 0
     for piece in found:
-        if isinstance(piece, CallBegun):
+        if isinstance(piece, CallStart):
             assert piece.name in TOOLS
         elif isinstance(piece, Content):
             between, at = text[at : text.index(piece.text, at)], text.index(piece.text, at) + len(piece.text)
@@ -259,9 +259,9 @@ def test_hermes_texts_as_they_were_put_together(segments: list[Any], size: int) 
             written = json.dumps(arguments, ensure_ascii=False)
             body = json.dumps({"name": what}, ensure_ascii=False)[:-1] + f', "arguments": {written}}}'
             text += f"\n<tool_call>\n{body}\n</tool_call>\n"
-            expected += [CallBegun(what), Arguments(written)]
+            expected += [CallStart(what), CallArguments(written)]
     found = parsed(HermesParser(TOOLS), [text[at : at + size] for at in range(0, len(text), size)])
-    assert found == joined(expected)
+    assert found == merge_adjacent(expected)
 
 
 @pytest.mark.parametrize(
@@ -275,4 +275,4 @@ def test_hermes_texts_as_they_were_put_together(segments: list[Any], size: int) 
     ],
 )  # fmt: skip
 def test_the_form_that_a_template_shows(template: str, expected: str | None) -> None:
-    assert parser_of(template) == expected
+    assert detect_parser(template) == expected

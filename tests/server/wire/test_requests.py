@@ -14,11 +14,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
 from foredraft import ForedraftError, SamplingParams, StructuredOutputs
-from foredraft.server.wire.base import Wire
-from foredraft.server.wire.chat import ChatRequest
-from foredraft.server.wire.completions import CompletionRequest
-from foredraft.server.wire.sampling import SamplingFields
-from foredraft.server.wire.tokens import TokenizeRequest
+from foredraft.server.wire.chat_request import ChatRequest
+from foredraft.server.wire.completion_request import CompletionRequest
+from foredraft.server.wire.models import RequestModel
+from foredraft.server.wire.sampling_fields import SamplingFields
+from foredraft.server.wire.tokenization import TokenizeRequest
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -58,12 +58,12 @@ def test_null_is_the_default(request_type: Any) -> None:
     )
 
 
-def kinds_of(base: type[Wire] = Wire) -> set[type[Wire]]:
+def kinds_of(base: type[RequestModel] = RequestModel) -> set[type[RequestModel]]:
     return {kind for one in base.__subclasses__() for kind in (one, *kinds_of(one))}
 
 
 @pytest.mark.parametrize("kind", sorted(kinds_of(), key=lambda one: one.__name__), ids=lambda one: one.__name__)
-def test_null_is_the_default_of_every_optional_field(kind: type[Wire]) -> None:
+def test_null_is_the_default_of_every_optional_field(kind: type[RequestModel]) -> None:
     for name, one in kind.model_fields.items():
         if not one.is_required():
             assert (one.alias or name) not in (refused_places(kind, {one.alias or name: None}) or ())
@@ -71,7 +71,7 @@ def test_null_is_the_default_of_every_optional_field(kind: type[Wire]) -> None:
             assert allows_null(schema), (kind, name)
 
 
-def refused_places(kind: type[Wire], body: Any) -> set[Any] | None:
+def refused_places(kind: type[RequestModel], body: Any) -> set[Any] | None:
     """The fields that a refusal is about, none if it is about the whole body; None if the body is accepted."""
     try:
         kind.model_validate(body)
@@ -96,7 +96,7 @@ def test_what_is_not_known_is_named() -> None:
         typo=1,
         mirostat=0,
     )
-    assert sorted(body.unread()) == [
+    assert sorted(body.unknown_fields()) == [
         "messages[0].content[0].x",
         "messages[0].z",
         "response_format.json_schema.schema_",
@@ -109,7 +109,7 @@ def test_what_is_not_known_is_named() -> None:
 def test_strict_tools_are_honoured_where_a_call_is_required() -> None:
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
     for choice in ("required", "none", {"type": "function", "function": {"name": "f"}}):
-        assert list(chat(tools=tools, tool_choice=choice).unread()) == []
+        assert list(chat(tools=tools, tool_choice=choice).unknown_fields()) == []
 
 
 SAMPLING: dict[str, Any] = {
@@ -200,7 +200,7 @@ def test_an_error_is_blamed_on_the_field_that_was_sent() -> None:
         (chat(), "the prompt holds", "messages"),
         (completion(), "something else", None),
     ):
-        assert body.blamed(ForedraftError(error)) == field
+        assert body.error_field(ForedraftError(error)) == field
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""HTTP/1.1 on a connection, within limits that hold before anybody has shown a key.
+"""HTTP/1.1 on connections, with limits that hold before a key is checked.
 
-`parser` bounds and checks what h11 reads, `inlet` hands it on in small pieces, `connections` bounds how many are open, and
-`protocol` is uvicorn's protocol with these and with limits of time. It alone knows uvicorn.
+`parser` bounds and checks what h11 reads, `read_buffer` feeds it in small chunks, `connections` bounds how many connections are
+open, and `limited_protocol` is uvicorn's protocol with these and with time limits. Only the latter depends on uvicorn.
 """
 
-from foredraft.server.http.protocol import make_protocol
+from foredraft.server.http.limited_protocol import make_protocol
 
 __all__ = ["make_protocol"]

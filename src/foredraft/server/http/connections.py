@@ -1,4 +1,4 @@
-"""How many connections are open, and which one goes when there are too many."""
+"""Bounds the number of open connections, and chooses which one to close when there are too many."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ class Connection(Protocol):
 
 
 class Connections:
-    """most: that may be open at a time."""
+    """The open connections, at most max_connections."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[Connection, None] = {}  # those that were last of use last
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._open: dict[Connection, None] = {}  # the least recently used first
 
-    def admit(self, one: Connection) -> bool:
-        """Whether there is a place for it. Where all are taken, the connection goes that has waited longest without a request:
-        who opens many and sends nothing takes only from itself."""
-        if len(self._open) >= self._most:
+    def admit(self, connection: Connection) -> bool:
+        """Add a connection; False if all are in use. When there are too many, the one that has waited longest for a request is
+        closed, so a client that opens many connections and sends nothing only harms itself."""
+        if len(self._open) >= self._max_connections:
             idle = next((other for other in self._open if not other.is_answering), None)
             if idle is None:
                 return False
-            self.leave(idle)
+            self.remove(idle)
             idle.evict()
-        self._open[one] = None
+        self._open[connection] = None
         return True
 
-    def served(self, one: Connection) -> None:
-        """It was just answered."""
-        if one in self._open:
-            del self._open[one]
-            self._open[one] = None
+    def mark_used(self, connection: Connection) -> None:
+        """Note that a response was just sent on it."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
 
-    def leave(self, one: Connection) -> None:
-        self._open.pop(one, None)
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)

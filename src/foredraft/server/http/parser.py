@@ -1,4 +1,4 @@
-"""h11's parser with limits on everything that it buffers, and errors in the form that all others have."""
+"""h11's parser with limits on everything that it buffers, and with its errors as ApiErrors."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ from urllib.parse import urlsplit
 
 import h11
 
-from foredraft.server.errors import ApiError
-from foredraft.server.settings import RequestLimits
+from foredraft.server.api_errors import ApiError
+from foredraft.server.server_settings import RequestLimits
 
 
 class Parser(h11.Connection):
-    """refusal: why the connection cannot go on, once that is known; from then on `next_event` gives nothing."""
+    """error: why the connection cannot continue, once there is a reason; from then on `next_event` returns no events."""
 
     def __init__(self, limits: RequestLimits) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
         self._limits = limits
-        self._num_framing = 0
-        self.refusal: ApiError | None = None
+        self._num_framing_bytes = 0
+        self.error: ApiError | None = None
 
     @property
     def has_partial(self) -> bool:
-        """Whether there is a part of something that has not come whole. Empty lines between requests are nothing."""
+        """Whether an incomplete event is buffered. Empty lines between requests do not count."""
         return bool(self.trailing_data[0].strip(b"\r\n"))
 
     def receive_data(self, data: bytes) -> None:
-        """data: not empty."""
+        """data: must not be empty."""
         if self.their_state is h11.IDLE and not self.trailing_data[0]:
             data = data.lstrip(b"\r\n")  # RFC 9112, 2.2
         if data:
             super().receive_data(data)
-        self._num_framing += len(data)
+        self._num_framing_bytes += len(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        if self.refusal is not None or (self.their_state is h11.IDLE and not self.has_partial):
+        if self.error is not None or (self.their_state is h11.IDLE and not self.has_partial):
             return h11.NEED_DATA
         state = self.their_state
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
-                event = self._checked(event)
+                event = self._check_request(event)
             elif isinstance(event, h11.Data):
-                self._num_framing -= len(event.data)
+                self._num_framing_bytes -= len(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 self._check_headers(list(event.headers.raw_items()))
             elif event is h11.NEED_DATA:
                 self._check_partial()
         except h11.RemoteProtocolError as error:
-            self.refusal = self._too_long(state) if error.error_status_hint == 431 else _no_http(error)
+            self.error = self._too_long(state) if error.error_status_hint == 431 else _bad_http(error)
         except ApiError as error:
-            self.refusal = error
-        return h11.NEED_DATA if self.refusal is not None else event
+            self.error = error
+        return h11.NEED_DATA if self.error is not None else event
 
-    def _checked(self, request: h11.Request) -> h11.Request:
-        """Raises ApiError."""
+    def _check_request(self, request: h11.Request) -> h11.Request:
+        """The request, with a path as its target. Raises ApiError."""
         if not request.http_version.startswith(b"1."):
-            raise ApiError(505, "this server speaks HTTP/1.1", code="bad_http")
-        self._num_framing = len(self.trailing_data[0])
+            raise ApiError(505, "this server supports HTTP/1.1 only", code="bad_http")
+        self._num_framing_bytes = len(self.trailing_data[0])
         if len(request.method) + len(request.target) + len(" HTTP/1.1 ") > self._limits.max_request_line_bytes:
             raise self._long_line()
         self._check_headers(list(request.headers.raw_items()))
@@ -68,26 +68,26 @@ class Parser(h11.Connection):
     def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         limits = self._limits
         if len(headers) > limits.max_headers:
-            raise _too_large(f"there are {len(headers)} header fields: at most {limits.max_headers} are taken")
+            raise _too_large(f"there are {len(headers)} header fields: at most {limits.max_headers} are allowed")
         if sum(len(name) + len(value) + len(": \r\n") for name, value in headers) > limits.max_header_bytes:
             raise self._long_headers()
 
     def _check_partial(self) -> None:
-        """What is known before the whole of something is there."""
+        """Check the limits of an event that is not complete yet."""
         if self.their_state is h11.IDLE and self._is_line_too_long():
             raise self._long_line()
-        most = self._limits.max_body_bytes
-        if self.their_state is h11.SEND_BODY and self._num_framing - len(self.trailing_data[0]) > most:
-            message = f"sizes and extensions of the body's chunks have more than {most} bytes"
+        max_bytes = self._limits.max_body_bytes
+        if self.their_state is h11.SEND_BODY and self._num_framing_bytes - len(self.trailing_data[0]) > max_bytes:
+            message = f"the sizes and extensions of the body's chunks have more than {max_bytes} bytes"
             raise ApiError(413, message, code="body_too_large")
 
     def _is_line_too_long(self) -> bool:
-        most = self._limits.max_request_line_bytes
-        start = self.trailing_data[0].lstrip(b"\r\n")[: most + 1]
-        return len(start) > most and b"\n" not in start
+        max_bytes = self._limits.max_request_line_bytes
+        start = self.trailing_data[0].lstrip(b"\r\n")[: max_bytes + 1]
+        return len(start) > max_bytes and b"\n" not in start
 
     def _too_long(self, state: object) -> ApiError:
-        """state: of the client, when more was buffered than may be: its head, a chunk's size with extensions, or trailers."""
+        """The error of a request line, headers, chunk header or trailers beyond h11's buffer limit. state: of the client, before it."""
         return self._long_line() if state is h11.IDLE and self._is_line_too_long() else self._long_headers()
 
     def _long_line(self) -> ApiError:
@@ -102,13 +102,15 @@ def _too_large(message: str) -> ApiError:
     return ApiError(431, message, code="headers_too_large")
 
 
-def _no_http(error: h11.RemoteProtocolError) -> ApiError:
-    """In h11's words, which are a few constants and, quoted, what was sent."""
-    return ApiError(error.error_status_hint, f"this is no valid HTTP/1.1 request: {str(error)[:200]}", code="bad_http")
+def _bad_http(error: h11.RemoteProtocolError) -> ApiError:
+    """An error of h11's. Its messages are constants and quotes of the request."""
+    return ApiError(
+        error.error_status_hint, f"this is not a valid HTTP/1.1 request: {str(error)[:200]}", code="bad_http"
+    )
 
 
 def _in_origin_form(request: h11.Request) -> h11.Request:
-    """http://host/path, as some proxies ask: the host there counts, not the header's (RFC 9112, 3.2.2). Raises ApiError."""
+    """Converts a target of the form http://host/path, whose host replaces the Host header (RFC 9112, 3.2.2). Raises ApiError."""
     try:
         url = urlsplit(request.target)
     except ValueError:

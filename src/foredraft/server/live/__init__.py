@@ -1,6 +1,6 @@
-"""The page that shows what the engine does now: an observer, a board of what is shown, and the routes."""
+"""The live page, which shows what the engine is doing: an observer, a broadcaster of frames, and the routes."""
 
-from foredraft.server.live.feed import LiveFeed
-from foredraft.server.live.routes import PUBLIC_PATHS, live_routes
+from foredraft.server.live.observer import LiveObserver
+from foredraft.server.live.page_routes import PUBLIC_PATHS, live_routes
 
-__all__ = ["PUBLIC_PATHS", "LiveFeed", "live_routes"]
+__all__ = ["PUBLIC_PATHS", "LiveObserver", "live_routes"]

@@ -1,8 +1,8 @@
-"""Several engines behind one address, on Ray Serve: it starts them, chooses among them, and replaces those that end.
+"""Several engines behind one address, on Ray Serve, which starts the replicas, routes requests and replaces failed replicas.
 
-`front` is the application that clients speak to: it holds the key and the limits, and hands each request to a replica. `worker` is
-what runs in a replica: the application of a single server. `routing` says which replica takes a request, `cluster` is all that
-knows how Ray is started. Ray is an extra: only `router`, which nobody but Ray imports, needs it to be imported.
+`front` is the application that clients connect to: it checks keys and limits and forwards each request to a replica.
+`replica_worker` runs in a replica: the application of a single server. `prefix_routing` ranks the replicas for a request,
+`cluster` starts Ray. Ray is an optional dependency: only `ray_router` imports it at the top, and only Ray imports that module.
 """
 
 from foredraft.server.replicas.cluster import ClusterSettings, Replicas, running_replicas

@@ -1,4 +1,4 @@
-"""Ray: started or joined, told what to run, and left. Everything of it that is not a choice of a replica is here."""
+"""Starts or joins a Ray cluster and deploys the replicas on it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from typing import Any
 
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.server.errors import ApiError
-from foredraft.server.replicas.request import Forwarded
-from foredraft.server.replicas.worker import Report, Worker
-from foredraft.server.settings import ServerSettings
+from foredraft.server.api_errors import ApiError
+from foredraft.server.replicas.forwarded_request import ForwardedRequest
+from foredraft.server.replicas.replica_worker import ReplicaReport, Worker
+from foredraft.server.server_settings import ServerSettings
 
 _APPLICATION = "foredraft"
-_ROUTER = "foredraft.server.replicas.router:PrefixRouter"
+_ROUTER = "foredraft.server.replicas.ray_router:PrefixRouter"
 _OBJECT_STORE = 80 << 20
-"""Bytes: the least that Ray takes. Requests and answers pass by it only where they are large."""
+"""Bytes, the minimum of Ray. Only large requests and responses go through the object store."""
 _REPORT_SECONDS = 5.0
-_LONGEST_SECONDS = 3600.0
-"""That a replica which is no longer needed may go on writing, where requests have no limit."""
+_MAX_DRAIN_SECONDS = 3600.0
+"""Seconds that a replica which is being removed may finish its requests, if they have no time limit."""
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """num_replicas: that always run; max_replicas: up to which load may raise that, None: it stays. num_threads: of each replica;
-    None: the machine's cores shared out. max_num_seqs: texts that a replica writes at a time. address: of a Ray cluster to
-    join ("auto": the one on this machine); None starts one that only this process can use and that ends with it. uses_gpus:
-    whether a replica may have a GPU, where the cluster has some. health_seconds: from one look at a replica to the next.
+    """The replicas and the cluster they run on.
+
+    num_replicas: the minimum. max_replicas: the maximum, for scaling with the load; None: the number is fixed.
+    num_threads: of each replica. None: an equal share of the machine's cores.
+    max_num_seqs: texts that a replica runs at a time.
+    address: of a Ray cluster to join ("auto": the one on this machine). None: start one that only this process uses.
+    uses_gpus: whether a replica gets a GPU, if the cluster has any.
+    health_seconds: the interval of health checks.
     """
 
     num_replicas: int
@@ -49,40 +53,40 @@ class ClusterSettings:
             raise ForedraftError(f"there must be at least 1 replica, not {self.num_replicas}")
         if self.max_replicas is not None and self.max_replicas < self.num_replicas:
             raise ForedraftError(
-                f"at most {self.max_replicas} replicas are fewer than the {self.num_replicas} at least"
+                f"max_replicas must be at least num_replicas: {self.max_replicas} is less than {self.num_replicas}"
             )
 
     @property
-    def most(self) -> int:
+    def max_num_replicas(self) -> int:
         return self.max_replicas or self.num_replicas
 
     @property
-    def threads(self) -> int:
-        return self.num_threads or max(1, (os.cpu_count() or 1) // self.most)
+    def threads_per_replica(self) -> int:
+        return self.num_threads or max(1, (os.cpu_count() or 1) // self.max_num_replicas)
 
 
 class ReplicaLost(Exception):
-    """The replica ended before the answer did."""
+    """A replica ended before its response did."""
 
 
 class Replicas:
-    """handle: of the deployment, as Serve gives it."""
+    """The deployed replicas. handle: Serve's handle of the deployment."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._streaming = handle.options(stream=True)
 
-    async def answer(self, request: Forwarded) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """ASGI's messages. Waits for a place. Leaving the loop ends the request.
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The ASGI messages of the response, in batches. Waits for a free replica; leaving the loop aborts the request.
 
-        Raises ReplicaLost, and ApiError 429 where too many wait.
+        Raises ReplicaLost, and ApiError 429 if too many requests wait.
         """
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import BackPressureError
 
-        found = self._streaming.answer.remote(request)
+        response = self._streaming.answer.remote(request)
         try:
-            async for messages in found:
+            async for messages in response:
                 yield messages
         except RayActorError as error:
             raise ReplicaLost from error
@@ -90,55 +94,55 @@ class Replicas:
             message = "too many requests wait for a replica: try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
         finally:
-            found.cancel()
+            response.cancel()
 
-    async def reports(self) -> list[Report]:
-        """Of those that answer in time. Also while one of them ends, which the question itself may be the first to meet."""
+    async def reports(self) -> list[ReplicaReport]:
+        """Reports of the replicas that answer in time. This call may be the first to notice that a replica ended."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import DeploymentUnavailableError
 
         try:
-            found = await self._handle.broadcast("report").results_async(
+            results = await self._handle.broadcast("report").results_async(
                 timeout_s=_REPORT_SECONDS, return_exceptions=True
             )
         except (DeploymentUnavailableError, RayError, TimeoutError):
             return []
-        return sorted((one for one in found if isinstance(one, Report)), key=lambda one: one.replica)
+        return sorted((r for r in results if isinstance(r, ReplicaReport)), key=lambda report: report.replica)
 
 
 @contextmanager
 def running_replicas(
     cluster: ClusterSettings, settings: ServerSettings, make_llm: Callable[[int], LLM]
 ) -> Iterator[Replicas]:
-    """From the time when all replicas are ready. make_llm: loads the models with so many threads, in a replica: it must be
-    picklable. Raises ForedraftError where Ray is not installed or the replicas do not start.
+    """Start the replicas; the block runs once all are ready. make_llm: loads the models with a number of threads; it runs in the
+    replicas, so it must be picklable. Raises ForedraftError if Ray is not installed or the replicas do not start.
     """
     with _ray(cluster) as num_gpus:
-        yield Replicas(_deployed(cluster, settings, make_llm, num_gpus))
+        yield Replicas(_deploy(cluster, settings, make_llm, num_gpus))
 
 
 @contextmanager
 def _ray(cluster: ClusterSettings) -> Iterator[int]:
-    """Gives the number of GPUs."""
+    """Start or join the cluster for the time of the block. Yields the number of its GPUs."""
     if importlib.util.find_spec("ray") is None:
         raise ForedraftError("several replicas need Ray: pip install 'foredraft[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if cluster.address is None:
-        # Ray's ports take code from whoever reaches them: let that be this user on this machine.
+        # Whoever reaches Ray's ports can run code: require a token.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # its name for "not on loopback alone"
-        num_cpus = max(os.cpu_count() or 1, cluster.most * cluster.threads)
-        own = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # 0 binds to loopback only
+        num_cpus = max(os.cpu_count() or 1, cluster.max_num_replicas * cluster.threads_per_replica)
+        options = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     import ray
     from ray import serve
 
     for name in ("ray", "ray.serve"):
-        _log_like_us(logging.getLogger(name))
+        _use_our_log(logging.getLogger(name))
     try:
         try:
-            ray.init(cluster.address or "local", log_to_driver=False, configure_logging=False, **own)
+            ray.init(cluster.address or "local", log_to_driver=False, configure_logging=False, **options)
         except ConnectionError as error:
             raise ForedraftError(f"no Ray cluster at {cluster.address}: {error}") from None
         serve.start(proxy_location="Disabled", logging_config=_LOGGING)
@@ -151,13 +155,13 @@ def _ray(cluster: ClusterSettings) -> Iterator[int]:
         ray.shutdown()
 
 
-def _log_like_us(logger: logging.Logger) -> None:
+def _use_our_log(logger: logging.Logger) -> None:
     logger.handlers = list(logging.getLogger("foredraft").handlers)
     logger.setLevel(logging.WARNING)
     logger.propagate = False
 
 
-def _deployed(cluster: ClusterSettings, settings: ServerSettings, make_llm: Callable[[int], LLM], num_gpus: int) -> Any:
+def _deploy(cluster: ClusterSettings, settings: ServerSettings, make_llm: Callable[[int], LLM], num_gpus: int) -> Any:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -165,10 +169,10 @@ def _deployed(cluster: ClusterSettings, settings: ServerSettings, make_llm: Call
     if cluster.max_replicas is not None:
         limits = {"min_replicas": cluster.num_replicas, "max_replicas": cluster.max_replicas}
         scale = {"autoscaling_config": {**limits, "target_ongoing_requests": max(1, cluster.max_num_seqs // 2)}}
-    threads = cluster.threads
+    threads = cluster.threads_per_replica
     make: Any = serve.deployment(
         name="engine",
-        max_ongoing_requests=cluster.max_num_seqs + _SPARE,
+        max_ongoing_requests=cluster.max_num_seqs + _NUM_PREFETCHED,
         max_queued_requests=settings.limits.max_queue,
         request_router_config=RequestRouterConfig(
             request_router_class=_ROUTER,  # type: ignore[arg-type]  # what its documentation says to give
@@ -176,24 +180,24 @@ def _deployed(cluster: ClusterSettings, settings: ServerSettings, make_llm: Call
         ),
         ray_actor_options={"num_cpus": threads, "num_gpus": 1 if num_gpus and cluster.uses_gpus else 0},
         health_check_period_s=cluster.health_seconds,
-        graceful_shutdown_timeout_s=settings.limits.request_seconds or _LONGEST_SECONDS,
+        graceful_shutdown_timeout_s=settings.limits.request_seconds or _MAX_DRAIN_SECONDS,
         logging_config=_LOGGING,
         **scale,
     )
     inner = replace(settings, api_key=None, allowed_hosts=None, allowed_origins=())
     try:
-        application = make(Worker).bind(_replica_name, inner, _Load(make_llm, threads))
+        application = make(Worker).bind(_replica_name, inner, _LLMFactory(make_llm, threads))
         return serve.run(application, name=_APPLICATION, route_prefix=None)
     except RuntimeError as error:
         raise ForedraftError(f"the replicas did not start: {error}") from None
 
 
-_SPARE = 16
-"""Requests that a replica may hold beyond those it writes: the next is there when one ends, and small ones need not wait."""
+_NUM_PREFETCHED = 16
+"""Requests that a replica may hold beyond those it runs, so the next one is there when one ends, and small ones need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _LLMFactory:
     make_llm: Callable[[int], LLM]
     num_threads: int
 

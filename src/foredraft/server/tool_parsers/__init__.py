@@ -1,31 +1,31 @@
-"""From what a model writes to the tools that it calls. Pure: no model, no socket; each parser takes apart one text.
+"""Parsers that find tool calls in generated text. Each parser object parses one text.
 
-A new form is one new file and one line in PARSERS.
+A new format is one new file and one line in PARSERS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foredraft.server.tool_parsers.forced import NAME, PARAMETERS, NamedParser, RequiredParser
+from foredraft.server.tool_parsers.auto_parser import AutoToolParser
+from foredraft.server.tool_parsers.forced_parsers import NAME, PARAMETERS, NamedParser, RequiredParser
 from foredraft.server.tool_parsers.hermes import HermesParser
 from foredraft.server.tool_parsers.llama3_json import Llama3JsonParser
-from foredraft.server.tool_parsers.pieces import Arguments, CallBegun, Content, Piece, ToolParser
-from foredraft.server.tool_parsers.tentative import TentativeParser
+from foredraft.server.tool_parsers.parsed_pieces import CallArguments, CallStart, Content, Piece, ToolParser
 
-PARSERS: Mapping[str, type[TentativeParser]] = {"hermes": HermesParser, "llama3_json": Llama3JsonParser}
+PARSERS: Mapping[str, type[AutoToolParser]] = {"hermes": HermesParser, "llama3_json": Llama3JsonParser}
 
-_SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hermes": (("<tool_call>", "arguments"), ("<function=", "<arg_key>")),
     "llama3_json": (('"parameters":', '{"name": function name'), ()),
 }
-"""What a chat template that shows this form holds, and what it does not: others use the same tags around another form."""
+"""Strings that a chat template for this format contains, and strings that it does not: other formats use the same tags."""
 
 
-def parser_of(chat_template: str) -> str | None:
-    """The form that a chat template shows to its model, if it is one of PARSERS."""
-    for name, (has, has_not) in _SIGNS.items():
-        if all(sign in chat_template for sign in has) and not any(sign in chat_template for sign in has_not):
+def detect_parser(chat_template: str) -> str | None:
+    """The name of the parser for the format that a chat template describes, if PARSERS has it."""
+    for name, (present, absent) in _SIGNATURES.items():
+        if all(text in chat_template for text in present) and not any(text in chat_template for text in absent):
             return name
     return None
 
@@ -34,13 +34,13 @@ __all__ = [
     "NAME",
     "PARAMETERS",
     "PARSERS",
-    "Arguments",
-    "CallBegun",
+    "AutoToolParser",
+    "CallArguments",
+    "CallStart",
     "Content",
     "NamedParser",
     "Piece",
     "RequiredParser",
-    "TentativeParser",
     "ToolParser",
-    "parser_of",
+    "detect_parser",
 ]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from foredraft.server.tool_parsers.tentative import BLANKS, Opening, TentativeParser
+from foredraft.server.tool_parsers.auto_parser import BLANKS, AutoToolParser, Opening
 
 _OPEN = "<tool_call>"
 
 
-class HermesParser(TentativeParser):
+class HermesParser(AutoToolParser):
     argument_keys = ("arguments",)
     closing = "</tool_call>"
 
-    def opening(self, text: str) -> Opening | None:
+    def find_opening(self, text: str) -> Opening | None:
         at = text.find(_OPEN)
         return None if at < 0 else Opening(len(text[:at].rstrip(BLANKS)), at + len(_OPEN))
 
-    def num_waiting(self, text: str) -> int:
-        return num_begun(text, _OPEN)
+    def num_pending(self, text: str) -> int:
+        return partial_tag_length(text, _OPEN)
 
 
-def num_begun(text: str, tag: str) -> int:
-    """Characters at the end of a text that may be the beginning of a tag, with the blanks before them."""
+def partial_tag_length(text: str, tag: str) -> int:
+    """The number of characters at the end of a text that may be the beginning of a tag, with the blanks before them."""
     longest = next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
     return len(text) - len(text[: len(text) - longest].rstrip(BLANKS))

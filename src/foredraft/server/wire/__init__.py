@@ -1,1 +1,4 @@
-"""The wire: requests and answers as types, and pure functions between them and the engine's own. No sockets, no waiting."""
+"""The HTTP API as types: requests, responses, and pure functions that convert between them and the engine's types.
+
+No sockets and no I/O.
+"""

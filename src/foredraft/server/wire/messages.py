@@ -1,4 +1,4 @@
-"""The messages of a conversation, and what a chat template is given for them."""
+"""The messages of a chat, and their form for a chat template."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from foredraft.server.wire.base import Only, Wire
-from foredraft.server.wire.tools import MOST_TOOLS, ToolCall
+from foredraft.server.wire.field_types import Unsupported
+from foredraft.server.wire.models import RequestModel
+from foredraft.server.wire.tool_use import MAX_TOOLS, ToolCall
 
-_MOST_PARTS = 256
+_MAX_PARTS = 256
 
-_NOT_READ = "Of an answer that comes back as history; not read."
-OfAnAnswer = Annotated[Any, Field(description=_NOT_READ)]
-
-
-def _text_only(kind: str) -> str:
-    if kind != "text":
-        raise ValueError(f"{kind[:40]!r} is not supported: the model reads text only, in parts of the type 'text'")
-    return kind
+_ECHOED = "Part of an earlier response that is sent back as history; ignored."
+EchoedField = Annotated[Any, Field(description=_ECHOED)]
 
 
-class TextPart(Wire):
+def _text_only(part_type: str) -> str:
+    if part_type != "text":
+        raise ValueError(f"{part_type[:40]!r} is not supported: the model reads text only, in parts of the type 'text'")
+    return part_type
+
+
+class TextPart(RequestModel):
     type: Annotated[str, AfterValidator(_text_only), WithJsonSchema({"const": "text", "type": "string"})]
     text: str
 
     @model_validator(mode="before")
     @classmethod
-    def _name_other_kinds(cls, value: Any) -> Any:
-        """An image is refused for being one, not for the fields that images have."""
+    def _reduce_other_types(cls, value: Any) -> Any:
+        """Keeps only the type of other parts, so that an image is rejected for its type and not for its fields."""
         is_other = isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "text"
         return {"type": value["type"], "text": ""} if is_other else value
 
@@ -47,59 +48,58 @@ _CONTENT_CALLS_OR_REFUSAL: dict[str, Any] = {
 }
 
 
-class Message(Wire):
-    """A developer's message is handed to the template as a system's. A refusal is what its assistant said, where there is no
-    content."""
+class Message(RequestModel):
+    """The template gets a developer's message as a system's, and an assistant's refusal as its content if it has none."""
 
     model_config = ConfigDict(json_schema_extra=_CONTENT_CALLS_OR_REFUSAL)
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MOST_PARTS)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    audio: Annotated[Any, Only(reason="text only")] = None
-    function_call: Annotated[Any, Only(reason="use tool_calls")] = None
+    audio: Annotated[Any, Unsupported(reason="text only")] = None
+    function_call: Annotated[Any, Unsupported(reason="use tool_calls")] = None
 
-    annotations: OfAnAnswer = None
-    parsed: OfAnAnswer = None
-    reasoning: OfAnAnswer = None
-    reasoning_content: OfAnAnswer = None
-    reasoning_details: OfAnAnswer = None
-    reasoning_items: OfAnAnswer = None
-    thinking_blocks: OfAnAnswer = None
-    provider_specific_fields: OfAnAnswer = None
-    images: OfAnAnswer = None
-    additional_kwargs: OfAnAnswer = None
-    response_metadata: OfAnAnswer = None
-    usage_metadata: OfAnAnswer = None
-    invalid_tool_calls: OfAnAnswer = None
-    id: OfAnAnswer = None
+    annotations: EchoedField = None
+    parsed: EchoedField = None
+    reasoning: EchoedField = None
+    reasoning_content: EchoedField = None
+    reasoning_details: EchoedField = None
+    reasoning_items: EchoedField = None
+    thinking_blocks: EchoedField = None
+    provider_specific_fields: EchoedField = None
+    images: EchoedField = None
+    additional_kwargs: EchoedField = None
+    response_metadata: EchoedField = None
+    usage_metadata: EchoedField = None
+    invalid_tool_calls: EchoedField = None
+    id: EchoedField = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        is_answer = self.role == "assistant"
-        if self.content is None and not (is_answer and (self.tool_calls or self.refusal is not None)):
+        is_assistant = self.role == "assistant"
+        if self.content is None and not (is_assistant and (self.tool_calls or self.refusal is not None)):
             raise ValueError("content is missing")
-        if self.tool_calls and not is_answer:
-            raise ValueError("tool_calls belong to an assistant's message")
+        if self.tool_calls and not is_assistant:
+            raise ValueError("tool_calls are allowed in an assistant's message only")
         return self
 
-    def unread(self) -> Iterator[str]:
-        yield from super().unread()
+    def unknown_fields(self) -> Iterator[str]:
+        yield from super().unknown_fields()
         if self.role != "assistant":
-            yield from (name for name in _ANSWERED if getattr(self, name) is not None)
+            yield from (name for name in _ASSISTANT_FIELDS if getattr(self, name) is not None)
 
     def for_template(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self._text}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self._text}
         if self.name is not None:
-            found["name"] = self.name
+            message["name"] = self.name
         if self.tool_calls:
-            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        return found
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
     @property
     def _text(self) -> str | None:
@@ -108,5 +108,5 @@ class Message(Wire):
         return "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
 
 
-_ANSWERED = ("refusal", *(name for name, one in Message.model_fields.items() if one.description == _NOT_READ))
-"""Fields that only an assistant's message has."""
+_ASSISTANT_FIELDS = ("refusal", *(name for name, field in Message.model_fields.items() if field.description == _ECHOED))
+"""Fields that only an assistant's message can have."""

@@ -72,7 +72,7 @@ const Data = (() => {
     if (round.draft.length === 0 && round.own) return `No draft. The target wrote ${quoted(round.own)}.`;
     const parts = [`${round.draft.length} drafted, ${accepted} accepted.`];
     if (rejected) parts.push(`${quoted(rejected)} fell, and the target wrote ${quoted(round.own)}.`);
-    else if (round.own) parts.push(`The whole draft stood, and the target added ${quoted(round.own)}.`);
+    else if (round.own) parts.push(`The whole draft was accepted, and the target added ${quoted(round.own)}.`);
     else parts.push("The text ended there.");
     return parts.join(" ");
   }

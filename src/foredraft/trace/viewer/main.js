@@ -36,7 +36,7 @@
       ["rounds", counts.num_steps.toLocaleString("en")],
       ["tokens per round", Data.ratio(counts.num_emitted_tokens, counts.num_steps)],
       ["draft tokens accepted", Data.percent(accepted, counts.num_draft_tokens), `${accepted.toLocaleString("en")} of ${counts.num_draft_tokens.toLocaleString("en")}`],
-      ["α, accepted of those looked at", Data.ratio(accepted, counts.num_evaluated_tokens)],
+      ["α, accepted / evaluated", Data.ratio(accepted, counts.num_evaluated_tokens)],
       ["τ, mean acceptance length", counts.num_spec_steps ? (1 + accepted / counts.num_spec_steps).toFixed(2) : "–"],
       ["in these rounds", Data.seconds(time)],
     ];

@@ -9,9 +9,9 @@
   const isStill = matchMedia("(prefers-reduced-motion: reduce)");
   const charts = [
     { id: "throughput", title: "Throughput", says: "tokens a second, all texts together", digits: 0, least: 10, idle: 0, figure: "tokensPerSecond", smooth: 0 },
-    { id: "alpha", title: "α", says: "accepted of the draft tokens looked at", digits: 2, least: 1, idle: null, figure: "alpha", smooth: NOW_SECONDS },
+    { id: "alpha", title: "α", says: "accepted share of the evaluated draft tokens", digits: 2, least: 1, idle: null, figure: "alpha", smooth: NOW_SECONDS },
     { id: "tau", title: "τ", says: "tokens per target pass with a draft", digits: 2, least: 2, idle: null, figure: "tau", smooth: NOW_SECONDS },
-    { id: "gamma", title: "γ", says: "draft tokens asked for per text and pass", digits: 1, least: 2, idle: null, figure: "gamma", smooth: 0 },
+    { id: "gamma", title: "γ", says: "draft tokens requested per text and pass", digits: 1, least: 2, idle: null, figure: "gamma", smooth: 0 },
   ].map((about) => new Chart($("charts"), about));
 
   let about = null, series = null, latest = null, clock = 0;
@@ -155,10 +155,10 @@
     const used = latest.cache_used - latest.cache_retained;
     const figures = [
       ["tokens a second", Chart.number(isRunning ? at("tokensPerSecond") : 0, 0)],
-      ["α, accepted of those looked at", Chart.number(at("alpha"), 2), `all: ${whole("num_accepted_tokens", "num_evaluated_tokens")}`],
+      ["α, accepted / evaluated", Chart.number(at("alpha"), 2), `all: ${whole("num_accepted_tokens", "num_evaluated_tokens")}`],
       ["τ, tokens per pass with a draft", Chart.number(at("tau"), 2), `all: ${all}`],
-      ["tokens per pass, resting ones too", Chart.number(at("tokensPerPass"), 2), `all: ${whole("num_emitted_tokens", "num_steps")}`],
-      ["γ, draft tokens asked for", Chart.number(at("gamma"), 1)],
+      ["tokens per pass, with or without drafts", Chart.number(at("tokensPerPass"), 2), `all: ${whole("num_emitted_tokens", "num_steps")}`],
+      ["γ, requested draft tokens", Chart.number(at("gamma"), 1)],
       ["running, waiting", `${latest.num_running}, ${latest.num_waiting}`],
       ["cache in use", Data.percent(used, latest.cache_total), `${Data.percent(latest.cache_retained, latest.cache_total)} kept`],
     ];
@@ -166,7 +166,7 @@
     tellState(isRunning, start, last);
     const counts = { ...latest, asked: undefined, resting: undefined, fallbacks: undefined };
     for (const [drafter, times] of Object.entries(latest.asked)) counts[`asked: ${drafter}`] = times;
-    for (const [what, times] of Object.entries(latest.fallbacks)) counts[`left alone: ${what}`] = times;
+    for (const [what, times] of Object.entries(latest.fallbacks)) counts[`switched off: ${what}`] = times;
     $("counts").replaceChildren(
       ...Object.entries(counts).filter(([, value]) => value !== undefined).map(([name, value]) => {
         const row = RoundView.row([name, String(value)]);
@@ -176,10 +176,10 @@
     );
   }
 
-  /** Whether drafts are asked for, and if not, why. */
+  /** Whether drafts are requested, and if not, why. */
   function tellState(isRunning, start, last) {
-    const reasons = { memory_short: "cache memory is short", failed: "it failed, and the log says how", min_acceptance_rate: "too few of its draft tokens stood", max_draft_memory: "it held too much memory" };
-    const rests = Object.entries(latest.resting).map(([drafter, why]) => `${drafter} is left alone: ${reasons[why] ?? why}`);
+    const reasons = { memory_short: "cache memory is short", failed: "it failed, see the log", min_acceptance_rate: "too few of its draft tokens were accepted", max_draft_memory: "it used too much memory" };
+    const rests = Object.entries(latest.resting).map(([drafter, why]) => `${drafter} is switched off: ${reasons[why] ?? why}`);
     let said = "Idle.";
     if (isRunning && series.grown("num_asked_steps", start, last) > 0) said = `Drafting with ${about.method}.`;
     else if (isRunning && series.grown("num_steps", start, last) > 0) said = "Resting: plain decoding, since no draft pays now or none is wanted.";

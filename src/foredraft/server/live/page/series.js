@@ -76,7 +76,7 @@ class Series {
     return this.ratio("num_emitted_tokens", "num_steps", from, until);
   }
 
-  /** γ: draft tokens that the policy asked for, per text and pass. */
+  /** γ: draft tokens that the policy requested, per text and pass. */
   gamma(from, until) {
     return this.ratio("num_asked_tokens", "num_steps", from, until);
   }

@@ -63,7 +63,7 @@ class Trial {
       if (part.error) said = `Failed: ${part.error.message}`;
       const choice = part.choices?.[0];
       if (!this.shows() && choice?.text) this.answer.append(Data.visible(choice.text));
-      if (choice?.finish_reason) said = choice.finish_reason === "length" ? "Done: as many tokens as asked for." : `Done: ${choice.finish_reason}.`;
+      if (choice?.finish_reason) said = choice.finish_reason === "length" ? "Done: the requested number of tokens." : `Done: ${choice.finish_reason}.`;
     });
     return said;
   }

@@ -1,0 +1,135 @@
+"""What the log says, and what it must not."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foredraft import LLM
+from foredraft.server.request_log import JsonLinesHandler
+from tests.server.conftest import SETTINGS, running
+
+SECRET = "the rabbit lives under the stairs"
+KEY = "key-of-keys"
+
+
+@contextmanager
+def logged() -> Iterator[list[dict[str, Any]]]:
+    """The lines that are written meanwhile, once they are all there."""
+    stream, lines = io.StringIO(), []
+    handler, loggers = JsonLinesHandler(stream), [logging.getLogger(name) for name in ("foredraft", "uvicorn")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(handler)
+            one.setLevel(level)
+        lines += [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def talk(llm: LLM, **settings: Any) -> list[dict[str, Any]]:
+    """A few requests, good and bad."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    with logged() as lines, running(llm, replace(SETTINGS, api_key=KEY, **settings)) as server:
+        body = {"prompt": SECRET, "max_tokens": 3, "user": "somebody"}
+        answer = server.post("/v1/completions", body, headers=headers)
+        assert answer.headers["x-request-id"]
+        server.post("/v1/completions", {**body, "stream": True}, headers=headers)
+        chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 1}
+        server.post("/v1/chat/completions", chat, headers=headers)
+        server.post("/v1/completions", {**body, SECRET: 1}, headers=headers)
+        server.post("/v1/completions", body, headers={"authorization": f"Bearer {KEY}-not"})
+        server.get(f"/{SECRET}?q={SECRET}", headers=headers)
+        _break(server.llm)
+        assert server.post("/v1/completions", body, headers=headers).status_code == 500
+        del server.llm.frontend.prepare  # type: ignore[method-assign]
+    return lines
+
+
+def _break(llm: LLM) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"no room for {SECRET}")
+
+    llm.frontend.prepare = fail  # type: ignore[method-assign]
+
+
+def test_neither_prompts_nor_keys_are_in_it(llm: LLM) -> None:
+    lines = talk(llm)
+    assert SECRET not in json.dumps(lines)
+    assert KEY not in json.dumps(lines)
+    requests = [line for line in lines if line["event"] == "request"]
+    assert [line["status"] for line in requests] == [200, 200, 200, 200, 401, 404, 500]
+    assert requests[3]["ignored"] == ["?"]
+    first = requests[0]
+    assert first["prompt_tokens"] > 0
+    assert first["completion_tokens"] == 3
+    assert first["user"] == "somebody"
+    assert first["seconds"] > 0
+    assert first["route"] == "/v1/completions"
+    (failed,) = [line for line in lines if line["event"] == "failed"]
+    assert failed["error"] == "RuntimeError"
+    assert any("fail" in place for place in failed["at"])
+
+
+@pytest.mark.parametrize("given", ["abc-123", "a.b_c:d/e+f=g@h", "x" * 128])
+def test_a_clients_request_id_is_kept(llm: LLM, given: str) -> None:
+    with logged() as lines, running(llm, SETTINGS) as server:
+        body = {"prompt": "a", "max_tokens": 1}
+        answer = server.post("/v1/completions", body, headers={"x-request-id": given})
+        assert answer.headers["x-request-id"] == given
+        assert answer.json()["id"] == f"cmpl-{given}"
+        refused = server.post("/v1/completions", {"prompt": ""}, headers={"x-request-id": given})
+        assert refused.headers["x-request-id"] == given
+    assert [line["request_id"] for line in lines if line["event"] == "request"] == [given] * 2
+
+
+def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM) -> None:
+    with logged() as lines, running(llm, SETTINGS) as server:
+        for given in ("", "x" * 129, "two words", 'quo"te', "b\u00fc", "a\tb", "{}"):
+            answer = server.get("/version", headers={"x-request-id": given.encode()})
+            assert answer.status_code == 200
+            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    ids = [line["request_id"] for line in lines if line["event"] == "request"]
+    assert len(set(ids)) == 7
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+
+
+def test_prompts_are_there_when_asked_for(llm: LLM) -> None:
+    lines = talk(llm, log_prompts=True)
+    requests = [line for line in lines if line["event"] == "request"]
+    assert requests[0]["prompts"] == [SECRET]
+    assert len(requests[0]["texts"]) == 1
+    assert KEY not in json.dumps(lines)
+
+
+def test_a_log_that_nobody_reads_is_no_error() -> None:
+    attempts = []
+
+    class Broken(io.StringIO):
+        def write(self, line: str) -> int:
+            attempts.append(line)
+            raise BrokenPipeError
+
+    record = logging.LogRecord("x", logging.INFO, "x", 1, "hello", None, None)
+    JsonLinesHandler(Broken()).emit(record)
+    assert [json.loads(line)["event"] for line in attempts] == ["hello"]
+
+
+@pytest.mark.parametrize("message", ["one\ntwo", 'quo"te', "\x00"])
+def test_a_record_is_one_line(message: str) -> None:
+    stream = io.StringIO()
+    JsonLinesHandler(stream).emit(logging.LogRecord("x", logging.INFO, "x", 1, message, None, None))
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["level"] == "info"
