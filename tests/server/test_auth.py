@@ -1,4 +1,4 @@
-"""Who may ask."""
+"""API keys, Host headers and origins."""
 
 from __future__ import annotations
 

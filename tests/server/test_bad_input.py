@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is an error of OpenAI's form that names what is wrong, and nobody else is disturbed."""
+"""Bad input is answered with an error in OpenAI's form that names what is wrong, and does not affect other requests."""
 
 from __future__ import annotations
 

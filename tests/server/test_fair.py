@@ -1,4 +1,4 @@
-"""Clients beside each other: whose request it is, and that nobody's flood holds the others."""
+"""Fair sharing between clients: how clients are told apart, and that a large request does not block small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies changed at random, aimed at numbers, surrogates, nesting and types: every answer is one that says why."""
+"""Randomly mutated bodies, aimed at numbers, surrogates, nesting and types: every error says what is wrong."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def garbled(raw: bytes, rng: random.Random) -> bytes:
 
 
 def assert_explained(answer: httpx2.Response) -> None:
-    """An answer, or an error in the one form, which says why in one line that can be read."""
+    """A 200, or an error in OpenAI's form with a message of one readable line."""
     if answer.status_code == 200:
         return
     assert 400 <= answer.status_code < 500

@@ -1,4 +1,4 @@
-"""Every body that cannot be read is told why, and where in it."""
+"""Errors of bodies that cannot be parsed: the reason and the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client may ask of the others, and what becomes of those who do not read, write or stay."""
+"""Limits of requests, and clients that do not read, do not write or disconnect."""
 
 from __future__ import annotations
 

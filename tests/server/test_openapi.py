@@ -1,4 +1,4 @@
-"""The served document says all there is: no answer that it does not name, and no failure."""
+"""The OpenAPI document is complete: every response is one that it names."""
 
 from __future__ import annotations
 

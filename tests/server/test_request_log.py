@@ -1,4 +1,4 @@
-"""What the log says, and what it must not."""
+"""What the log contains, and what it must not."""
 
 from __future__ import annotations
 

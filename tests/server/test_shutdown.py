@@ -1,4 +1,4 @@
-"""The end: the first signal drains, the second stops."""
+"""Shutdown: the first signal drains, the second stops."""
 
 from __future__ import annotations
 

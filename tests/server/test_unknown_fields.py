@@ -1,4 +1,4 @@
-"""What clients send beside what is documented: histories with all that an answer had, null everywhere, fields of other servers."""
+"""Undocumented fields that clients send: parts of earlier responses, nulls, and fields of other servers."""
 
 from __future__ import annotations
 

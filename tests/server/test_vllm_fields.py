@@ -1,4 +1,4 @@
-"""What users of vLLM's server expect, asked for by the openai client."""
+"""vLLM's extra fields, used through the openai client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stays and who goes when all places are taken."""
+"""Which connection is closed when there are too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces, one in each turn of the loop, whatever pauses and resumes in between."""
+"""One chunk per iteration of the event loop, with pauses and resumptions in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watchers are told, frame by frame, is what was written."""
+"""The frames of a watcher, put together, are what was generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted is what happened, and looking on changes nothing."""
+"""The observer's counts equal the engine's, and observing changes nothing."""
 
 from __future__ import annotations
 

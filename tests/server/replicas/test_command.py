@@ -27,7 +27,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--max-replicas", "2"], "give --replicas too"),
         (["--ray-address", "auto"], "give --replicas too"),
-        (["--replicas", "3", "--max-replicas", "2"], "fewer"),
+        (["--replicas", "3", "--max-replicas", "2"], "max_replicas must be at least num_replicas"),
         (["--replicas", "2", "--device", "cuda:1"], "--device cuda"),
     ],
 )
