@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -76,6 +77,20 @@ def test_the_name_follows_source_flags_and_compiler(
     names.append(library("avx2", tmp_path / "cache").name)
     assert len(set(names)) == 5
     assert num_calls(compiler) == 5
+
+
+def test_every_included_file_counts(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them lie beside kernels.cpp, so that they are packaged, and a change to any of them builds anew."""
+    text = "".join(path.read_text() for path in [*build.SOURCES.glob("*.h"), *build.SOURCES.glob("*.cpp")])
+    included = set(re.findall(r'#include "(.+)"', text))
+    names = {library("avx2", tmp_path / "cache").name}
+    monkeypatch.setattr(build, "SOURCES", shutil.copytree(build.SOURCES, tmp_path / "other"))
+    for file in included:
+        with (build.SOURCES / file).open("a") as header:
+            header.write("\n")
+        names.add(library("avx2", tmp_path / "cache").name)
+    assert len(included) > 8
+    assert len(names) == 1 + len(included)
 
 
 def test_the_users_cache_is_where_xdg_says(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

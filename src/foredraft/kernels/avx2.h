@@ -14,7 +14,7 @@ using Short = float;                 // a row's number for a bfloat16 product: o
 
 constexpr int INT8_UNIT = 2;         // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 too
 constexpr int OFFSET = 0;
-constexpr int TOGETHER = 1;          // queries for which a value is read once: of more the sums would not stay in registers
+constexpr int QUERIES_AT_ONCE = 1;          // queries for which a value is read once: of more the sums would not stay in registers
 
 // ------------------------------------------------------------------------------------------------------- instructions
 
@@ -246,7 +246,7 @@ template <int R>
 constexpr int QUARTERS = R == 1 ? 4 : R <= 3 ? 2 : 1;
 
 template <int R>
-void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int Q = QUARTERS<R>;
     const int64_t quarter = round_up(k, 2) * 16;
     for (int first = 0; first < 4; first += Q) {
@@ -282,7 +282,7 @@ void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, A
 }
 
 template <int R>
-void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int Q = QUARTERS<R>;
     const int64_t quarter = round_up(k, 2) * 32;
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000);

@@ -14,7 +14,7 @@ using Short = uint16_t;           // a row's number for a bfloat16 product
 
 constexpr int INT8_UNIT = 4;      // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 two
 constexpr int OFFSET = 128;       // the instruction takes unsigned by signed numbers
-constexpr int TOGETHER = 4;       // queries for which a value is read once
+constexpr int QUERIES_AT_ONCE = 4;       // queries for which a value is read once
 
 // ------------------------------------------------------------------------------------------------------- instructions
 
@@ -119,7 +119,7 @@ int64_t packed_place(int64_t j, int64_t step, int64_t) { return step * GROUP + j
 // memory, at half the speed. 24 of the 32 registers are sums.
 
 template <int R>
-void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     I512 sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -146,7 +146,7 @@ void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, A
 }
 
 template <int R>
-void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Ahead ahead, float (*out)[GROUP]) {
+void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     F32x16 sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)

@@ -19,7 +19,7 @@ using Mask8 = uint8_t;
 Mask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (Mask16)((1u << left) - 1); }
 
 // Which weights to fetch while a tile is computed: four lines in every so many steps.
-struct Ahead {
+struct Prefetch {
     const char* at;
     int64_t every, left;
     void step() {

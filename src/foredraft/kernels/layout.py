@@ -91,7 +91,7 @@ class VerificationBatchStruct(ctypes.Structure):
         *(
             (name, c_void_p)
             for name in (
-                *("first_rows", "lens", "places", "ways", "rules"),
+                *("first_rows", "lens", "places", "specs", "rules"),
                 *("ids", "prob_rows", "probs", "kept_ids", "uniforms"),
             )
         ),

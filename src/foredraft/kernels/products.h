@@ -1,0 +1,199 @@
+// Products of a few rows with a packed matrix, and how each row is prepared for them.
+
+#pragma once
+
+#include <cmath>
+
+#include "structs.h"
+#include "team.h"
+#include "vector_math.h"
+
+namespace {
+
+constexpr int ROWS = 6;           // rows of a tile
+constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
+constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
+
+int64_t group_bytes(int64_t k, int64_t kind) { return GROUP * (kind == INT8 ? round_up(k, INT8_UNIT) : 2 * round_up(k, 2)); }
+
+// The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them.
+struct Rows {
+    char* data;
+    float* scales;
+    int64_t stride;             // bytes
+    void* row(int64_t r) const { return data + r * stride; }
+};
+
+int64_t row_bytes(int64_t k) { return round_up((int64_t)sizeof(Short) * k, ALIGN); }
+
+// The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
+template <class Read>
+void quantise_row(int64_t k, Whole* to, float* scale, const Read& read) {
+    F32x16 largest = setzero_ps(), poison = setzero_ps();
+    for (int64_t i = 0; i < k; i += 16) {
+        const F32x16 x = read(i, lanes(k - i));
+        largest = max_ps(largest, abs_ps(x));
+        poison = fmadd_ps(x, setzero_ps(), poison);
+    }
+    const float most = reduce_max_ps(largest) + reduce_add_ps(poison);
+    *scale = most / 127.0f;
+    const F32x16 inverse = set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    for (int64_t i = 0; i < k; i += 16) {
+        store_whole(to + i, cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse)));
+    }
+}
+
+template <class Read>
+void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
+    if (m.kind == INT8) {
+        quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
+        return;
+    }
+    Short* to = (Short*)rows.row(r);
+    for (int64_t i = 0; i < m.k; i += 16) store_short(to + i, read(i, lanes(m.k - i)));
+}
+
+struct ReadFloat {
+    const float* from;
+    F32x16 operator()(int64_t i, Mask16 mask) const { return maskz_loadu_ps(mask, from + i); }
+};
+
+struct ReadBf16 {
+    const uint16_t* from;
+    F32x16 operator()(int64_t i, Mask16 mask) const { return load_bf16(from + i, mask); }
+};
+
+struct ReadNormed {
+    const float *from, *weight;
+    F32x16 factor;
+    F32x16 operator()(int64_t i, Mask16 mask) const {
+        const F32x16 x = mul_ps(maskz_loadu_ps(mask, from + i), factor);
+        return mul_ps(x, maskz_loadu_ps(mask, weight + i));
+    }
+};
+
+ReadNormed normed(const float* from, const float* weight, int64_t k, float epsilon) {
+    F32x16 sum = setzero_ps();
+    for (int64_t i = 0; i < k; i += 16) {
+        const F32x16 x = maskz_loadu_ps(lanes(k - i), from + i);
+        sum = fmadd_ps(x, x, sum);
+    }
+    return {from, weight, set1_ps(1.0f / sqrtf(reduce_add_ps(sum) / (float)k + epsilon))};
+}
+
+// ----------------------------------------------------------------------------------------------------------- products
+
+// integer sums -> numbers, in place
+void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t first, float (*out)[GROUP]) {
+    for (int p = 0; p < 4; p++) {
+        const int64_t o = first + 16 * p;
+        const Mask16 mask = o < m.n ? lanes(m.n - o) : 0;
+        const I512 correction = maskz_loadu_epi32(mask, m.corrections + o);
+        const F32x16 scale = maskz_loadu_ps(mask, m.scales + o);
+        for (int r = 0; r < num_rows; r++) {
+            const F32x16 product = cvtepi32_ps(sub_epi32(load_si512(out[r] + 16 * p), correction));
+            const F32x16 both = mul_ps(scale, set1_ps(x.scales[row + r]));
+            store_ps(out[r] + 16 * p, mul_ps(product, both));
+        }
+    }
+}
+
+// The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
+// meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
+Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
+    const int64_t bytes = group_bytes(m.k, m.kind), steps = bytes / (4 * 64);
+    if (num_blocks > 1 && bytes <= IN_CACHE)
+        return {weights + bytes + steps * block / num_blocks * (4 * 64), num_blocks, 1};
+    return {weights + PREFETCH, 1, block == 0 ? 1 : steps + 1};
+}
+
+template <int R>
+void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
+    const int64_t first = group * GROUP;
+    const char* weights = (const char*)m.weights + group * group_bytes(m.k, m.kind);
+    const Prefetch ahead = prefetch_for(m, weights, block, num_blocks);
+    if (m.kind == INT8)
+        tile_int8<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
+    else
+        tile_bf16<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
+    if (m.kind == INT8) rescale(m, x, row, R, first, out);
+    if (m.bias == nullptr) return;
+    for (int p = 0; p < 4; p++) {
+        const int64_t o = first + 16 * p;
+        const F32x16 bias = maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
+        for (int r = 0; r < R; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
+    }
+}
+
+void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks,
+              float (*out)[GROUP]) {
+    switch (num_rows) {
+        case 1: return tile<1>(m, group, x, row, block, num_blocks, out);
+        case 2: return tile<2>(m, group, x, row, block, num_blocks, out);
+        case 3: return tile<3>(m, group, x, row, block, num_blocks, out);
+        case 4: return tile<4>(m, group, x, row, block, num_blocks, out);
+        case 5: return tile<5>(m, group, x, row, block, num_blocks, out);
+        default: return tile<6>(m, group, x, row, block, num_blocks, out);
+    }
+}
+
+// The thread's share of a product's groups; finish(row, first output, how many, 64 sums) takes each row of a group.
+template <class Finish>
+void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
+    alignas(ALIGN) float out[ROWS][GROUP];
+    int64_t first, last;
+    team.share((m.n + GROUP - 1) / GROUP, first, last);
+    const int64_t num_blocks = (num_rows + ROWS - 1) / ROWS;
+    for (int64_t group = first; group < last; group++) {
+        const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
+        for (int64_t block = 0; block < num_blocks; block++) {
+            const int64_t begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
+            any_tile(m, group, x, begin, (int)(end - begin), block, num_blocks, out);
+            for (int64_t r = begin; r < end; r++) finish(r, o, count, out[r - begin]);
+        }
+    }
+}
+
+struct StoreBf16 {
+    uint16_t* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) store_bf16(to + r * stride + o + i, lanes(count - i), load_ps(sums + i));
+    }
+};
+
+struct StoreFloat {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) mask_storeu_ps(to + r * stride + o + i, lanes(count - i), load_ps(sums + i));
+    }
+};
+
+struct AddFloat {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) {
+            float* at = to + r * stride + o + i;
+            const Mask16 mask = lanes(count - i);
+            mask_storeu_ps(at, mask, add_ps(maskz_loadu_ps(mask, at), load_ps(sums + i)));
+        }
+    }
+};
+
+// A group is 32 gates and the 32 values that they gate.
+struct StoreGated {
+    float* to;
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t, const float* sums) const {
+        for (int64_t i = 0; i < 32; i += 16) {
+            const int64_t at = o / 2 + i;
+            if (at >= stride) return;
+            const F32x16 gated = mul_ps(silu(load_ps(sums + i)), load_ps(sums + 32 + i));
+            mask_storeu_ps(to + r * stride + at, lanes(stride - at), gated);
+        }
+    }
+};
+
+}  // namespace

@@ -1,0 +1,93 @@
+// What callers hand to the library, field by field as in structs.py.
+
+#pragma once
+
+#include <cstdint>
+
+enum Kind : int64_t { BF16 = 0, INT8 = 1 };                       // of a matrix
+enum Choice : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };       // of a token
+
+extern "C" {
+
+struct Matrix {
+    const void* weights;        // packed
+    const float* scales;        // [n] int8 only
+    const int32_t* corrections; // [n] int8 only: what the numbers added to each row make of an output's weights
+    const float* bias;          // [n] or null
+    int64_t n, k, kind;
+};
+
+struct Layer {
+    const float *input_norm, *post_norm;   // [hidden]
+    const float *q_norm, *k_norm;          // [D] or null
+    Matrix qkv, out, gate_up, down;        // gate_up: groups of 32 gates and their 32 ups
+    int64_t window;                        // 0: all earlier keys
+};
+
+struct Stack {
+    const Layer* layers;
+    const uint16_t* embedding;             // [V, hidden] bfloat16
+    const float* final_norm;
+    Matrix head;
+    int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
+    float epsilon, scale;
+};
+
+struct Span {                              // rows of a pass that belong to one sequence
+    int64_t first_row, num_rows, start, capacity;
+};
+
+struct Batch {
+    const int32_t *ids, *positions;        // [T]
+    const int32_t* wanted;                 // [W] rows whose logits are wanted
+    const float *cos, *sin;                // [positions, D / 2]
+    const Span* spans;
+    uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
+    uint16_t* logits;                      // [W, V] bfloat16
+    int64_t num_rows, num_wanted, num_spans;
+};
+
+// How the tokens after a row are chosen from softmax(logits / temperature), truncated: the likeliest, one drawn with a uniform
+// number, or the one that noise shared with the verifier selects (see sampling/noise.py).
+struct DrawSpec {
+    int64_t kind, first_noise;             // index of its first uniform number or key, one for each token
+    int64_t first_prob_row;                // row of TokenProbs of its first drawn token
+    int64_t top_k;                         // 0: all
+    float temperature, top_p, min_p, unused;
+};
+
+// The distributions of drawn tokens. A row holds `kept[r]` ids, likeliest first, or all of them in order if nothing is truncated.
+struct TokenProbs {
+    float* probs;                          // [R, width]
+    int64_t* ids;                          // [R, width]; null where no spec truncates
+    int64_t* kept;                         // [R]
+    int64_t width;
+};
+
+// Sequences to verify. Sequence b's rows of logits begin at first_rows[b]; its draft tokens, and the row of probs that each was
+// drawn from (-1: a point mass), are row places[b] of [B, K].
+struct VerificationBatch {
+    const int64_t *first_rows, *lens, *places;  // [num_sequences]
+    const DrawSpec* specs;                      // the target's
+    const int64_t* rules;                       // 0: rejection, 1: block
+    const int64_t *ids, *prob_rows;             // [B, K]
+    const float* probs;                         // [R, columns]: the draft distributions
+    const int64_t* kept_ids;                    // [R, columns], or null: each column is its id
+    const double* uniforms;                     // [num_sequences, 2]
+    int64_t num_sequences, max_len, columns, probs_stride, kept_stride;
+};
+
+struct AttentionCall {
+    const uint16_t* query;                 // element (head, row, i) at head * query_head + row * query_row + i
+    int64_t query_head, query_row;
+    const uint16_t *keys, *values;         // [H, capacity, Dk], [H, capacity, Dv]
+    int64_t capacity;
+    const uint8_t* mask;                   // [num_rows, mask_keys], 0 hides a key; null: all earlier ones are seen
+    int64_t mask_keys;
+    const float* sinks;                    // [num_heads] or null
+    uint16_t* output;                      // [num_rows, num_heads, Dv]
+    int64_t num_rows, start, num_heads, num_kv_heads, key_dim, value_dim, window;
+    float scale, softcap;                  // softcap 0: none
+};
+
+}  // extern "C"

@@ -1,0 +1,44 @@
+// Functions of sixteen numbers, by the instructions at hand.
+
+#pragma once
+
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#include "avx2.h"
+#endif
+
+namespace {
+
+// exp for -87 <= x <= 0. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
+F32x16 exp_above(F32x16 x) {
+    const F32x16 whole = round_ps(mul_ps(x, set1_ps(1.44269504f)));
+    F32x16 rest = fnmadd_ps(whole, set1_ps(0.693359375f), x);
+    rest = fnmadd_ps(whole, set1_ps(-2.12194440e-4f), rest);
+    F32x16 sum = set1_ps(1.0f / 720);
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 120));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 24));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f / 6));
+    sum = fmadd_ps(sum, rest, set1_ps(0.5f));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f));
+    sum = fmadd_ps(sum, rest, set1_ps(1.0f));
+    return scalef_ps(sum, whole);
+}
+
+// exp for x <= 0; exactly 0 below -87; NaN stays NaN.
+F32x16 exp_nonpositive(F32x16 x) {
+    const Mask16 seen = at_least(x, set1_ps(-87.0f));
+    const Mask16 is_nan = is_nan_ps(x);
+    const F32x16 found = exp_above(max_ps(x, set1_ps(-87.0f)));
+    return mask_mov_ps(maskz_mov_ps(seen, found), is_nan, x);
+}
+
+// x * sigmoid(x), through exp(-|x|) so that nothing overflows
+F32x16 silu(F32x16 x) {
+    const F32x16 one = set1_ps(1.0f);
+    const F32x16 e = exp_nonpositive(sub_ps(setzero_ps(), abs_ps(x)));
+    const Mask16 positive = at_least(x, setzero_ps());
+    return div_ps(mul_ps(x, mask_mov_ps(e, positive, one)), add_ps(one, e));
+}
+
+}  // namespace
