@@ -13,9 +13,7 @@ from torch import Tensor
 
 from foredraft.engine.engine import Engine
 from foredraft.engine.step import Step
-from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_tokenizer
-from foredraft.model.attention import Span
-from foredraft.model.demand import Demand
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, RaggedBatch, Reading, WarmUpSizes, load_tokenizer
 from foredraft.model.language_model import Body
 from foredraft.sampling import SamplingParams, StructuredOutputs, token_probs
 from foredraft.text.request import Frontend
@@ -35,18 +33,20 @@ class Lifted:
     """A body whose logits are in float64, and on FAR where there is a device."""
 
     def __init__(self, inner: Body, device: Elsewhere | None) -> None:
-        self.row_rule, self.kernels, self.is_batch_invariant = inner.row_rule, inner.kernels, inner.is_batch_invariant
+        self.kernels, self.is_batch_invariant = inner.kernels, inner.is_batch_invariant
+        self.supports_taps = inner.supports_taps
         self._inner, self._device = inner, device
 
-    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
-        logits = self._inner(ids, positions, wanted, spans).double()
-        return logits if self._device is None else FarTensor(logits)
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
+        logits, hidden = self._inner(batch, taps)
+        logits = logits.double()
+        return Reading(logits if self._device is None else FarTensor(logits), hidden)
 
     def take_over(self) -> None:
         self._inner.take_over()
 
-    def warm_up(self, demand: Demand) -> None:
-        self._inner.warm_up(demand)
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        self._inner.warm_up(sizes)
 
 
 class Trace:

@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft import LLM, ForedraftError, ModelError, RequestError, SamplingParams, VocabularyError
 from foredraft.drafters import ScriptedDrafter
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.model import EMBEDDED, Demand, LanguageModel
+from foredraft.model import EMBEDDED, LanguageModel, WarmUpSizes
 from foredraft.text.request import Request
 from foredraft.text.text import TextStream
 
@@ -61,10 +61,10 @@ def test_no_arguments_load_the_embedded_pair(llm: LLM) -> None:
 
 
 def test_models_are_told_what_will_be_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Demand] = []
+    told: list[WarmUpSizes] = []
     monkeypatch.setattr(LanguageModel, "warm_up", lambda model, demand: told.append(demand))
     LLM(device="cpu", max_num_seqs=3, speculative_tokens=9, max_speculative_tokens=5, batch_invariant=True)
-    assert told == [Demand(3, 10, 4096, drafts=False), Demand(3, 9, 4096, drafts=True)]
+    assert told == [WarmUpSizes(3, 10, 4096, drafts=False), WarmUpSizes(3, 9, 4096, drafts=True)]
 
 
 def test_only_a_model_means_suffix() -> None:

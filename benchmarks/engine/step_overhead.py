@@ -25,7 +25,7 @@ class Stopwatch:
     def __init__(self, models: list[LanguageModel]) -> None:
         self.seconds = 0.0
         for model in models:
-            for name in ("read", "write"):
+            for name in ("read", "generate"):
                 self._watch(model, name)
 
     def _watch(self, model: LanguageModel, name: str) -> None:

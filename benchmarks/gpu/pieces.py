@@ -4,6 +4,7 @@ copy moves. `one_gpu.py` runs them; what wins here is what `kernels.TILES` and `
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
-from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, SpanPlace, kernels
+from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, kernels
 from foredraft.gpu.buckets import Bucket
 from foredraft.gpu.kernels import Tiles
+from foredraft.kernels import CacheSpan, StackBatch
 
 CACHED = 1 << 28
 """Bytes, more than a device keeps in its cache: what is read again lies further back than that."""
@@ -65,8 +67,9 @@ def attention(
         for count in rows:
             inputs = Inputs(Bucket(count, 1, count), 1, DEVICE)
             places = list(range(context - count, context))
-            span = SpanPlace(0, count, context, [store[0].data_ptr(), store[1].data_ptr()])
-            inputs.fill([0] * count, places, list(range(count)), [span])
+            stores = array("q", [store[0].data_ptr(), store[1].data_ptr()])
+            span = CacheSpan(0, count, context - count, context, stores)
+            inputs.fill(StackBatch([0] * count, places, None, list(range(count)), [span]))
             queries = torch.randn(count, num_heads, 128, device=DEVICE, dtype=DTYPE)
             found[f"{count} at {context}"] = {
                 number: _seconds([partial(kernels.attend, queries, inputs, 0, _layer(), shape, number)] * 8)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.kernels.large_vocabulary import peaked
 from foredraft.engine.cache import MemoryPool
-from foredraft.kernels import load_kernels, why_none
+from foredraft.kernels import WeightFormat, load_kernels, quantize_int8, unquantized, why_none
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import NativeLinear, PackedLinear
 from foredraft.sampling.search import argmax_rows, top_rows
@@ -66,8 +66,8 @@ def pairs(vocab: int) -> dict[str, tuple[Callable[[], object], Callable[[], obje
     probs = torch.softmax(logits.float(), dim=-1)
     temperatures = torch.full((48,), 0.8)
 
-    def native(int8: bool) -> Callable[[torch.Tensor], torch.nn.Module]:
-        return lambda weight: NativeLinear(kernels.pack(weight, int8=int8), kernels)
+    def native(weight_format: WeightFormat) -> Callable[[torch.Tensor], torch.nn.Module]:
+        return lambda weight: NativeLinear(kernels.pack(weight_format(weight)), kernels)
 
     return {
         "target pass, the library's layers → packed by oneDNN": (one_step(library), one_step(ours["torch"])),
@@ -79,9 +79,9 @@ def pairs(vocab: int) -> dict[str, tuple[Callable[[], object], Callable[[], obje
         ),
         "the same, packed by oneDNN → our kernel": (
             products(lambda weight: PackedLinear(weight, None)),
-            products(native(False)),
+            products(native(unquantized)),
         ),
-        "the same, our kernel, bfloat16 → int8": (products(native(False)), products(native(True))),
+        "the same, our kernel, bfloat16 → int8": (products(native(unquantized)), products(native(quantize_int8))),
         "argmax of 48 rows, PyTorch → kernel": (lambda: logits.argmax(-1), lambda: argmax_rows(logits)),
         "64 largest of 48 rows, topk → block maxima": (lambda: probs.topk(64, -1), lambda: top_rows(probs, 64)),
         "softmax and 64 largest of 48 rows, PyTorch → kernel": (

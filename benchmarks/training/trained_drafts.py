@@ -250,7 +250,7 @@ def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, 
             for size, model in drafts.items():
                 cache = model.scratch_cache([64])
                 started = time.perf_counter()
-                model.write([Read(0, [1, 2], 1)], [GAMMA], size, cache, [spec])
+                model.generate([Read(0, [1, 2], 1)], [GAMMA], size, cache, [spec])
                 times[size].append(1000 * (time.perf_counter() - started))
         found[name] = {size: float(np.median(own)) for size, own in times.items()}
     return found

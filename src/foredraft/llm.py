@@ -23,9 +23,9 @@ from foredraft.engine.scheduler import Limits
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
 from foredraft.model import (
     EMBEDDED,
-    Demand,
     LanguageModel,
     LoadOptions,
+    WarmUpSizes,
     check_vocabulary,
     examine,
     load_model,
@@ -200,9 +200,9 @@ class LLM:
         fixed = speculative_tokens if isinstance(speculative_tokens, int) else 0
         depth = max(self._max_speculative_tokens, fixed)
         vocab_size, num_spans = self.target.traits.vocab_size, self._limits.max_num_seqs
-        self.target.warm_up(Demand(num_spans, depth + 1, vocab_size, drafts=False))
+        self.target.warm_up(WarmUpSizes(num_spans, depth + 1, vocab_size, drafts=False))
         for draft in self._drafts.values():
-            draft.warm_up(Demand(num_spans, depth, vocab_size, drafts=True))
+            draft.warm_up(WarmUpSizes(num_spans, depth, vocab_size, drafts=True))
 
     def _load_self_drafts(self, methods: Sequence[Method]) -> None:
         """The copies of the target that these methods draft with, unless they are there."""

@@ -257,6 +257,22 @@ def holds_what_it_says(region: Region) -> bool:
     )
 
 
+def test_rows_may_lie_at_other_slots_than_their_positions() -> None:
+    """What is given is in order of position, padded with zeros; what lies at other slots stays."""
+    region = Region()
+    region.resize(32)
+    write(region, [1, 2, 3])
+    keys = keys_of([1, 2, 3, 4, 5, 6])
+    seen, _ = region.write(0, keys[:, 3:], torch.cat([keys, keys], dim=2)[:, 3:], 3, [20, 7, 9])
+    assert seen.shape == (1, KEY_MULTIPLE, 2)
+    assert torch.equal(seen[:, :6], keys)
+    assert not seen[:, 6:].any()
+    region.tokens = [0] * 32
+    held = region.layer(0)[0]
+    assert torch.equal(held[:, [0, 1, 2, 20, 7, 9]], keys)
+    assert not held[:, [3, 4, 5, 6, 8, 10]].any()
+
+
 def test_the_pool_refuses_what_it_has_not() -> None:
     pool = MemoryPool(10)
     assert pool.take(7)

@@ -1,26 +1,46 @@
-"""What a pass is told lies where the kernels look for it, and what a bucket has beyond the pass belongs to nobody."""
+"""The inputs of a pass lie where the kernels read them, and what a bucket has beyond the pass is padding."""
 
 from __future__ import annotations
 
+from array import array
+
 import torch
 
-from foredraft.gpu import Bucket, Inputs, Noise, SpanPlace
+from foredraft.gpu import Bucket, Inputs, Noise
 from foredraft.gpu.inputs import BY_KEY, NO_SPAN
-from foredraft.kernels import DrawSpec
+from foredraft.kernels import CacheSpan, DrawSpec, StackBatch
+
+FULL = StackBatch([9] * 8, [9] * 8, None, [9] * 4, [CacheSpan(0, 8, 9, 9, array("q", [9] * 4))] * 4)
 
 
 def test_filling(device: torch.device) -> None:
     inputs = Inputs(Bucket(8, 4, 4), num_layers=2, device=device)
-    spans = [SpanPlace(0, 3, 64, [1, 2, 3, 4]), SpanPlace(3, 2, 128, [5, 6, 7, 8])]
+    spans = [CacheSpan(0, 3, 0, 64, array("q", [1, 2, 3, 4])), CacheSpan(3, 2, 7, 128, array("q", [5, 6, 7, 8]))]
     for _ in range(2):  # what was there before leaves no trace
-        inputs.fill([9] * 8, [9] * 8, [9] * 4, [SpanPlace(0, 8, 9, [9] * 4)] * 4)
-        inputs.fill([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [2, 4], spans)
+        inputs.fill(FULL)
+        inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], None, [2, 4], spans))
         assert inputs.ids.tolist() == [10, 11, 12, 13, 14, 0, 0, 0]
         assert inputs.positions.tolist() == [0, 1, 2, 7, 8, 0, 0, 0]
         assert inputs.row_spans.tolist() == [0, 0, 0, 1, 1, NO_SPAN, NO_SPAN, NO_SPAN]
         assert inputs.wanted.tolist() == [2, 4, 0, 0]
         assert inputs.capacities.tolist() == [64, 128, 0, 0]
         assert inputs.stores.tolist() == [[[1, 2], [5, 6], [0, 0], [0, 0]], [[3, 4], [7, 8], [0, 0], [0, 0]]]
+
+
+def test_slots(device: torch.device) -> None:
+    inputs = Inputs(Bucket(8, 4, 4, is_contiguous=False), num_layers=2, device=device)
+    assert inputs.slots is not None
+    assert inputs.starts is not None
+    assert inputs.first_rows is not None
+    stores = array("q", [1, 2, 3, 4])
+    spans = [CacheSpan(0, 3, 0, 64, stores), CacheSpan(3, 2, 7, 128, stores)]
+    for _ in range(2):
+        inputs.fill(FULL._replace(slots=[9] * 8))
+        inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [5, 3, 1, 20, 10], [2, 4], spans))
+        assert inputs.slots.tolist() == [5, 3, 1, 20, 10, 0, 0, 0]
+        assert inputs.starts.tolist() == [0, 7, 0, 0]
+        assert inputs.first_rows.tolist() == [0, 3, 0, 0]
+    assert Inputs(Bucket(8, 4, 4), num_layers=2, device=device).slots is None
 
 
 def test_noise(device: torch.device) -> None:

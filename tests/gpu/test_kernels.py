@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, SpanPlace, bucket_for, kernels
+from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, bucket_for, kernels
 from foredraft.gpu.buckets import Bucket
+from foredraft.kernels import CacheSpan, StackBatch
 
 DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,15 +99,16 @@ class Store:
         bucket = Bucket(len(rows) + spare, len(self.keys), 1)
         inputs = Inputs(bucket, 1, self.device)
         spans = [
-            SpanPlace(
+            CacheSpan(
                 next((i for i, (owner, _) in enumerate(rows) if owner == index), 0),
                 sum(owner == index for owner, _ in rows),
+                min((position for owner, position in rows if owner == index), default=0),
                 keys.shape[1],
-                [keys.data_ptr(), values.data_ptr()],
+                array("q", [keys.data_ptr(), values.data_ptr()]),
             )
             for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True))
         ]
-        inputs.fill([0] * len(rows), [position for _, position in rows], [0], spans)
+        inputs.fill(StackBatch([0] * len(rows), [position for _, position in rows], None, [0], spans))
         return inputs
 
 
@@ -187,7 +190,8 @@ def test_nothing_is_stored_or_read_past_a_sequences_room(device: torch.device) -
     before = around.clone()
     bucket = bucket_for(1, 1, 1)
     inputs = Inputs(bucket, 1, device)
-    inputs.fill([0], [16], [0], [SpanPlace(0, 1, 16, [around[0, 1].data_ptr(), around[1, 1].data_ptr()])])
+    span = CacheSpan(0, 1, 15, 16, array("q", [around[0, 1].data_ptr(), around[1, 1].data_ptr()]))
+    inputs.fill(StackBatch([0], [16], None, [0], [span]))
     qkv = random(1, 6 * 8, dtype=torch.float32, device=device)
     queries = kernels.rotate_and_store(qkv, inputs, 0, layer_of(), shape)
     assert torch.equal(around, before)

@@ -22,13 +22,12 @@ element, capability = sys.argv[1], int(sys.argv[2])
 NUMBERS = {"width": "i32", "epsilon": "fp32", "scale": "fp32", "window": "i32", "num_positions": "i32", "num_rows": "i32",
            "num_columns": "i32", "inner": "i32"}
 TABLES = {"positions": "*i64", "row_spans": "*i64", "stores": "*i64", "capacities": "*i64", "cos": "*fp32", "sin": "*fp32",
-          "reads": "*fp32", "sums": "*fp32"}
+          "reads": "*fp32", "sums": "*fp32", "slots": "*i64", "starts": "*i64", "first_rows": "*i64"}
 HEADS = {"GROUPS": 4, "KV_HEADS": 8, "WIDTH": 128, "BLOCK_D": 128}
 CONSTANTS = [
     ("add_norm", {"HAS_DELTA": True, "BLOCK": 4096}),
-    ("rotate_and_store", {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HAS_NORM": True, "BLOCK": 64}),
-    ("attend", {**HEADS, "PARTS": 1, "BLOCK_G": 16, "BLOCK_N": 64}),
-    ("attend", {**HEADS, "PARTS": 8, "BLOCK_G": 16, "BLOCK_N": 64}),
+    *(("rotate_and_store", {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HAS_NORM": True, "BLOCK": 64, "HAS_SLOTS": bool(slots)}) for slots in (0, 1)),
+    *(("attend", {**HEADS, "PARTS": parts, "BLOCK_G": 16, "BLOCK_N": 64, "HAS_SLOTS": bool(slots)}) for parts in (1, 8) for slots in (0, 1)),
     ("merge", {**HEADS, "PARTS": 8}),
     ("gated", {"BLOCK": 1024}),
     ("linear", {"HAS_BIAS": False, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}),
@@ -42,7 +41,7 @@ for name, constants in CONSTANTS:
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*" or n in ("width", "inner")}
     source = ASTSource(fn=program, signature=signature, constexprs=places, attrs=even)
     assembly = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
-    found[name] = found.get(name, 0) + len(re.findall(r"ld[.]global[a-zA-Z0-9_.:]*[.]b(?:8|16) ", assembly))
+    found[name] = max(found.get(name, 0), len(re.findall(r"ld[.]global[a-zA-Z0-9_.:]*[.]b(?:8|16) ", assembly)))
 print(json.dumps(found))
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foredraft.kernels import Kernels, linear_int8
+from foredraft.kernels import Kernels, WeightFormat, linear_int8, quantize_int8, unquantized
 from foredraft.model.packed import Int8Linear, NativeLinear
 
 ROW_COUNTS = range(1, 71)
+by_format = pytest.mark.parametrize("weight_format", [unquantized, quantize_int8])
 SHAPES = [(1, 1), (3, 2), (64, 4), (65, 17), (100, 67), (320, 33), (63, 300)]
 
 
@@ -47,9 +49,9 @@ def test_int8_products_are_exact_whatever_the_shape(
     x = random_rows(num_rows, k, seed + 1) * extreme
     x[0] = 0.0
     x[-1] = extreme
-    native = NativeLinear(kernels.pack(weight, bias if has_bias else None, int8=True), kernels)(x)
+    native = NativeLinear(kernels.pack(quantize_int8(weight), bias if has_bias else None), kernels)(x)
     if k > 1:  # PyTorch's integer product reads past a matrix of one column
-        assert torch.equal(native, Int8Linear(weight, bias if has_bias else None)(x))
+        assert torch.equal(native, Int8Linear(quantize_int8(weight), bias if has_bias else None)(x))
     if not has_bias:
         assert torch.equal(native, linear_int8(weight, x))
 
@@ -62,25 +64,27 @@ def test_int8_sums_that_leave_32_bits_on_the_way_are_exact(kernels: Kernels, k: 
     x = torch.ones(3, k, dtype=torch.bfloat16)
     x[1] = -1.0
     x[2, ::2] = -1.0
-    assert torch.equal(kernels.linear(kernels.pack(weight, int8=True), x), linear_int8(weight, x))
+    assert torch.equal(kernels.linear(kernels.pack(quantize_int8(weight)), x), linear_int8(weight, x))
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@by_format
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 15, 16, 76])
-def test_what_is_not_finite_never_comes_out_finite(kernels: Kernels, int8: bool, bad: float, place: int) -> None:
+def test_what_is_not_finite_never_comes_out_finite(
+    kernels: Kernels, weight_format: WeightFormat, bad: float, place: int
+) -> None:
     """In a row of the left side it spoils that row alone; in the weights it spoils that output alone."""
     weight, bias = random_matrix(70, 77)
     x = random_rows(5, 77)
-    good = kernels.linear(kernels.pack(weight, bias, int8=int8), x)
+    good = kernels.linear(kernels.pack(weight_format(weight), bias), x)
     x[3, place] = bad
-    spoiled = kernels.linear(kernels.pack(weight, bias, int8=int8), x)
+    spoiled = kernels.linear(kernels.pack(weight_format(weight), bias), x)
     others = torch.arange(5) != 3
     assert not spoiled[3].isfinite().any()
     assert torch.equal(spoiled[others], good[others])
     weight[66, place] = bad
     columns = torch.arange(70) != 66
-    spoiled = kernels.linear(kernels.pack(weight, bias, int8=int8), x)
+    spoiled = kernels.linear(kernels.pack(weight_format(weight), bias), x)
     assert not spoiled[:, 66].isfinite().any()
     assert torch.equal(spoiled[others][:, columns], good[others][:, columns])
 
@@ -90,18 +94,18 @@ def test_rows_too_small_for_a_scale_give_next_to_nothing(kernels: Kernels, large
     """127 over such a number is infinite."""
     weight, _ = random_matrix(70, 77)
     x = (random_rows(2, 77).clamp(-1, 1) * largest).to(torch.bfloat16)
-    out = kernels.linear(kernels.pack(weight, int8=True), x)
+    out = kernels.linear(kernels.pack(quantize_int8(weight)), x)
     assert out.isfinite().all()
     assert out.abs().max() <= 77 * 4 * largest
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@by_format
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
-    kernels: Kernels, shape: tuple[int, int], int8: bool
+    kernels: Kernels, shape: tuple[int, int], weight_format: WeightFormat
 ) -> None:
     weight, bias = random_matrix(*shape)
-    matrix = kernels.pack(weight, bias, int8=int8)
+    matrix = kernels.pack(weight_format(weight), bias)
     x = random_rows(ROW_COUNTS[-1] + 3, shape[1])
     whole = kernels.linear(matrix, x)
     for num_threads in (1, 2, 3):
@@ -124,10 +128,10 @@ def test_bfloat16_products_are_near_the_true_ones(
     assert ((out - expected).abs() <= 2.0**-8 * expected.abs() + 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_shapes_and_strides_of_the_left_side(kernels: Kernels, int8: bool) -> None:
+@by_format
+def test_shapes_and_strides_of_the_left_side(kernels: Kernels, weight_format: WeightFormat) -> None:
     weight, bias = random_matrix(33, 21)
-    matrix = kernels.pack(weight, bias, int8=int8)
+    matrix = kernels.pack(weight_format(weight), bias)
     x = random_rows(6, 21)
     expected = kernels.linear(matrix, x)
     assert torch.equal(kernels.linear(matrix, x.view(2, 3, 21)), expected.view(2, 3, 33))
@@ -135,6 +139,26 @@ def test_shapes_and_strides_of_the_left_side(kernels: Kernels, int8: bool) -> No
     assert torch.equal(kernels.linear(matrix, torch.cat([x, x], 1)[:, 21:]), expected)
     assert torch.equal(kernels.linear(matrix, x[0]), expected[0])
     assert kernels.linear(matrix, x[:0]).shape == (0, 33)
+
+
+def test_a_weight_that_is_quantized_otherwise_is_refused(kernels: Kernels) -> None:
+    weight = quantize_int8(torch.ones(4, 8))
+    for other in (
+        weight._replace(bits=4),
+        weight._replace(zeros=torch.zeros(4, 1)),
+        weight._replace(scales=torch.ones(4, 2), group=4),
+    ):
+        for pack in (kernels.pack, partial(Int8Linear, bias=None)):
+            with pytest.raises(ValueError, match="int8 products need symmetric 8-bit weights"):
+                pack(other)
+
+
+def test_int8_codes_and_scales_stand_for_the_weight() -> None:
+    weight, _ = random_matrix(70, 77)
+    codes, scales, zeros, group, bits = quantize_int8(weight)
+    assert (zeros, group, bits) == (None, 77, 8)
+    assert codes.abs().amax(1).tolist() == [127] * 70
+    assert ((codes * scales - weight).abs() <= scales / 2 + 1e-6).all()
 
 
 def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from foredraft.engine.cache import KEY_MULTIPLE, Region
 from foredraft.kernels import Kernels, load_kernels, why_none
-from foredraft.model.attention import Pass, Span, attend
+from foredraft.model.attention import AttentionMetadata, attend
+from foredraft.model.batch import Span
 
 
 def read(states: list[Tensor], cuts: list[int], kernels: Kernels | None = None, **options: Any) -> Tensor:
@@ -26,8 +27,8 @@ def read(states: list[Tensor], cuts: list[int], kernels: Kernels | None = None, 
     parts = []
     for start, end in pairwise(ends):
         query, key, value = (state[:, :, start:end] for state in states)
-        reading = Pass([Span(region, 0, end - start, start)], kernels)
-        parts.append(attend(layer, query, key, value, None, reading=reading, **options)[0][0])
+        metadata = AttentionMetadata([Span(region, 0, end - start, start)], kernels=kernels)
+        parts.append(attend(layer, query, key, value, None, attention_metadata=metadata, **options)[0][0])
     return torch.cat(parts)
 
 

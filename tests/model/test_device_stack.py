@@ -4,7 +4,7 @@ interpreter, and without graphs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -13,15 +13,15 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.gpu import Graphs, at_once
 from foredraft.kernels import DrawSpec
-from foredraft.model import LanguageModel, Read
-from foredraft.model.demand import Demand
+from foredraft.model import LanguageModel, Read, WarmUpSizes
 from foredraft.model.device_stack import DeviceStackBody
-from foredraft.model.language_model import Written, write_step_by_step
+from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.probe import probe
 from foredraft.sampling import SamplingParams
 from tests.model.zoo import STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
@@ -89,26 +89,26 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
     assert cache.region(0).tokens == tokens
 
 
-def written(
+def generated(
     model: LanguageModel,
     lens: Sequence[int],
     specs: Sequence[DrawSpec],
     *,
     at_once: bool,
     vocab_size: int = VOCAB_SIZE - 3,
-) -> tuple[Written, KVCache]:
+) -> tuple[Generated, KVCache]:
     """Behind histories of several lengths, the first of which is half read."""
     histories = [random_tokens(9, 1), random_tokens(1, 2), random_tokens(30, 3)][: len(lens)]
     cache = room_for(model, *(len(history) + length for history, length in zip(histories, lens, strict=True)))
     model.read([Read(0, histories[0][:7], 0)], cache)
     reads = [Read(0, histories[0][7:], 1), *(Read(i, own, 1) for i, own in enumerate(histories) if i)]
     if at_once:
-        return model.write(reads, lens, vocab_size, cache, specs), cache
-    return write_step_by_step(model, reads, lens, vocab_size, cache, specs), cache
+        return model.generate(reads, lens, vocab_size, cache, specs), cache
+    return generate_step_by_step(partial(model.read, cache=cache), reads, lens, vocab_size, specs), cache
 
 
 SEEDED = DrawSpec(0.8, keys=[11, -12, 13, 2**62])
-WAYS = {
+SPECS = {
     "greedy": [GREEDY] * 3,
     "of every kind": [SEEDED, GREEDY, drawn(1.5, 0.7, 0.2)],
     "drawn": [drawn(0.8, 0.1, 0.9, 0.4, 0.5), drawn(1.5, 0.7), drawn(0.5, 0.99, 0.01)],
@@ -120,11 +120,11 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("drawn", "drawn 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "mistral"))])
 @pytest.mark.parametrize("specs", ["greedy", "of every kind", *SLOW])
-def test_writing_is_reading_step_by_step(name: str, specs: str) -> None:
+def test_generating_is_reading_step_by_step(name: str, specs: str) -> None:
     model, lens = loaded(name), [4, 1, 2]
-    assert model.body.can_write(WAYS[specs])  # type: ignore[attr-defined]
-    ours, our_cache = written(model, lens, WAYS[specs], at_once=True)
-    theirs, their_cache = written(model, lens, WAYS[specs], at_once=False)
+    assert model.body.can_generate(SPECS[specs])  # type: ignore[attr-defined]
+    ours, our_cache = generated(model, lens, SPECS[specs], at_once=True)
+    theirs, their_cache = generated(model, lens, SPECS[specs], at_once=False)
     assert ours.ids == theirs.ids
     assert (ours.token_probs is None) == (theirs.token_probs is None)
     if ours.token_probs is not None and theirs.token_probs is not None:
@@ -137,22 +137,24 @@ def test_writing_is_reading_step_by_step(name: str, specs: str) -> None:
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
 
 
-def test_laws_are_as_wide_as_the_target() -> None:
+def test_distributions_are_as_wide_as_the_target() -> None:
     """A draft model may know fewer ids."""
     model, specs = loaded("llama"), [GREEDY, drawn(0.8, 0.3)]
-    ours, theirs = (written(model, [1, 1], specs, at_once=once, vocab_size=VOCAB_SIZE + 4)[0] for once in (True, False))
+    ours, theirs = (
+        generated(model, [1, 1], specs, at_once=once, vocab_size=VOCAB_SIZE + 4)[0] for once in (True, False)
+    )
     assert ours.token_probs is not None
     assert theirs.token_probs is not None
     assert ours.token_probs.probs.shape == (1, VOCAB_SIZE + 4)
     assert torch.allclose(ours.token_probs.probs, theirs.token_probs.probs, atol=1e-5)
 
 
-def test_other_ways_take_a_pass_a_token() -> None:
+def test_truncated_specs_take_a_pass_for_each_token() -> None:
     model = loaded("llama")
     for spec in (DrawSpec(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), DrawSpec(0.8, (10, 1.0, 0.0), keys=[1, 2])):
-        assert not model.body.can_write([GREEDY, spec])  # type: ignore[attr-defined]
-        ours, _ = written(model, [2, 2], [GREEDY, spec], at_once=True)
-        theirs, _ = written(model, [2, 2], [GREEDY, spec], at_once=False)
+        assert not model.body.can_generate([GREEDY, spec])  # type: ignore[attr-defined]
+        ours, _ = generated(model, [2, 2], [GREEDY, spec], at_once=True)
+        theirs, _ = generated(model, [2, 2], [GREEDY, spec], at_once=False)
         assert ours.ids == theirs.ids
 
 
@@ -162,10 +164,10 @@ def test_other_ways_take_a_pass_a_token() -> None:
 def test_a_text_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)
-    sound, _ = written(model, [3, 3], [GREEDY, spec], at_once=True)
+    sound, _ = generated(model, [3, 3], [GREEDY, spec], at_once=True)
     poisoned = sound.ids[1][0]
     hf.model.embed_tokens.weight.data[poisoned] = torch.nan
-    ours, _ = written(model, [3, 3], [GREEDY, spec], at_once=True)
+    ours, _ = generated(model, [3, 3], [GREEDY, spec], at_once=True)
     assert ours.ids[1] == [poisoned]
     assert ours.ids[0] == sound.ids[0][: sound.ids[0].index(poisoned) + 1 if poisoned in sound.ids[0] else None]
 
@@ -183,10 +185,10 @@ def test_a_sequence_that_moved_is_found() -> None:
 def test_warming_up_changes_nothing() -> None:
     hf = random_model(STACK_FORMS["llama"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)
-    before, _ = written(model, [4, 1, 2], WAYS["greedy"], at_once=True)
+    before, _ = generated(model, [4, 1, 2], SPECS["greedy"], at_once=True)
     for drafts in (False, True):
-        model.warm_up(Demand(num_spans=2, width=2, vocab_size=VOCAB_SIZE - 3, drafts=drafts))
-    after, _ = written(model, [4, 1, 2], WAYS["greedy"], at_once=True)
+        model.warm_up(WarmUpSizes(max_num_seqs=2, max_tokens=2, vocab_size=VOCAB_SIZE - 3, drafts=drafts))
+    after, _ = generated(model, [4, 1, 2], SPECS["greedy"], at_once=True)
     assert before.ids == after.ids
 
 

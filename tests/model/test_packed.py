@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from foredraft.kernels import linear_int8
+from foredraft.kernels import linear_int8, quantize_int8
 from foredraft.model import EMBEDDED, LoadOptions, load_model
 from foredraft.model.packed import Int8Linear, PackedLinear, int8_is_exact, pack_linears, packs
 
@@ -65,7 +65,7 @@ def test_int8_without_kernels_is_exact_for_any_number_of_rows(bias: bool) -> Non
         weight, shift = torch.randn(n, k, generator=generator), torch.randn(n, generator=generator)
         x = torch.randn(1, 70, k, generator=generator).to(torch.bfloat16)
         x[0, 0], x[0, 1], x[0, 2] = 0.0, 3e38, torch.nan
-        layer = Int8Linear(weight, shift if bias else None)
+        layer = Int8Linear(quantize_int8(weight), shift if bias else None)
         whole = layer(x)
         assert whole.shape == (1, 70, n)
         assert not whole[0, 2].isfinite().any()

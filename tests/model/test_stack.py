@@ -1,4 +1,4 @@
-"""A decoder as one call: the library's logits, the same bits in every company, and tokens written in one call."""
+"""A decoder as one call: the library's logits, the same bits in every batch, and tokens generated in one call."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foredraft.engine.cache import KVCache, MemoryPool, Region
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading
-from foredraft.model.attention import Span
-from foredraft.model.language_model import write_step_by_step
+from foredraft.model.batch import RaggedBatch, Span
+from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
 from foredraft.model.stack import StackBody, has_stack_form, rotation_table
@@ -219,10 +219,21 @@ def test_positions_beyond_the_first_table(rope_type: str, tmp_path: Path) -> Non
     assert torch.equal(read_in_pieces(load_model(directory, BF16), tokens, [600])[0], logits)
 
 
-# Writing
+# Generating
 
 
-def write_both_ways(
+def step_by_step(
+    model: LanguageModel,
+    reads: Sequence[Read],
+    lens: Sequence[int],
+    vocab_size: int,
+    cache: KVCache,
+    specs: Sequence[DrawSpec],
+) -> Generated:
+    return generate_step_by_step(partial(model.read, cache=cache), reads, lens, vocab_size, specs)
+
+
+def generate_both_ways(
     model: LanguageModel, prompts: Sequence[list[int]], lens: Sequence[int], vocab_size: int, held: int = 0
 ) -> list[list[int]]:
     """In one call and step by step, with `held` tokens of each prompt read before; the same in text and cache."""
@@ -234,29 +245,29 @@ def write_both_ways(
         for cache in caches:
             model.read(before, cache)
     greedy = [DrawSpec()] * len(reads)
-    written = model.write(reads, lens, vocab_size, caches[0], greedy).ids
-    assert written == write_step_by_step(model, reads, lens, vocab_size, caches[1], greedy).ids
+    generated = model.generate(reads, lens, vocab_size, caches[0], greedy).ids
+    assert generated == step_by_step(model, reads, lens, vocab_size, caches[1], greedy).ids
     for i, prompt in enumerate(prompts):
         region = caches[0].region(i)
-        assert region.tokens == [*prompt, *written[i][:-1]]
+        assert region.tokens == [*prompt, *generated[i][:-1]]
         assert_same_caches(region, caches[1].region(i))
-    return written
+    return generated
 
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "odd widths"])
-def test_written_tokens_are_those_of_reading_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
+def test_generated_tokens_are_those_of_reading_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     width = model.traits.vocab_size
     prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
     for lens, held in (([1] * 5, 0), ([5, 1, 18, 2, 40], 0), ([33, 1, 1, 1, 1], 5), ([3, 9, 2, 7, 1], 100)):
-        written = write_both_ways(model, prompts, lens, width, held)
-        assert [len(tokens) for tokens in written] == lens
-        narrow = write_both_ways(model, prompts, lens, 17, held)
+        generated = generate_both_ways(model, prompts, lens, width, held)
+        assert [len(tokens) for tokens in generated] == lens
+        narrow = generate_both_ways(model, prompts, lens, 17, held)
         assert max(max(tokens) for tokens in narrow) < 17
-        assert write_both_ways(model, prompts, lens, 10 * width, held) == written
+        assert generate_both_ways(model, prompts, lens, 10 * width, held) == generated
         for i, prompt in enumerate(prompts):
-            assert write_both_ways(model, [prompt], lens[i : i + 1], width, held) == written[i : i + 1]
+            assert generate_both_ways(model, [prompt], lens[i : i + 1], width, held) == generated[i : i + 1]
 
 
 CUTS: list[tuple[int, float, float] | None] = [None, (0, 0.9, 0.0), (7, 1.0, 0.0), (30, 0.8, 0.01)]
@@ -264,10 +275,10 @@ CUTS: list[tuple[int, float, float] | None] = [None, (0, 0.9, 0.0), (7, 1.0, 0.0
 
 @pytest.mark.parametrize("cuts", [*([cut] for cut in CUTS), CUTS], ids=str)
 @pytest.mark.parametrize("name", ["llama", "odd widths"])
-def test_drawn_tokens_come_from_the_laws_that_are_named(
+def test_drawn_tokens_come_from_the_distributions_that_are_returned(
     cuts: list[tuple[int, float, float] | None], name: str, species: Maker
 ) -> None:
-    """Exactly, of the numbers that come back; and those are the laws of the logits, as step by step."""
+    """Exactly, of the numbers that come back; and those are the distributions of the logits, as step by step."""
     model = loaded(species(name))
     lens, vocab_size = [4, 1, 6, 3, 2], 90
     prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
@@ -277,8 +288,8 @@ def test_drawn_tokens_come_from_the_laws_that_are_named(
     specs[3] = DrawSpec(1.3, specs[3].truncation, keys=[5, 6, 7])
     reads = [Read(i, prompt, 1) for i, prompt in enumerate(prompts)]
     ours, theirs = (
-        write(reads, lens, vocab_size, room_for(model, *[64] * 5), specs)
-        for write in (model.write, partial(write_step_by_step, model))
+        generate(reads, lens, vocab_size, room_for(model, *[64] * 5), specs)
+        for generate in (model.generate, partial(step_by_step, model))
     )
     assert ours.ids == theirs.ids
     assert ours.token_probs is not None
@@ -298,65 +309,65 @@ def test_shared_noise_chooses_what_the_sampler_chooses(cut: tuple[int, float, fl
     params = SamplingParams(temperature=1.1, top_k=top_k, top_p=top_p, min_p=min_p, seed=3).resolve({})
     prompt = random_tokens(9)
     row = Row(Sampler(params, prompt, torch.Generator()), prompt)
-    written = model.write([Read(0, prompt, 1)], [12], VOCAB_SIZE, room_for(model, 32), draw_specs([row], [12]))
-    logits, _ = read_in_pieces(model, [*prompt, *written.ids[0][:-1]], [30])
-    rows = [row._replace(drafted=written.ids[0][:i]) for i in range(12)]
-    assert choose(logits[8:], rows).ids.tolist() == written.ids[0]
-    assert written.token_probs is None
+    generated = model.generate([Read(0, prompt, 1)], [12], VOCAB_SIZE, room_for(model, 32), draw_specs([row], [12]))
+    logits, _ = read_in_pieces(model, [*prompt, *generated.ids[0][:-1]], [30])
+    rows = [row._replace(drafted=generated.ids[0][:i]) for i in range(12)]
+    assert choose(logits[8:], rows).ids.tolist() == generated.ids[0]
+    assert generated.token_probs is None
 
 
-def test_writing_on_two_threads(species: Maker) -> None:
+def test_generating_on_two_threads(species: Maker) -> None:
     model = loaded(species("odd widths"))
     prompts, lens = [random_tokens(n, n) for n in (1, 12, 7)], [3, 1, 5]
-    alone = write_both_ways(model, prompts, lens, 101)
+    alone = generate_both_ways(model, prompts, lens, 101)
     torch.set_num_threads(2)
-    assert write_both_ways(model, prompts, lens, 101) == alone
+    assert generate_both_ways(model, prompts, lens, 101) == alone
 
 
-def test_writing_past_the_first_table_of_positions(tmp_path: Path) -> None:
+def test_generating_past_the_first_table_of_positions(tmp_path: Path) -> None:
     directory = long_model(tmp_path, 2048)
     prompts = [random_tokens(n, n) for n in (505, 3, 511, 512)]
     model = load_model(directory, BF16)
-    written = write_both_ways(model, prompts, [30, 4, 2, 1], VOCAB_SIZE)
-    for prompt, tokens in zip(prompts, written, strict=True):
+    generated = generate_both_ways(model, prompts, [30, 4, 2, 1], VOCAB_SIZE)
+    for prompt, tokens in zip(prompts, generated, strict=True):
         again, _ = read_in_pieces(load_model(directory, BF16), [*prompt, *tokens[:-1]], [1000])
         assert again[len(prompt) - 1 :].argmax(-1).tolist() == tokens
 
 
-def test_writing_to_the_end_of_the_context(species: Maker) -> None:
+def test_generating_to_the_end_of_the_context(species: Maker) -> None:
     model = loaded(species("llama"))
     length = model.traits.context_len
-    (written,) = write_both_ways(model, [random_tokens(length - 6)], [7], VOCAB_SIZE)
-    assert len(written) == 7
+    (generated,) = generate_both_ways(model, [random_tokens(length - 6)], [7], VOCAB_SIZE)
+    assert len(generated) == 7
 
 
-def test_no_more_is_written_than_room_was_made_for(species: Maker) -> None:
+def test_no_more_is_generated_than_there_is_room_for(species: Maker) -> None:
     model = loaded(species("llama"))
     cache = room_for(model, 64)
     with pytest.raises(RuntimeError, match="no room"):
-        model.write([Read(0, [1] * 60, 1)], [6], VOCAB_SIZE, cache, [DrawSpec()])
+        model.generate([Read(0, [1] * 60, 1)], [6], VOCAB_SIZE, cache, [DrawSpec()])
     assert cache.region(0).tokens == []
 
 
 def test_nan_ends_the_tokens_of_its_sequence_alone(species: Maker) -> None:
-    """A token whose embedding is NaN is written, and nothing behind it."""
+    """A token whose embedding is NaN is generated, and nothing after it."""
     model = load_model(species("llama"), BF16)
     prompts = [random_tokens(n, n) for n in (11, 5)]
     lens = [12, 12]
-    first, second = write_both_ways(model, prompts, lens, VOCAB_SIZE)
+    first, second = generate_both_ways(model, prompts, lens, VOCAB_SIZE)
     place = next(
         i for i, token in enumerate(first) if i > 1 and token not in {*prompts[0], *prompts[1], *second, *first[:i]}
     )
     model.hf.get_input_embeddings().weight.data[first[place]] = torch.nan
     cache = room_for(model, 32, 32)
     reads = [Read(i, prompt, 1) for i, prompt in enumerate(prompts)]
-    assert model.write(reads, lens, VOCAB_SIZE, cache, [DrawSpec()] * 2).ids == [first[: place + 1], second]
+    assert model.generate(reads, lens, VOCAB_SIZE, cache, [DrawSpec()] * 2).ids == [first[: place + 1], second]
     assert cache.region(1).tokens == [*prompts[1], *second[:-1]]
     held = cache.region(0).tokens
     assert held == [*prompts[0], *first[: place + 1]][: len(held)]
     assert len(held) >= len(prompts[0]) + place
     poisoned = [first[place]]
-    assert model.write([Read(2, poisoned, 1)], [3], VOCAB_SIZE, _with_room(cache, 2), [DrawSpec()]).ids == [[]]
+    assert model.generate([Read(2, poisoned, 1)], [3], VOCAB_SIZE, _with_room(cache, 2), [DrawSpec()]).ids == [[]]
 
 
 def _with_room(cache: KVCache, seq_id: int) -> KVCache:
@@ -414,6 +425,6 @@ def test_rows_that_are_not_there_are_refused(species: Maker) -> None:
     spans = [Span(cache.region(0), 0, 2, 0)]
     for wanted in ([2], [-1]):
         with pytest.raises(ValueError, match="rows go from 0 to 1"):
-            model.body([1, 2], [0, 1], wanted, spans)
+            model.body(RaggedBatch([1, 2], [0, 1], [0, 1], spans, wanted))
     with pytest.raises(RuntimeError, match="sequence 0: 3 rows of logits are wanted of 2 tokens"):
         model.read([Read(0, [1, 2], 3)], cache)

@@ -159,7 +159,7 @@ class DraftModelDrafter:
             lens = [draft.max_len for draft in group]
             specs = draw_specs([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
-            written = self._model.write(reads, lens, self._vocab_size, self._cache, specs)
+            written = self._model.generate(reads, lens, self._vocab_size, self._cache, specs)
             first = _num_rows(token_probs)
             own = 0  # the first law of this draft, among those of this pass
             for draft, ids, spec in zip(group, written.ids, specs, strict=True):

@@ -1,10 +1,10 @@
-"""Keys and values of sequences; knows whose tokens it holds, and what they cost.
+"""Keys and values of sequences, the tokens they belong to, and the memory they take.
 
-One region per sequence. A region grows by doubling, so nothing is copied per step; whatever follows the tokens it is
-said to hold is garbage that the next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
+One region per sequence. A region grows by doubling, so nothing is copied per step; what follows its tokens is garbage that the
+next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
 
-Who begins like another copies the common keys and values, of one that runs or of one that ended and whose region was
-retained. What is retained is given up, least recently used first, when its memory is needed.
+A sequence copies the keys and values of a common prefix from another one that runs, or that ended and whose region was retained.
+Retained regions are evicted, least recently used first, when their memory is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
@@ -27,14 +28,14 @@ _Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class Evictable(Protocol):
-    """Who holds memory that can be done without."""
+    """A holder of memory that can be freed when others need it."""
 
     @property
     def bytes_retained(self) -> int: ...
 
     @property
     def least_recent_use(self) -> int | None:
-        """When the least recently used of it was used, by the pool's clock; None if there is none."""
+        """When the least recently used part was used, by the pool's clock; None if nothing is retained."""
 
     def evict_oldest(self) -> None: ...
 
@@ -42,7 +43,7 @@ class Evictable(Protocol):
 class MemoryPool:
     """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
 
-    spares: what they retain is given up where there is too little, the least recently used of all of them first.
+    evictables: what they retain is evicted when memory is short, the least recently used of all of them first.
     """
 
     def __init__(self, total: int) -> None:
@@ -57,20 +58,20 @@ class MemoryPool:
 
     @property
     def bytes_retained(self) -> int:
-        """Of what is used, what can be done without."""
+        """The part of `used` that can be evicted."""
         return sum(evictable.bytes_retained for evictable in self.evictables)
 
     @property
     def available(self) -> int:
-        """What can be taken: what is free, and what is retained."""
+        """Bytes that can be taken: free or retained."""
         return self.free + self.bytes_retained
 
     def tick(self) -> int:
-        """The time, which is later at every call."""
+        """The time, which grows with every call."""
         return next(self._clock)
 
     def take(self, amount: int) -> bool:
-        """False, and nothing given up, if there is not so much."""
+        """Take `amount` bytes, evicting as needed. False, and nothing evicted, if there are not that many."""
         if amount > self.free:
             if amount > self.available:
                 return False
@@ -81,9 +82,8 @@ class MemoryPool:
 
     def _evict_oldest(self) -> None:
         uses = ((evictable.least_recent_use, evictable) for evictable in self.evictables)
-        min(((use, evictable) for use, evictable in uses if use is not None), key=lambda found: found[0])[
-            1
-        ].evict_oldest()
+        candidates = [(use, evictable) for use, evictable in uses if use is not None]
+        min(candidates, key=lambda candidate: candidate[0])[1].evict_oldest()
 
     def give(self, amount: int) -> None:
         if amount > self.used:
@@ -112,24 +112,30 @@ class Region:
     def bytes_per_token(self) -> int:
         return sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._layers.values() for t in pair)
 
-    def write(self, layer: int, key: Tensor, value: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Put new keys and values at positions start.. and give all there are, padded to KEY_MULTIPLE.
+    def write(
+        self, layer: int, key: Tensor, value: Tensor, start: int, slots: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of positions start .. and return those of all positions, in order, padded to KEY_MULTIPLE.
 
-        key: [H, R, Dk], value: [H, R, Dv] -> views [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next
-        write. What lies behind start + R is finite and must be masked.
+        key: [H, R, Dk], value: [H, R, Dv]. slots: [R], where the new rows go; None: at their positions. Positions before start lie
+        at the slots of the same numbers.
+        -> [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next write; views, unless there are slots. What lies
+        behind start + R is finite and must be masked.
         """
         end = start + key.shape[1]
         if layer not in self._layers:
             self._layers[layer] = (self._blank(key), self._blank(value))
         keys, values = self._layers[layer]
+        padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
+        if slots is not None:
+            return _scatter(keys, key, start, slots, padded), _scatter(values, value, start, slots, padded)
         keys[:, start:end] = key
         values[:, start:end] = value
-        padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
         return keys[:, :padded], values[:, :padded]
 
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
-        """For a reader that writes by itself: where the keys and the values [H, capacity, D] of layers 0.. begin,
-        [num_layers, 2], valid until the next resize. like: [H, *, D], of what they are to be and where."""
+        """For kernels that write by themselves: the addresses of the keys and the values [H, capacity, D] of layers 0..,
+        [num_layers * 2], valid until the next resize. like: [H, *, D], with their dtype and device."""
         if self._addresses is None:
             for layer in range(num_layers):
                 if layer not in self._layers:
@@ -144,8 +150,8 @@ class Region:
         return keys[:, : len(self.tokens)], values[:, : len(self.tokens)]
 
     def keep_prefix_of(self, wanted: Sequence[int], at_most: int | None = None) -> int:
-        """Forget everything after the common prefix with `wanted` (and after at_most tokens); say how many tokens of
-        wanted are still to be computed. Absolute and idempotent.
+        """Forget everything after the common prefix with `wanted`, and after at_most tokens -> how many tokens of wanted are
+        still to be computed. Absolute and idempotent.
 
         `wanted` may have grown since the last call but must not have changed: what was compared once is not compared
         again, so the cost is O(new tokens).
@@ -232,7 +238,7 @@ class KVCache:
         return self.region(seq_id).keep_prefix_of(wanted, at_most)
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Room for this many tokens of a sequence; what is retained is given up for it, least recently used first.
+        """Make room for this many tokens of a sequence, evicting retained regions as needed, least recently used first.
 
         False leaves everything as it was.
         """
@@ -243,12 +249,12 @@ class KVCache:
         return self._grow(region, generous) or self._grow(region, _rounded(num_tokens))
 
     def num_shared(self, wanted: Sequence[int]) -> int:
-        """How many tokens a sequence that begins now would find."""
+        """How many of these tokens the cache could share with a sequence that begins now."""
         return self._longest_match(wanted)[1]
 
     def start(self, seq_id: int, wanted: Sequence[int]) -> int:
-        """Begin a sequence with what another one holds of its beginning, if there is room for it; later ones may find
-        what it holds. -> how many tokens it holds now; never the last of wanted, which is to be read in any case.
+        """Begin a sequence with what another one holds of its prefix, if there is room; later ones may share what it holds.
+        -> how many tokens it holds now; never the last of wanted, which is always read.
 
         A retained region that `wanted` continues is taken over whole; otherwise the common prefix is copied.
         """
@@ -268,8 +274,8 @@ class KVCache:
         return self.num_held(seq_id)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """Keep an ended sequence's region for one that begins like it, until the room is needed: what it holds of the
-        history and nothing else, and only if no other region holds that too."""
+        """Keep an ended sequence's region for sequences with the same prefix, until its memory is needed: only what it holds of
+        the history, and only if no other region holds that too."""
         region = self._regions.pop(seq_id, None)
         self._sharing.discard(seq_id)
         if region is not None:
@@ -282,7 +288,7 @@ class KVCache:
             self._sharing.discard(seq_id)
 
     def evict_oldest(self) -> None:
-        """Give up the least recently used of the retained regions, of which there must be one."""
+        """Free the least recently used of the retained regions, of which there must be one."""
         region = next(iter(self._retained))
         self._take_out(region)
         self._release(region)
@@ -292,7 +298,7 @@ class KVCache:
             self.evict_oldest()
 
     def _put_in(self, region: Region) -> None:
-        """Into what is retained, unless another region says the same and more; then that one was used now."""
+        """Retain a region, unless a retained one holds the same tokens and more; that one counts as used now."""
         displaced = self._index.add(region.tokens, region)
         if displaced is not None and displaced is not region:
             self._unlist(displaced)
@@ -320,7 +326,7 @@ class KVCache:
         self._retained_capacity -= region.capacity
 
     def _reserve_with_slack(self, seq_id: int, num_tokens: int) -> bool:
-        """The first draft tokens should not make it move."""
+        """Reserve a little more, so that the first draft tokens do not make the region move."""
         with_slack = min(num_tokens + _FIRST_CAPACITY, max(self.max_len, num_tokens))
         return self.reserve(seq_id, with_slack) or self.reserve(seq_id, num_tokens)
 
@@ -340,7 +346,7 @@ class KVCache:
             self.pool.give(region.capacity * self.bytes_per_token)
 
     def _longest_match(self, wanted: Sequence[int]) -> tuple[Region | None, int]:
-        """Who holds most of wanted, its last token aside, and how much: at least a block."""
+        """The region that holds most of wanted without its last token, and how many: at least a block, or (None, 0)."""
         limit = len(wanted) - 1
         best, length = self._index.find(wanted), 0
         if best is not None:
@@ -353,6 +359,17 @@ class KVCache:
                 if common > length:
                     best, length = region, common
         return (best, length) if length >= BLOCK else (None, 0)
+
+
+def _scatter(held: Tensor, new: Tensor, start: int, slots: Sequence[int], padded: int) -> Tensor:
+    """Write rows to these slots -> a copy of all rows in order of position, padded with zeros. held: [H, capacity, D], new:
+    [H, R, D]"""
+    index = torch.tensor(slots, device=held.device)
+    held[:, index] = new
+    ordered = held.new_zeros(held.shape[0], padded, held.shape[2])
+    ordered[:, :start] = held[:, :start]
+    ordered[:, start : start + len(slots)] = new
+    return ordered
 
 
 def _moved(layers: _Layers, held: int, capacity: int) -> _Layers:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Noise(IntEnum):
-    """What the tokens that a model goes on to are chosen with, at most: nothing, where all are the likeliest; noise of their
-    own; or noise that another's choice hears too."""
+    """What tokens are generated with, at most: nothing, if all are the likeliest; uniform numbers; or noise that drafter and verifier
+    share."""
 
     NONE = 0
     OWN = 1
@@ -17,19 +17,20 @@ class Noise(IntEnum):
 
 
 class Bucket(NamedTuple):
-    """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are given. depth: tokens that the model
-    goes on to write by itself; 0 where it only reads. noise: what they are chosen with."""
+    """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are computed. depth: tokens that the model
+    generates; 0 if it only reads. noise: what they are chosen with. is_contiguous: whether every row's slot is its position."""
 
     num_rows: int
     num_spans: int
     num_wanted: int
     depth: int = 0
     noise: Noise = Noise.NONE
+    is_contiguous: bool = True
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is worth a graph: decoding, verification and a draft in the middle of a text. Prompts come in too many
-        sizes, and take the device longer than their launches take the processor."""
+        """Whether it is worth a graph, as decoding, verification and drafting are. Prompts come in too many sizes, and take the device
+        longer than their launches take the processor."""
         if self.depth:
             return self.num_rows <= 2 * self.num_spans
         return self.num_wanted == self.num_rows <= min(_MOST_GRAPH_ROWS, _MOST_WIDTH * self.num_spans)
@@ -38,30 +39,38 @@ class Bucket(NamedTuple):
 _MOST_GRAPH_ROWS, _MOST_WIDTH = 512, 32
 
 
-def bucket_for(num_rows: int, num_spans: int, num_wanted: int, depth: int = 0, noise: Noise = Noise.NONE) -> Bucket:
+def bucket_for(
+    num_rows: int,
+    num_spans: int,
+    num_wanted: int,
+    depth: int = 0,
+    noise: Noise = Noise.NONE,
+    *,
+    is_contiguous: bool = True,
+) -> Bucket:
     """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
     most; a model's pass is paid by its weights up to far more rows than that."""
     rows = _power(num_rows)
     # decoding and verification want all of their rows: of those there are few sizes
     wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
-    return Bucket(rows, _power(num_spans), wanted, depth, noise)
+    return Bucket(rows, _power(num_spans), wanted, depth, noise, is_contiguous)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
     """Every bucket that plain decoding and verification of up to max_spans sequences, with up to max_width rows each,
     come to; the smallest first."""
-    found = {
+    buckets = {
         bucket_for(spans * width, spans, spans * width)
         for spans in _sizes(max_spans)
         for width in range(1, max_width + 1)
     }
-    yield from sorted(bucket for bucket in found if bucket.is_graph)
+    yield from sorted(bucket for bucket in buckets if bucket.is_graph)
 
 
 def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
-    """The same of a draft model that writes up to max_depth tokens: behind a full acceptance it has two to read. What it
-    cannot write by itself it writes a pass a token; shared noise is met when it comes."""
-    found = {
+    """The same for a draft model that generates up to max_depth tokens; after a full acceptance it has two to read. What it cannot
+    generate in one call takes a pass for each token. Buckets with shared noise are captured when they are first used."""
+    buckets = {
         bucket_for(spans * unread, spans, spans, depth, noise)
         for spans in _sizes(max_spans)
         for unread in (1, 2)
@@ -69,7 +78,7 @@ def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
         for noise in (Noise.NONE, Noise.OWN)
     }
     yield from verification_buckets(max_spans, 1)
-    yield from sorted(bucket for bucket in found if bucket.is_graph)
+    yield from sorted(bucket for bucket in buckets if bucket.is_graph)
 
 
 def _sizes(most: int) -> Iterator[int]:

@@ -1,39 +1,29 @@
-"""What a pass is told, in memory that stays where it is: a graph reads it there whenever it is replayed."""
+"""The inputs of a pass, in memory that stays where it is: a graph reads it there whenever it is replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foredraft.gpu.buckets import Bucket, Noise
-from foredraft.kernels import DrawSpec
+from foredraft.kernels import DrawSpec, StackBatch
 
 NO_SPAN = -1
-"""Of a row that fills up a bucket: it belongs to no sequence, stores nothing and reads nothing."""
-
+"""The span of a padding row: it belongs to no sequence, stores nothing and reads nothing."""
 
 BY_KEY = -1.0
-"""In the place of a uniform number: the token hears shared noise."""
-
-
-class SpanPlace(NamedTuple):
-    """Rows first_row .. of a pass belong to one sequence. stores: where its keys and its values [H, capacity, D] of each
-    layer lie, [layers * 2]."""
-
-    first_row: int
-    num_rows: int
-    capacity: int
-    stores: Sequence[int]
+"""In place of a uniform number: the token is chosen with shared noise."""
 
 
 class Inputs:
     """Of one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
-    all int64. temperatures: [spans] and uniforms [depth, spans] float64, of the tokens that the model goes on to, BY_KEY where
-    noise is shared; keys: [depth, spans] int64, its keys, or None where the bucket has none."""
+    all int64. temperatures: [spans] and uniforms [depth, spans] float64, of generated tokens, BY_KEY where noise is shared; keys:
+    [depth, spans] int64, its keys, or None if the bucket has none. slots: [rows], starts and first_rows: [spans] int64, or None
+    if the bucket is contiguous."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
@@ -53,29 +43,47 @@ class Inputs:
             self._shared = PinnedBuffer(noise_sizes[1:], torch.int64, device)
             self.keys = self._shared.device_parts(noise_sizes[1:])[0].view(bucket.depth, spans)
             self._key_part = self._shared.host_parts(noise_sizes[1:])[0]
-        self.fill([], [], [], [])
+        self.slots: Tensor | None = None
+        self.starts: Tensor | None = None
+        self.first_rows: Tensor | None = None
+        if not bucket.is_contiguous:
+            slot_sizes = [rows, spans, spans]
+            self._slots = PinnedBuffer(slot_sizes, torch.int64, device)
+            self.slots, self.starts, self.first_rows = self._slots.device_parts(slot_sizes)
+            self._slot_parts = self._slots.host_parts(slot_sizes)
+        self.fill(StackBatch([], [], None if bucket.is_contiguous else [], [], []))
 
-    def fill(
-        self, ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[SpanPlace]
-    ) -> None:
-        """One copy to the device. What the bucket has beyond this pass belongs to no sequence."""
+    def fill(self, batch: StackBatch) -> None:
+        """Copy a batch to the device. What the bucket has beyond it becomes padding."""
         self._whole.wait()
-        own_ids, own_positions, row_spans, own_wanted, capacities, stores = self._parts
-        for part, numbers in ((own_ids, ids), (own_positions, positions), (own_wanted, wanted)):
+        ids, positions, row_spans, wanted, capacities, stores = self._parts
+        for part, numbers in ((ids, batch.ids), (positions, batch.positions), (wanted, batch.wanted)):
             part[: len(numbers)] = numbers
             part[len(numbers) :] = 0
         row_spans[:] = NO_SPAN
         capacities[:] = 0
         by_span = stores.reshape(-1, self.bucket.num_spans, 2)
-        for index, span in enumerate(spans):
+        for index, span in enumerate(batch.spans):
             row_spans[span.first_row : span.first_row + span.num_rows] = index
             capacities[index] = span.capacity
             by_span[:, index] = np.asarray(span.stores).reshape(-1, 2)
-        by_span[:, len(spans) :] = 0
+        by_span[:, len(batch.spans) :] = 0
         self._whole.send()
+        if batch.slots is not None:
+            self._fill_slots(batch, batch.slots)
+
+    def _fill_slots(self, batch: StackBatch, slots: Sequence[int]) -> None:
+        self._slots.wait()
+        row_slots, starts, first_rows = self._slot_parts
+        for part in self._slot_parts:
+            part[:] = 0
+        row_slots[: len(slots)] = slots
+        starts[: len(batch.spans)] = [span.start for span in batch.spans]
+        first_rows[: len(batch.spans)] = [span.first_row for span in batch.spans]
+        self._slots.send()
 
     def fill_noise(self, specs: Sequence[DrawSpec]) -> None:
-        """ways: of each span, with noise for as many tokens as it is to write."""
+        """specs: of each span, with noise for every token that it generates."""
         self._noise.wait()
         temperatures, uniforms = self._noise_parts
         temperatures[:], uniforms[:] = 0.0, 0.0

@@ -51,7 +51,7 @@ def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: fl
 
 def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape) -> Tensor:
     """Rotary embedding (arXiv:2104.09864) of queries and keys, normed before where the layer does that; keys and values go
-    to their places in the cache. qkv: [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]"""
+    to their slots in the cache. qkv: [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]"""
     num_rows = qkv.shape[0]
     queries = qkv.new_empty(num_rows, shape.num_heads, shape.head_dim)
     programs.rotate_and_store[(num_rows, shape.num_heads + 2 * shape.num_kv_heads)](
@@ -65,12 +65,14 @@ def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer
         shape.sin,
         qkv if layer.q_norm is None else layer.q_norm,
         qkv if layer.k_norm is None else layer.k_norm,
+        inputs.positions if inputs.slots is None else inputs.slots,
         shape.cos.shape[0],
         shape.epsilon,
         HEADS=shape.num_heads,
         KV_HEADS=shape.num_kv_heads,
         HALF=shape.head_dim // 2,
         HAS_NORM=layer.q_norm is not None,
+        HAS_SLOTS=inputs.slots is not None,
         BLOCK=triton.next_power_of_2(shape.head_dim // 2),
     )
     return queries
@@ -102,12 +104,16 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
         inputs.row_spans,
         inputs.stores[index],
         inputs.capacities,
+        inputs.positions if inputs.slots is None else inputs.slots,
+        inputs.positions if inputs.starts is None else inputs.starts,
+        inputs.positions if inputs.first_rows is None else inputs.first_rows,
         shape.scale,
         layer.window,
         GROUPS=groups,
         KV_HEADS=shape.num_kv_heads,
         WIDTH=shape.head_dim,
         PARTS=parts,
+        HAS_SLOTS=inputs.slots is not None,
         BLOCK_G=max(16, triton.next_power_of_2(groups)),
         BLOCK_D=width,
         BLOCK_N=max(16, min(64, _WIDEST_KEYS // (width * queries.element_size()))),

@@ -1,5 +1,5 @@
-"""One pass of a decoder over static inputs, and the loop in which a draft model goes on by itself. Nothing in here waits for
-the device or reads a number back, so that all of it can be captured."""
+"""One pass of a decoder over static inputs, and the loop in which a draft model generates. Nothing in here waits for the device or
+reads a number back, so that all of it can be captured."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read(stack: DeviceStack, inputs: Inputs, arithmetic: Arithmetic) -> Tensor:
     return product(normed[inputs.wanted], stack.head)
 
 
-def write(
+def generate(
     stack: DeviceStack,
     inputs: Inputs,
     step: Inputs,
@@ -71,9 +71,9 @@ def write(
     arithmetic: Arithmetic,
     token_probs: Tensor | None = None,
 ) -> Tensor:
-    """Read, and go on: bucket.depth tokens of the first vocab_size ids behind each span. step: inputs of a row for each
-    span, which are filled here. laws: where any is drawn, [depth, spans, V] float32, written to (rows at temperature 0 are
-    of no use). -> ids [depth, spans], -1 where a row is no law (NaN)"""
+    """Read, and generate bucket.depth tokens of the first vocab_size ids after each span. step: inputs with a row for each span,
+    which are filled here. token_probs: if any token is drawn, [depth, spans, V] float32, where their distributions are written
+    (rows at temperature 0 mean nothing). -> ids [depth, spans], -1 where a row has a NaN"""
     bucket = inputs.bucket
     last = inputs.wanted[: bucket.num_spans]
     spans = torch.arange(bucket.num_spans, device=last.device)
@@ -90,24 +90,24 @@ def write(
             step.positions.add_(1)
             logits = read(stack, step, arithmetic)[:, :vocab_size]
         if token_probs is None:
-            ids.append(likeliest(logits))
+            ids.append(argmax(logits))
         else:
             keys = None if inputs.keys is None else inputs.keys[place]
-            chosen, law = drawn(logits, inputs.temperatures, inputs.uniforms[place], keys)
-            token_probs[place].copy_(law)
+            chosen, probs = draw(logits, inputs.temperatures, inputs.uniforms[place], keys)
+            token_probs[place].copy_(probs)
             ids.append(chosen)
     return torch.stack(ids)
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """[R, V] -> ids [R], -1 where there is a NaN"""
     ids = logits.argmax(-1)  # of NaN, if there is one
     return torch.where(logits.gather(1, ids[:, None])[:, 0].isnan(), -1, ids)
 
 
-def drawn(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """From softmax(logits / T), or the likeliest where T is 0. logits: [R, V], temperatures, uniforms: [R] float64; keys: [R]
-    int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; laws [R, V] float32"""
+    int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; probabilities [R, V] float32"""
     is_greedy = temperatures == 0
     token_probs = tempered(logits, torch.where(is_greedy, 1.0, temperatures))
     ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(token_probs, uniforms.clamp(min=0)))

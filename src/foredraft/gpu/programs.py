@@ -48,12 +48,14 @@ def rotate_and_store(
     sin,
     q_norm,
     k_norm,
+    slots,
     num_positions,
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -89,10 +91,13 @@ def rotate_and_store(
         span = tl.load(row_spans + row)
         if span >= 0:
             capacity = tl.load(capacities + span)
-            if position < capacity:
+            slot = position
+            if HAS_SLOTS:
+                slot = tl.load(slots + row)
+            if slot < capacity:
                 is_value = (head - HEADS) // KV_HEADS
                 store = tl.load(stores + span * 2 + is_value).to(tl.pointer_type(element))
-                goal = store + (((head - HEADS) % KV_HEADS) * capacity + position) * (2 * HALF)
+                goal = store + (((head - HEADS) % KV_HEADS) * capacity + slot) * (2 * HALF)
                 tl.store(goal + places, low.to(element), mask=inside)
                 tl.store(goal + HALF + places, high.to(element), mask=inside)
 
@@ -107,12 +112,16 @@ def attend(
     row_spans,
     stores,
     capacities,
+    slots,
+    starts,
+    first_rows,
     scale,
     window,
     GROUPS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -121,21 +130,21 @@ def attend(
     element = queries.dtype.element_ty
     group, wide = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     of_head = row.to(tl.int64) * KV_HEADS + head
-    own = of_head * GROUPS + group
-    own_mask = (group[:, None] < GROUPS) & (wide[None, :] < WIDTH)
+    heads = of_head * GROUPS + group
+    head_mask = (group[:, None] < GROUPS) & (wide[None, :] < WIDTH)
     span = tl.load(row_spans + row)
     if span < 0:
         if part == 0:
             nothing = tl.zeros((BLOCK_G, BLOCK_D), element)
-            tl.store(out + own[:, None] * WIDTH + wide[None, :], nothing, mask=own_mask)
+            tl.store(out + heads[:, None] * WIDTH + wide[None, :], nothing, mask=head_mask)
     else:
         capacity = tl.load(capacities + span)
-        # whoever allocates aligns; without a word of it each number would be loaded by itself
+        # allocations are aligned; without this hint each number would be loaded by itself
         keys = tl.multiple_of(tl.load(stores + span * 2).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
         values = (
             tl.multiple_of(tl.load(stores + span * 2 + 1).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
         )
-        # what goes on past its room, behind a shorter draft, is of no consequence, and must not read on either
+        # a shorter draft of the batch generates past its capacity: the result is not used, but it must not read there
         end = tl.minimum(tl.load(positions + row) + 1, capacity)
         start = end * 0
         if window > 0:
@@ -144,7 +153,7 @@ def attend(
         first_block = start // BLOCK_N
         num_blocks = tl.cdiv(tl.cdiv(end, BLOCK_N) - first_block, PARTS)
         first_key = (first_block + part * num_blocks) * BLOCK_N
-        query = tl.load(queries + own[:, None] * WIDTH + wide[None, :], mask=own_mask, other=0.0)
+        query = tl.load(queries + heads[:, None] * WIDTH + wide[None, :], mask=head_mask, other=0.0)
         best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
         read = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -152,21 +161,27 @@ def attend(
             place = first + tl.arange(0, BLOCK_N)
             seen = (place >= start) & (place < end)
             mask = seen[:, None] & (wide[None, :] < WIDTH)
-            key = tl.load(keys + place[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
+            slot = place
+            if HAS_SLOTS:
+                cached = tl.load(starts + span)
+                new = slots + tl.load(first_rows + span) + place - cached
+                slot = tl.load(new, mask=seen & (place >= cached), other=0)
+                slot = tl.where(place < cached, place, slot)
+            key = tl.load(keys + slot[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(best, tl.max(scores, axis=1))
             shrunk = tl.exp(best - higher)
             weights = tl.exp(scores - higher[:, None])
             total = total * shrunk + tl.sum(weights, axis=1)
-            value = tl.load(values + place[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
+            value = tl.load(values + slot[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)
             read = read * shrunk[:, None] + tl.dot(weights.to(element), value, input_precision="ieee")
             best = higher
         if PARTS == 1:
-            tl.store(out + own[:, None] * WIDTH + wide[None, :], (read / total[:, None]).to(element), mask=own_mask)
+            tl.store(out + heads[:, None] * WIDTH + wide[None, :], (read / total[:, None]).to(element), mask=head_mask)
         else:
             place = (of_head * PARTS + part) * GROUPS + group
-            tl.store(reads + place[:, None] * WIDTH + wide[None, :], read, mask=own_mask)
+            tl.store(reads + place[:, None] * WIDTH + wide[None, :], read, mask=head_mask)
             tl.store(sums + 2 * place, best, mask=group < GROUPS)
             tl.store(sums + 2 * place + 1, total, mask=group < GROUPS)
 

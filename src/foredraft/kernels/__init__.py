@@ -3,39 +3,42 @@
 Where there is no compiler, or the processor lacks what they need, `load_kernels` gives None and PyTorch's own kernels run.
 """
 
-from foredraft.kernels.layout import (
-    RULES,
-    AttentionShape,
-    DrawSpec,
-    PackedMatrix,
-    Stack,
-    StackLayer,
-    StackPass,
-    StackSpan,
-    VerificationBatch,
-    VerificationResult,
-    interleaved,
-    quantised,
-)
+from foredraft.kernels.decoder import AttentionShape, CacheSpan, Stack, StackBatch, StackLayer
 from foredraft.kernels.native import Kernels
+from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
 from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
+from foredraft.kernels.weights import (
+    PackedMatrix,
+    QuantizedWeight,
+    Weight,
+    WeightFormat,
+    check_channelwise_int8,
+    interleaved,
+    quantize_int8,
+    unquantized,
+)
 
 __all__ = [
     "RULES",
     "AttentionShape",
+    "CacheSpan",
     "DrawSpec",
     "Kernels",
     "PackedMatrix",
+    "QuantizedWeight",
     "Stack",
+    "StackBatch",
     "StackLayer",
-    "StackPass",
-    "StackSpan",
     "VerificationBatch",
     "VerificationResult",
+    "Weight",
+    "WeightFormat",
+    "check_channelwise_int8",
     "interleaved",
     "is_int8_exact",
     "linear_int8",
     "load_kernels",
-    "quantised",
+    "quantize_int8",
+    "unquantized",
     "why_none",
 ]

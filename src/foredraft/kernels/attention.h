@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "structs.h"
 #include "team.h"
@@ -20,6 +21,22 @@ struct Query {
     const float* sink;
 };
 
+// Positions below this one have their keys and values at the slot of that number.
+int64_t num_contiguous(const AttentionCall& call, int64_t num_keys) {
+    return call.slots == nullptr ? num_keys : std::min(call.start, num_keys);
+}
+
+// A copy of the sixteen keys from position `first` on, where slots are not in order of position. Valid until the next call.
+const uint16_t* collect_keys(const AttentionCall& call, const uint16_t* keys, int64_t first, int64_t num_keys) {
+    thread_local std::vector<uint16_t> block;
+    block.assign(16 * call.key_dim, 0);
+    for (int64_t j = first; j < std::min(first + 16, num_keys); j++) {
+        const int64_t slot = j < call.start ? j : call.slots[j - call.start];
+        std::copy_n(keys + slot * call.key_dim, call.key_dim, block.begin() + (j - first) * call.key_dim);
+    }
+    return block.data();
+}
+
 // scores, then weights in their place; returns 1 / sum
 float softmax_scores(const AttentionCall& call, const Query& query, const uint16_t* keys, int64_t first_key, int64_t num_keys) {
     const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -27,7 +44,9 @@ float softmax_scores(const AttentionCall& call, const Query& query, const uint16
     const int64_t earliest = call.window ? query.position - call.window + 1 : 0;
     F32x16 largest = hidden;
     for (int64_t j = first_key; j < num_keys; j += 16) {
-        F32x16 s = mul_ps(score_block(query.from, keys + j * call.key_dim, call.key_dim), set1_ps(call.scale));
+        const bool is_contiguous = call.slots == nullptr || j + 16 <= call.start;
+        const uint16_t* block = is_contiguous ? keys + j * call.key_dim : collect_keys(call, keys, j, num_keys);
+        F32x16 s = mul_ps(score_block(query.from, block, call.key_dim), set1_ps(call.scale));
         if (call.softcap > 0) {
             alignas(ALIGN) float each[16];
             store_ps(each, s);
@@ -70,16 +89,19 @@ void weighted_sum(const AttentionCall& call, const Query* queries, const float* 
     }
     int64_t seen_by_all = num_keys;
     for (int q = 0; q < Q; q++) seen_by_all = std::min(seen_by_all, queries[q].position + 1);
-    for (int64_t j = first_key; j < num_keys; j++) {
+    const auto add = [&](int64_t j, int64_t slot) __attribute__((always_inline)) {
         F32x16 v[4];
-        for (int p = 0; p < 4; p++) v[p] = load_bf16(values + j * call.value_dim + column + 16 * p, masks[p]);
+        for (int p = 0; p < 4; p++) v[p] = load_bf16(values + slot * call.value_dim + column + 16 * p, masks[p]);
         for (int q = 0; q < Q; q++) {
             // a weight of zero is not enough: a later row's value may be NaN
             if (j >= seen_by_all && j > queries[q].position) continue;
             const F32x16 w = set1_ps(queries[q].scores[j]);
             for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
         }
-    }
+    };
+    const int64_t contiguous = num_contiguous(call, num_keys);
+    for (int64_t j = first_key; j < contiguous; j++) add(j, j);
+    for (int64_t j = std::max(first_key, contiguous); j < num_keys; j++) add(j, call.slots[j - call.start]);
     for (int q = 0; q < Q; q++)
         for (int p = 0; p < 4; p++) store_ps(out[q] + 16 * p, mul_ps(sums[q][p], set1_ps(inverse[q])));
 }

@@ -17,7 +17,7 @@ INSTRUCTIONS = {
     "avx512": tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
     "avx2": ("-mavx2",),
 }
-"""What the kernels can be compiled for, the fastest first, and how a compiler is told."""
+"""What the kernels can be compiled for, the fastest first, and the compiler's flags for it."""
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
@@ -56,9 +56,9 @@ def library(instructions: str, cache: Path | None = None) -> Path:
 
 def _compiler() -> str:
     for name in filter(None, (os.environ.get("CXX"), *_COMPILERS)):
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        compiler = shutil.which(name)
+        if compiler is not None:
+            return compiler
     raise BuildError("no C++ compiler was found: install g++, or set CXX")
 
 
@@ -69,7 +69,7 @@ def _digest(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _compiled(compiler: str, flags: Sequence[str], built: Path) -> Path:
-    """Written beside and moved into place: processes that start together do not read half a library."""
+    """Written to a temporary folder and moved into place, so that no process reads half a library."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         fresh = Path(folder) / built.name
         command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(fresh)]

@@ -186,12 +186,13 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
     });
 }
 
-// Reads a batch, whose last rows of each span are wanted, and goes on by itself: span i writes lens[i] >= 1 tokens, each
-// chosen by specs[i] from the first `vocabulary` logits, into written[i, :lens[i]]; the last one is not read. -1 from a row
-// on that has a NaN. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
+// Reads a batch whose wanted rows are the last ones of its spans, and generates lens[i] >= 1 tokens after span i: each chosen by
+// specs[i] from the first `vocabulary` logits, written to generated[i, :lens[i]]; the last one is not read. -1 from a row on that
+// has a NaN. Slots must be null. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
 // -> the most ids that a truncated distribution keeps; the others are padded with probability 0
-int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
-              const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows, int64_t* written, char* workspace, int64_t num_threads) {
+int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
+                 const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
+                 int64_t* generated, char* workspace, int64_t num_threads) {
     Batch b = *batch;
     const int64_t num_spans = batch->num_spans;
     std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
@@ -203,10 +204,10 @@ int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t w
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
-            written[open[i] * width + step] = choose_token(row_of(b.logits, 0, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
+            generated[open[i] * width + step] = choose_token(row_of(b.logits, 0, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
-            const int64_t place = open[i], token = written[place * width + step], end = spans[i].start + spans[i].num_rows;
+            const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;
             if (token < 0 || step + 1 >= lens[place]) continue;
             ids[left] = (int32_t)token;
             positions[left] = (int32_t)end;
@@ -215,7 +216,7 @@ int64_t write(const Stack* s, const Batch* batch, const int64_t* lens, int64_t w
             spans[left] = {left, 1, end, spans[i].capacity};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
+        b = {ids.data(), positions.data(), nullptr, wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
     }
     if (num_prob_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;

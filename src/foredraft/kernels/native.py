@@ -7,39 +7,35 @@ import threading
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_int64, c_void_p
-from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foredraft.kernels.layout import (
-    BF16,
-    INT8,
-    RULES,
-    AttentionCallStruct,
-    AttentionShape,
-    BatchStruct,
+from foredraft.kernels.decoder import AttentionShape, Stack, StackBatch, attention_struct, batch_struct
+from foredraft.kernels.specs import (
     DrawSpec,
-    MatrixStruct,
     PackedDrawSpecs,
-    PackedMatrix,
-    Stack,
-    StackPass,
+    VerificationBatch,
+    VerificationResult,
+    new_token_probs,
+    verification_struct,
+)
+from foredraft.kernels.structs import (
+    AttentionCallStruct,
+    BatchStruct,
+    MatrixStruct,
     StackStruct,
     TokenProbsStruct,
-    VerificationBatch,
     VerificationBatchStruct,
-    VerificationResult,
-    address,
-    quantised,
 )
+from foredraft.kernels.weights import BF16, INT8, PackedMatrix, QuantizedWeight, Weight, address, check_channelwise_int8
 
 _SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
 """Bytes of scratch that a key takes of each thread, and how many keys it is rounded up to."""
 
-_LAW_ROOM = 512
-"""Ids of a truncated law that there is room for at first."""
+_FIRST_WIDTH = 512
+"""Ids of a truncated distribution that there is room for at first."""
 
 _MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     POINTER(struct)
@@ -61,7 +57,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "attention": (None, [_CALLS, c_int64, c_void_p, c_int64, c_int64]),
     "stack_workspace": (c_int64, [_STACK, _BATCH, c_int64]),
     "stack": (None, [_STACK, _BATCH, c_void_p, c_int64]),
-    "write": (
+    "generate": (
         c_int64,
         [
             *(_STACK, _BATCH, c_void_p, c_int64, c_int64),
@@ -86,18 +82,22 @@ class Kernels:
             function.restype, function.argtypes = result, arguments
         self._workspaces = _Workspaces()
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> PackedMatrix:
-        """weight: [out, in], any float dtype; bias: [out]. int8: quantised, one scale per output channel."""
+    def pack(self, weight: Weight, bias: Tensor | None = None) -> PackedMatrix:
+        """weight: [out, in], stored in bfloat16 unless it is quantized; bias: [out].
+
+        Raises ValueError for a quantization that no kernel multiplies.
+        """
         n, k = weight.shape
         tensors: dict[str, Tensor] = {}
         if bias is not None:
             tensors["bias"] = bias.detach().float().contiguous()
-        if int8:
-            source, tensors["scales"] = quantised(weight)
+        if isinstance(weight, QuantizedWeight):
+            check_channelwise_int8(weight)
+            kind, source = INT8, weight.codes.contiguous()
+            tensors["scales"] = weight.scales.contiguous()
             tensors["corrections"] = torch.zeros(n, dtype=torch.int32)
         else:
-            source = weight.detach().to(torch.bfloat16).contiguous()
-        kind = INT8 if int8 else BF16
+            kind, source = BF16, weight.detach().to(torch.bfloat16).contiguous()
         tensors["weights"] = torch.empty(self._library.packed_bytes(n, k, kind), dtype=torch.uint8)
         self._library.pack(
             source.data_ptr(),
@@ -140,44 +140,52 @@ class Kernels:
         out = query.new_zeros(num_rows, query.shape[0], values.shape[2])
         if query.stride(2) != 1:
             query = query.contiguous()
-        calls = (AttentionCallStruct * len(spans))(*(_call(span, query, shape, out) for span in spans))
+        calls = (AttentionCallStruct * len(spans))(*(attention_struct(span, query, shape, out) for span in spans))
         longest = max(start + rows.stop - rows.start for rows, start, *_ in spans)
         room = self._library.attention_workspace(longest)
         threads = torch.get_num_threads()
         self._library.attention(calls, len(spans), self._room(room * threads), room, threads)
         return out
 
-    def read(self, stack: Stack, reading: StackPass) -> Tensor:
-        """One pass of a decoder -> logits [len(wanted), V] bfloat16"""
-        logits = torch.empty(len(reading.wanted), stack.vocab_size, dtype=torch.bfloat16)
-        batch, _held = _batch(stack, reading, logits)
+    def read(self, stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """One pass of a decoder. rotation: cos and sin, [positions, D / 2] float32 -> logits [len(wanted), V] bfloat16"""
+        logits = torch.empty(len(batch.wanted), stack.vocab_size, dtype=torch.bfloat16)
+        struct, _memory = batch_struct(stack, batch, rotation, logits)
         threads = torch.get_num_threads()
-        room = self._room(self._library.stack_workspace(stack.struct, batch, threads))
-        self._library.stack(stack.struct, batch, room, threads)
+        room = self._room(self._library.stack_workspace(stack.struct, struct, threads))
+        self._library.stack(stack.struct, struct, room, threads)
         return logits
 
-    def write(
-        self, stack: Stack, reading: StackPass, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
+    def generate(
+        self,
+        stack: Stack,
+        batch: StackBatch,
+        rotation: tuple[Tensor, Tensor],
+        lens: Sequence[int],
+        vocab_size: int,
+        specs: Sequence[DrawSpec],
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
-        """Read, wanting every span's last row, and go on: lens[i] >= 1 tokens behind span i, of the first vocab_size ids,
-        chosen by ways[i], in one call. The last one is not read; a row that is no law ends a span's tokens before it.
+        """Read, wanting every span's last row, and generate lens[i] >= 1 tokens after span i, of the first vocab_size ids, as
+        specs[i] says, in one call. The last one is not read. A row with a NaN ends a span's tokens before it.
 
-        -> (the tokens, the laws of all that was to be drawn, span after span [R, W] float32, the ids of their columns
-        [R, W]; None where W is vocab_size)
+        -> (the tokens, the distributions of all drawn tokens, span after span [R, W] float32, the ids of their columns
+        [R, W]; None where W is vocab_size). Raises ValueError if slots are not positions.
         """
-        logits = torch.empty(len(reading.wanted), stack.vocab_size, dtype=torch.bfloat16)
-        batch, _held = _batch(stack, reading, logits)
+        if batch.slots is not None:
+            raise ValueError("tokens are generated after chains only: slots must equal positions")
+        logits = torch.empty(len(batch.wanted), stack.vocab_size, dtype=torch.bfloat16)
+        struct, _memory = batch_struct(stack, batch, rotation, logits)
         counts, width = array("q", lens), max(lens)
-        written = array("q", [-1]) * (len(lens) * width)
+        generated = array("q", [-1]) * (len(lens) * width)
         threads = torch.get_num_threads()
         # the last pass has the longest context, and a row a span
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
-        room = self._room(self._library.stack_workspace(stack.struct, batch, threads) + more)
+        room = self._room(self._library.stack_workspace(stack.struct, struct, threads) + more)
         packed = PackedDrawSpecs(specs)
-        token_probs, probs, ids, _kept = _room_for_probs(packed, vocab_size)
-        most = self._library.write(
+        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size)
+        most = self._library.generate(
             stack.struct,
-            batch,
+            struct,
             counts.buffer_info()[0],
             width,
             min(vocab_size, stack.vocab_size),
@@ -186,20 +194,20 @@ class Kernels:
             packed.keys,
             token_probs,
             packed.num_prob_rows,
-            written.buffer_info()[0],
+            generated.buffer_info()[0],
             room,
             threads,
         )
         tokens = [
-            [token for token in written[first : first + count] if token >= 0]
-            for first, count in zip(range(0, len(written), width), lens, strict=True)
+            [token for token in generated[first : first + count] if token >= 0]
+            for first, count in zip(range(0, len(generated), width), lens, strict=True)
         ]
         if ids is None or probs is None:
             return tokens, probs, None
         return tokens, probs[:, :most], ids[:, :most]
 
     def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
-        """One token for each row, each with its own way; -1 for a row that is no law. logits: [R, V] -> [R]"""
+        """One token for each row, each with its own spec; -1 for a row with a NaN. logits: [R, V] -> [R]"""
         logits, packed = _checked_logits(logits), PackedDrawSpecs(specs)
         num_rows, width = logits.shape
         ids = torch.empty(num_rows, dtype=torch.int64)
@@ -219,13 +227,13 @@ class Kernels:
     def token_probs(
         self, logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float]
     ) -> tuple[Tensor, Tensor]:
-        """Truncated laws, likeliest ids first; NaN throughout where a row is no law. logits: [R, V] -> float32 [R, W], ids
-        [R, W]; rows that keep fewer than W ids are filled up with probability 0"""
+        """Truncated distributions, likeliest ids first; NaN throughout for a row with a NaN. logits: [R, V] -> float32 [R, W], ids
+        [R, W]; rows that keep fewer than W ids are padded with probability 0"""
         logits = _checked_logits(logits)
         num_rows, width = logits.shape
         packed, room = (
             PackedDrawSpecs([DrawSpec(temperature, truncation) for temperature in temperatures]),
-            min(width, _LAW_ROOM),
+            min(width, _FIRST_WIDTH),
         )
         while True:
             probs = torch.empty(num_rows, room)
@@ -246,12 +254,14 @@ class Kernels:
             room = most
 
     def verify(self, logits: Tensor, batch: VerificationBatch) -> VerificationResult:
-        """Weigh sampled drafts: laws, rule and draw in one call. logits: [rows, V]"""
+        """Verify sampled drafts: distributions, rule and draw in one call. logits: [rows, V]"""
         logits = _checked_logits(logits)
         if batch.kept_ids is None and batch.probs.shape[1] != logits.shape[1]:
-            raise ValueError(f"laws of {batch.probs.shape[1]} ids do not fit logits of {logits.shape[1]}")
+            raise ValueError(
+                f"draft distributions of {batch.probs.shape[1]} ids do not fit logits of {logits.shape[1]}"
+            )
         num_sequences, max_len = len(batch.lens), batch.ids.shape[1]
-        struct, _held = _on_file(batch)
+        struct, _memory = verification_struct(batch)
         outcomes = array("q", [0, 0]) * num_sequences
         bad = bytearray(logits.shape[0])
         stops = array("d", [0.0]) * (num_sequences * (max_len + 1))
@@ -316,103 +326,6 @@ class _Workspaces(threading.local):
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
-
-
-def _batch(stack: Stack, reading: StackPass, logits: Tensor) -> tuple[BatchStruct, tuple[object, ...]]:
-    """The struct, and what must live as long as it is used."""
-    spans, (cos, sin) = reading.spans, reading.rotation
-    lowest, highest = min(reading.ids), max(reading.ids)
-    if not 0 <= lowest <= highest < stack.num_embeddings:
-        raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {lowest} to {highest} are there")
-    if reading.wanted and not 0 <= min(reading.wanted) <= max(reading.wanted) < len(reading.ids):
-        raise ValueError(f"rows go from 0 to {len(reading.ids) - 1}: {reading.wanted} are wanted")
-    # arrays of the interpreter's own: for a few numbers they cost a fifth of NumPy's
-    ids, positions, wanted = (array("i", values) for values in (reading.ids, reading.positions, reading.wanted))
-    bounds = array("q", [x for s in spans for x in (s.first_row, s.num_rows, s.start, s.capacity)])
-    stores = spans[0].stores if len(spans) == 1 else array("q", chain.from_iterable(span.stores for span in spans))
-    arrays = (ids, positions, wanted, bounds, stores)
-    at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
-    batch = BatchStruct(
-        at_ids,
-        at_positions,
-        at_wanted,
-        cos.data_ptr(),
-        sin.data_ptr(),
-        at_bounds,
-        at_stores,
-        logits.data_ptr(),
-        len(ids),
-        len(wanted),
-        len(spans),
-    )
-    return batch, arrays
-
-
-def _room_for_probs(
-    specs: PackedDrawSpecs, vocab_size: int
-) -> tuple[TokenProbsStruct | None, Tensor | None, Tensor | None, object]:
-    """As wide as the vocabulary, where nothing says how many ids will be kept: memory that is not written to costs nothing."""
-    if specs.num_prob_rows == 0:
-        return None, None, None, None
-    probs = torch.empty(specs.num_prob_rows, vocab_size)
-    ids = torch.empty(specs.num_prob_rows, vocab_size, dtype=torch.int64) if specs.truncates else None
-    kept = array("q", [0]) * specs.num_prob_rows
-    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
-
-
-def _on_file(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:
-    """The struct, and what must live as long as it is used."""
-    rules = [RULES.index(rule) for rule in batch.rules]
-    numbers = [array("q", each) for each in (batch.first_rows, batch.lens, batch.places)]
-    specs, uniforms = array("q", PackedDrawSpecs(batch.specs).rows), array("d", batch.uniforms)
-    numbers += [specs, array("q", rules)]
-    ids, prob_rows = batch.ids.contiguous(), batch.prob_rows.contiguous()
-    probs, kept_ids = batch.probs.float(), batch.kept_ids
-    if probs.stride(1) != 1:
-        probs = probs.contiguous()
-    if kept_ids is not None and kept_ids.stride(1) != 1:
-        kept_ids = kept_ids.contiguous()
-    struct = VerificationBatchStruct(
-        *(each.buffer_info()[0] for each in numbers),
-        ids.data_ptr(),
-        prob_rows.data_ptr(),
-        probs.data_ptr(),
-        address(kept_ids),
-        uniforms.buffer_info()[0],
-        len(batch.lens),
-        ids.shape[1],
-        probs.shape[1],
-        probs.stride(0),
-        0 if kept_ids is None else kept_ids.stride(0),
-    )
-    return struct, (numbers, uniforms, ids, prob_rows, probs, kept_ids)
-
-
-def _call(
-    span: tuple[slice, int, Tensor, Tensor, Tensor | None], query: Tensor, shape: AttentionShape, out: Tensor
-) -> AttentionCallStruct:
-    rows, start, keys, values, mask = span
-    return AttentionCallStruct(
-        query.data_ptr() + rows.start * query.stride(1) * query.element_size(),
-        query.stride(0),
-        query.stride(1),
-        keys.data_ptr(),
-        values.data_ptr(),
-        keys.stride(0) // keys.shape[2],
-        address(mask),
-        0 if mask is None else mask.shape[1],
-        address(shape.sinks),
-        out[rows].data_ptr(),
-        rows.stop - rows.start,
-        start,
-        query.shape[0],
-        keys.shape[0],
-        keys.shape[2],
-        values.shape[2],
-        shape.window,
-        shape.scale,
-        shape.softcap,
-    )
 
 
 def _checked_logits(logits: Tensor) -> Tensor:

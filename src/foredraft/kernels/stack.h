@@ -92,16 +92,16 @@ void rotate(const float* from, const float* norm, float epsilon, const float* co
 // One row's heads: queries to where attention reads them, keys and values into their sequence's store.
 void place_row(const Stack& s, const Layer& layer, const Batch& b, const Workspace& w, int64_t row, const Span& span,
                uint16_t* const* store) {
-    const int64_t D = s.head_dim, position = b.positions[row];
+    const int64_t D = s.head_dim, position = b.positions[row], slot = b.slots == nullptr ? position : b.slots[row];
     const float *cos = b.cos + position * (D / 2), *sin = b.sin + position * (D / 2);
     const float* from = w.qkv + row * (s.num_heads + 2 * s.num_kv_heads) * D;
     for (int64_t h = 0; h < s.num_heads; h++, from += D)
         rotate(from, layer.q_norm, s.epsilon, cos, sin, D, w.query + (row * s.num_heads + h) * D);
     for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
-        rotate(from, layer.k_norm, s.epsilon, cos, sin, D, store[0] + (h * span.capacity + position) * D);
+        rotate(from, layer.k_norm, s.epsilon, cos, sin, D, store[0] + (h * span.capacity + slot) * D);
     for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
         for (int64_t i = 0; i < D; i += 16)
-            store_bf16(store[1] + (h * span.capacity + position) * D + i, lanes(D - i), maskz_loadu_ps(lanes(D - i), from + i));
+            store_bf16(store[1] + (h * span.capacity + slot) * D + i, lanes(D - i), maskz_loadu_ps(lanes(D - i), from + i));
 }
 
 void place_rows(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
@@ -123,7 +123,8 @@ void attend_spans(const Stack& s, const Batch& b, const Workspace& w, int64_t in
         uint16_t* const* store = b.stores + (i * s.num_layers + index) * 2;
         const int64_t width = s.num_heads * s.head_dim;
         const AttentionCall call = {
-            w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity, nullptr, 0, nullptr,
+            w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity,
+            b.slots == nullptr ? nullptr : b.slots + span.first_row, nullptr, 0, nullptr,
             w.attended + span.first_row * width, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
             s.layers[index].window, s.scale, 0.0f};
         attend_shared(call, team, next_block, w.scores);

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels.build import INSTRUCTIONS, BuildError, library
-from foredraft.kernels.layout import quantised
 from foredraft.kernels.native import Kernels
+from foredraft.kernels.weights import quantize_int8, unquantized
 
 logger = logging.getLogger("foredraft")
 
@@ -64,10 +64,11 @@ def usable_instructions() -> list[str]:
 def self_test(kernels: Kernels) -> str | None:
     """What is wrong with them on this machine, if anything: int8 products must be exact, and rows must not depend on how
     many share a call."""
-    if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(weight, int8=True), x)):
+    if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(quantize_int8(weight)), x)):
         return "their int8 products are not exact here"
     weight, x = _hard_case()
-    for matrix in (kernels.pack(weight, int8=True), kernels.pack(weight)):
+    for weight_format in (quantize_int8, unquantized):
+        matrix = kernels.pack(weight_format(weight))
         whole = kernels.linear(matrix, x)
         if any(not torch.equal(kernels.linear(matrix, x[:count]), whole[:count]) for count in _ROW_COUNTS):
             return "a row's bits depend on how many rows share its product here"
@@ -92,8 +93,8 @@ def _hard_case() -> tuple[Tensor, Tensor]:
 
 def linear_int8(weight: Tensor, x: Tensor) -> Tensor:
     """What an int8 product has to give, in plain integers. weight: [n, k] float, x: [T, k] bfloat16 -> [T, n] bfloat16"""
-    whole, scales = quantised(weight)
+    codes, scales, *_ = quantize_int8(weight)
     largest = x.float().abs().amax(1, keepdim=True)
     inverse = torch.where(largest > 0, torch.div(torch.tensor(127.0), largest), torch.zeros(()))
     rows = (x.float() * inverse).round().to(torch.int64)
-    return ((rows @ whole.T.to(torch.int64)).float() * (scales * (largest / 127))).to(torch.bfloat16)
+    return ((rows @ codes.T.to(torch.int64)).float() * (scales[:, 0] * (largest / 127))).to(torch.bfloat16)

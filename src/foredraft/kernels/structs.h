@@ -39,6 +39,7 @@ struct Span {                              // rows of a pass that belong to one 
 
 struct Batch {
     const int32_t *ids, *positions;        // [T]
+    const int32_t* slots;                  // [T] where in its sequence's store a row's keys and values go; null: at its position
     const int32_t* wanted;                 // [W] rows whose logits are wanted
     const float *cos, *sin;                // [positions, D / 2]
     const Span* spans;
@@ -82,6 +83,7 @@ struct AttentionCall {
     int64_t query_head, query_row;
     const uint16_t *keys, *values;         // [H, capacity, Dk], [H, capacity, Dv]
     int64_t capacity;
+    const int32_t* slots;                  // [num_rows] where the keys at positions start .. lie; null: each at its position
     const uint8_t* mask;                   // [num_rows, mask_keys], 0 hides a key; null: all earlier ones are seen
     int64_t mask_keys;
     const float* sinks;                    // [num_heads] or null

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING
 from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
+    from foredraft.model.batch import RaggedBatch, Read, Reading
     from foredraft.model.checkpoint import EMBEDDED
-    from foredraft.model.demand import Demand
-    from foredraft.model.language_model import LanguageModel, Read, Traits
+    from foredraft.model.generation import Generated
+    from foredraft.model.language_model import LanguageModel, Traits
     from foredraft.model.loading import LoadOptions, available_memory, examine, load_model, load_tokenizer
     from foredraft.model.vocabulary import check_vocabulary
+    from foredraft.model.warm_up import WarmUpSizes
 
 __all__ = [
     "EMBEDDED",
-    "Demand",
+    "Generated",
     "LanguageModel",
     "LoadOptions",
+    "RaggedBatch",
     "Read",
+    "Reading",
     "Traits",
+    "WarmUpSizes",
     "available_memory",
     "check_vocabulary",
     "examine",
@@ -30,10 +35,12 @@ __all__ = [
 __getattr__ = attributes(
     __name__,
     {
+        "batch": ("RaggedBatch", "Read", "Reading"),
         "checkpoint": ("EMBEDDED",),
-        "demand": ("Demand",),
-        "language_model": ("LanguageModel", "Read", "Traits"),
+        "generation": ("Generated",),
+        "language_model": ("LanguageModel", "Traits"),
         "loading": ("LoadOptions", "available_memory", "examine", "load_model", "load_tokenizer"),
         "vocabulary": ("check_vocabulary",),
+        "warm_up": ("WarmUpSizes",),
     },
 )

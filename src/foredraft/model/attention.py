@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from foredraft.engine.cache import KEY_MULTIPLE, Region
+from foredraft.engine.cache import KEY_MULTIPLE
 from foredraft.kernels import AttentionShape, Kernels
+from foredraft.model.batch import RaggedBatch, Span
 from foredraft.model.rows import SMALL_PRODUCT
 
 NAME = "foredraft"
@@ -37,29 +38,31 @@ class MaskRule:
     function: MaskFunction
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows first_row .. first_row + num_rows of a pass are positions start .. of the sequence in `region`. The padding
-    rows behind them are queries of no consequence: they write nothing, and nobody reads what comes of them."""
-
-    region: Region
-    first_row: int
-    num_rows: int
-    start: int
-    padding: int = 0
-
-
 @dataclass(slots=True)
-class Pass:
+class AttentionMetadata:
     """What one forward pass of the model reads: spans that cover its rows in order, padding included.
 
-    kernels: the compiled ones, where the model is in bfloat16 on the CPU; None runs PyTorch's.
+    slots: [R], where keys and values are written (see RaggedBatch); None: at their positions. kernels: the compiled ones, where
+    the model is in bfloat16 on the CPU; None runs PyTorch's.
     """
 
     spans: list[Span]
+    slots: list[int] | None = None
     kernels: Kernels | None = None
     _masks: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
     _seen: dict[tuple[MaskFunction, int, int], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: RaggedBatch, kernels: Kernels | None) -> AttentionMetadata:
+        return cls(batch.spans, None if batch.is_contiguous else batch.slots, kernels)
+
+    def write(self, layer: int, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the keys and values of one span's rows into its region -> all of the region's, as Region.write gives them.
+        key: [H, T, Dk], value: [H, T, Dv]"""
+        span = self.spans[index]
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        slots = None if self.slots is None else self.slots[rows]
+        return span.region.write(layer, key[:, rows], value[:, rows], span.start, slots)
 
     def seen(self, rule: MaskFunction, index: int, num_keys: int) -> Tensor:
         """[R, N] bool: which keys one span's rows may see by the rule; later ones need not be hidden."""
@@ -84,8 +87,8 @@ class Pass:
         return self._masks[key]
 
 
-class Kind(NamedTuple):
-    """A layer's kind of attention: who may see whom, the scale of the scores, and a cap or sinks (one a head) on them."""
+class LayerAttention(NamedTuple):
+    """How one layer attends. rule: who may see whom. scale, softcap: of the scores. sinks: one a head."""
 
     rule: MaskFunction
     scale: float
@@ -104,55 +107,63 @@ def attend(
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
-    reading: Pass | None = None,
+    attention_metadata: AttentionMetadata | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query: [1, Hq, T, Dk], key: [1, Hkv, T, Dk], value: [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
-    if reading is None:
+    if attention_metadata is None:
         raise NotImplementedError("it does not hand its keyword arguments down to its attention")
     if position_bias is not None or isinstance(attention_mask, Tensor):
         raise NotImplementedError("its attention needs a mask or a bias of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = Kind(rule_of_mask(attention_mask, sliding_window), scale, softcap, s_aux)
-    return read_spans(reading, int(module.layer_idx), query[0], key[0], value[0], kind)[None], None  # type: ignore[arg-type]
+    kind = LayerAttention(rule_of_mask(attention_mask, sliding_window), scale, softcap, s_aux)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    return attend_spans(attention_metadata, layer, query[0], key[0], value[0], kind)[None], None
 
 
-def read_spans(reading: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: Kind) -> Tensor:
+def attend_spans(
+    metadata: AttentionMetadata, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention
+) -> Tensor:
     """One layer's attention. query: [Hq, T, Dk], key: [Hkv, T, Dk], value: [Hkv, T, Dv] -> [T, Hq, Dv]."""
-    if reading.kernels is not None:
-        return _read_by_kernels(reading, reading.kernels, layer, query, key, value, kind)
+    if metadata.kernels is not None:
+        return _attend_by_kernels(metadata, metadata.kernels, layer, query, key, value, kind)
     groups = query.shape[0] // key.shape[0]
     parts = []
-    for index, span in enumerate(reading.spans):
+    for index, span in enumerate(metadata.spans):
         first, given = span.first_row, span.num_rows + span.padding
-        end = first + span.num_rows
-        keys, values = span.region.write(layer, key[:, first:end], value[:, first:end], span.start)
+        keys, values = metadata.write(layer, index, key, value)
         queries = query[:, first : first + given]
         missing = max(0, _least_rows(keys, values, groups) - given)
         if missing:
             queries = nn.functional.pad(queries, (0, 0, 0, missing))
-        mask = reading.mask(kind.rule, index, keys.shape[1], given + missing, groups, query)
+        mask = metadata.mask(kind.rule, index, keys.shape[1], given + missing, groups, query)
         grouped = queries.reshape(keys.shape[0], mask.shape[1], -1)
-        read = _attention(grouped, keys, values, mask, kind)
-        parts.append(read.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1))
+        output = _attention(grouped, keys, values, mask, kind)
+        parts.append(output.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _read_by_kernels(
-    reading: Pass, kernels: Kernels, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: Kind
+def _attend_by_kernels(
+    metadata: AttentionMetadata,
+    kernels: Kernels,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kind: LayerAttention,
 ) -> Tensor:
     spans = []
-    for index, span in enumerate(reading.spans):
+    for index, span in enumerate(metadata.spans):
         rows = slice(span.first_row, span.first_row + span.num_rows)
-        keys, values = span.region.write(layer, key[:, rows], value[:, rows], span.start)
-        mask = None if kind.rule is causal_mask_function else reading.seen(kind.rule, index, keys.shape[1])
+        keys, values = metadata.write(layer, index, key, value)
+        mask = None if kind.rule is causal_mask_function else metadata.seen(kind.rule, index, keys.shape[1])
         spans.append((rows, span.start, keys, values, mask))
     sinks = None if kind.sinks is None else kind.sinks.float()
     shape = AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks)
     return kernels.attend(spans, query, shape, query.shape[1])
 
 
-def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: Kind) -> Tensor:
+def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: LayerAttention) -> Tensor:
     """query: [H, G * R, Dk], keys: [H, N, Dk], values: [H, N, Dv], mask: [1, G * R, N] -> [H, G * R, Dv]"""
     scores = torch.bmm(query, keys.transpose(1, 2))
     if kind.softcap is None:
@@ -203,7 +214,7 @@ def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
 
 
 def rule_of_mask(attention_mask: MaskRule | None, sliding_window: int | None = None) -> MaskFunction:
-    """What the library said, or a causal rule where it said nothing."""
+    """The library's rule, or a causal one if it gave none."""
     if attention_mask is not None:
         return attention_mask.function
     if sliding_window is not None:

@@ -1,4 +1,4 @@
-"""What can be told of a checkpoint from its folder alone. Nothing here imports PyTorch, reads a weight or asks the hub."""
+"""What a checkpoint's folder alone shows. Nothing here imports PyTorch, reads a weight or asks the hub."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def _why_no_adapter(folder: Path) -> str:
 
 def _why_no_config(file: Path) -> str | None:
     try:
-        found = json.loads(file.read_bytes())
+        config = json.loads(file.read_bytes())
     except OSError as error:
         return f"its {CONFIG} cannot be read: {error.strerror}"
     except ValueError as error:
         return f"its {CONFIG} is no JSON ({error}); download the checkpoint again"
-    return None if isinstance(found, dict) else f"its {CONFIG} is no JSON object; download the checkpoint again"
+    return None if isinstance(config, dict) else f"its {CONFIG} is no JSON object; download the checkpoint again"
 
 
 def raw_config(name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def raw_config(name: str) -> dict[str, Any]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        config = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -25,19 +25,17 @@ from foredraft.gpu import (
     Noise,
     Runner,
     Shape,
-    SpanPlace,
     at_once,
     bucket_for,
     drafting_buckets,
     on,
     verification_buckets,
 )
-from foredraft.kernels import DrawSpec
-from foredraft.model.attention import Span
-from foredraft.model.demand import Demand
-from foredraft.model.language_model import Written
-from foredraft.model.rows import RowRule
+from foredraft.kernels import DrawSpec, StackBatch
+from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.generation import Generated
 from foredraft.model.stack import joined_linears, rotation_table, window_of
+from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs, to_device
 
 _MOST_POSITIONS = 1 << 17
@@ -45,11 +43,10 @@ _MOST_POSITIONS = 1 << 17
 
 
 class DeviceStackBody:
-    """hf: gives up its layers and its head, one at a time; the embedding stays. runner: what runs a pass in a bucket worth a
-    graph. is_batch_invariant: whether products are ours too, whose rows do not see each other, and not the library's."""
+    """hf: gives up its layers and its head, one at a time; the embedding stays. runner: runs a pass whose bucket is worth a graph. is_batch_invariant: whether products are ours too, whose rows do not see each other, and not the library's."""
 
-    row_rule = RowRule(least=1)
     kernels = None
+    supports_taps = False
 
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
         from foredraft.gpu import passes  # Triton is there where this is used
@@ -62,82 +59,74 @@ class DeviceStackBody:
         shape = self._stack.shape
         self._keys_like = self._stack.embedding.new_empty(shape.num_kv_heads, 0, shape.head_dim)
         self._device = self._stack.embedding.device
-        self._laws = torch.empty(0, device=self._device)
+        self._token_probs = torch.empty(0, device=self._device)
         self._inputs: dict[Bucket, Inputs] = {}
         self._steps: dict[Bucket, Inputs] = {}
 
-    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
-        """-> logits [len(wanted), V]"""
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         with on(self._device):
-            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted)))
-            inputs.fill(ids, positions, wanted, self._located(spans))
+            bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), is_contiguous=batch.is_contiguous)
+            inputs = self._inputs_of(bucket)
+            inputs.fill(self._located(batch))
             (logits,) = self._compute(inputs, 0)
-            return logits[: len(wanted)].clone()
+            return Reading(logits[: len(batch.wanted)].clone())
 
-    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
-        """From whole laws; what is truncated takes a pass a token."""
+    def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
+        """Not from truncated distributions: those take a pass for each token."""
         return all(spec.temperature == 0 or spec.truncation is None for spec in specs)
 
-    def write(
-        self,
-        ids: list[int],
-        positions: list[int],
-        spans: Sequence[Span],
-        lens: Sequence[int],
-        vocab_size: int,
-        specs: Sequence[DrawSpec],
-    ) -> Written:
-        """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one replay."""
-        wanted = [span.first_row + span.num_rows - 1 for span in spans]
+    def generate(
+        self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> Generated:
+        """See LanguageModel.generate: in one replay."""
         noise = _noise_of(specs)
         with on(self._device):
-            inputs = self._inputs_of(bucket_for(len(ids), len(spans), len(wanted), max(lens), noise))
-            inputs.fill(ids, positions, wanted, self._located(spans))
+            inputs = self._inputs_of(bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), max(lens), noise))
+            inputs.fill(self._located(batch))
             if noise:
                 inputs.fill_noise(specs)
-            found = self._compute(inputs, vocab_size)
-            token_probs = (
-                TokenProbs(_token_probs_of(found[1], lens, specs, vocab_size))
-                if any(spec.is_drawn for spec in specs)
-                else None
-            )
-            chosen = found[0].tolist()
-        return Written([_up_to_nan([row[i] for row in chosen[:length]]) for i, length in enumerate(lens)], token_probs)
+            ids, *probs = self._compute(inputs, vocab_size)
+            token_probs = None
+            if any(spec.is_drawn for spec in specs):
+                token_probs = TokenProbs(_drawn_rows(probs[0], lens, specs, vocab_size))
+            by_step = ids.tolist()
+        rows = ([row[i] for row in by_step[:length]] for i, length in enumerate(lens))
+        return Generated([_up_to_nan(row) for row in rows], token_probs)
 
     def take_over(self) -> None:
-        """The model is ours already."""
+        """The model runs nothing else already."""
 
-    def warm_up(self, demand: Demand) -> None:
-        """Capture every bucket that decoding and drafting come to, with a bar. Prompts need none."""
-        find = drafting_buckets if demand.drafts else verification_buckets
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        """Capture every bucket that decoding and drafting need, with a progress bar. Prompts need none."""
+        buckets = drafting_buckets if sizes.drafts else verification_buckets
         with torch.inference_mode(), on(self._device):
             # the largest first: what it takes of shared memory serves the others
-            largest_first = list(find(demand.num_spans, demand.width))[::-1]
+            largest_first = list(buckets(sizes.max_num_seqs, sizes.max_tokens))[::-1]
             for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
-                self._compute(self._inputs_of(bucket), demand.vocab_size)
+                self._compute(self._inputs_of(bucket), sizes.vocab_size)
 
     def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
-        """What the bucket stands for: a pass, or a draft. vocab_size: of the ids to choose from."""
+        """Run the bucket's pass, or its generation. vocab_size: of the ids to choose from."""
         bucket = inputs.bucket
-        what = partial(self._write, inputs, vocab_size) if bucket.depth else partial(self._read, inputs)
-        return (self._runner if bucket.is_graph else at_once)((bucket, vocab_size if bucket.depth else 0), what)
+        compute = partial(self._generate, inputs, vocab_size) if bucket.depth else partial(self._read, inputs)
+        return (self._runner if bucket.is_graph else at_once)((bucket, vocab_size if bucket.depth else 0), compute)
 
     def _read(self, inputs: Inputs) -> tuple[Tensor, ...]:
         return (self._passes.read(self._stack, inputs, self._arithmetic),)
 
-    def _write(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
+    def _generate(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
         bucket, step = inputs.bucket, self._step_of(inputs.bucket)
         if not bucket.noise:
-            return (self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic),)
+            return (self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic),)
         token_probs = self._token_probs_in(bucket.depth, bucket.num_spans, vocab_size)
-        return self._passes.write(self._stack, inputs, step, vocab_size, self._arithmetic, token_probs), token_probs
+        return self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic, token_probs), token_probs
 
     def _token_probs_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
-        """[depth, num_spans, V], in memory that all buckets share: V-wide rows for each would be gigabytes."""
+        """[depth, num_spans, V], in memory that all buckets share: of their own, their V-wide rows would take gigabytes."""
         shape = (depth, num_spans, min(vocab_size, self._stack.head.weight.shape[0]))
-        if prod(shape) > self._laws.numel():
-            self._laws = torch.empty(prod(shape), device=self._device)
-        return self._laws[: prod(shape)].view(shape)
+        if prod(shape) > self._token_probs.numel():
+            self._token_probs = torch.empty(prod(shape), device=self._device)
+        return self._token_probs[: prod(shape)].view(shape)
 
     def _inputs_of(self, bucket: Bucket) -> Inputs:
         if bucket not in self._inputs:
@@ -145,25 +134,17 @@ class DeviceStackBody:
         return self._inputs[bucket]
 
     def _step_of(self, bucket: Bucket) -> Inputs:
-        """Of the passes behind the first: a row for each span."""
-        own = bucket_for(bucket.num_spans, bucket.num_spans, bucket.num_spans)
+        """The inputs of the passes after the first: a row for each span."""
         if bucket not in self._steps:
-            self._steps[bucket] = self._new_inputs(own)
+            step = bucket_for(bucket.num_spans, bucket.num_spans, bucket.num_spans)
+            self._steps[bucket] = self._new_inputs(step)
         return self._steps[bucket]
 
     def _new_inputs(self, bucket: Bucket) -> Inputs:
         return Inputs(bucket, len(self._stack.layers), self._device)
 
-    def _located(self, spans: Sequence[Span]) -> list[SpanPlace]:
-        return [
-            SpanPlace(
-                span.first_row,
-                span.num_rows,
-                span.region.capacity,
-                span.region.addresses(len(self._stack.layers), self._keys_like),
-            )
-            for span in spans
-        ]
+    def _located(self, batch: RaggedBatch) -> StackBatch:
+        return batch.located(len(self._stack.layers), self._keys_like)
 
 
 def _noise_of(specs: Sequence[DrawSpec]) -> Noise:
@@ -172,8 +153,8 @@ def _noise_of(specs: Sequence[DrawSpec]) -> Noise:
     return Noise.OWN if any(spec.is_drawn for spec in specs) else Noise.NONE
 
 
-def _token_probs_of(token_probs: Tensor, lens: Sequence[int], specs: Sequence[DrawSpec], vocab_size: int) -> Tensor:
-    """laws: [depth, spans, V], V the model's own where that is less -> of every token that was to be drawn, span after span,
+def _drawn_rows(token_probs: Tensor, lens: Sequence[int], specs: Sequence[DrawSpec], vocab_size: int) -> Tensor:
+    """token_probs: [depth, spans, V], where V may be less than vocab_size -> the rows of drawn tokens, span after span,
     [R, vocab_size]"""
     places = [(step, i) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]
     steps, columns = to_device(places, token_probs.device, torch.int64).T

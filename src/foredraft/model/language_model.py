@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool
+from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
-from foredraft.model.attention import Span
-from foredraft.model.demand import Demand
+from foredraft.model.batch import RaggedBatch, Read, Reading, flatten
+from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
-from foredraft.model.rows import RowRule
-from foredraft.sampling import TokenProbs, choose_with
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Tokens of one sequence that follow what the cache holds of it; logits are wanted for the last num_logits."""
-
-    seq_id: int
-    tokens: Sequence[int]
-    num_logits: int
+from foredraft.model.warm_up import WarmUpSizes
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What loading found out about a model.
+    """What was measured of a model when it was loaded.
 
     vocab_size: the width of its logits. context_len: the longest sequence it can read. bytes_per_token: of cache.
-    row_exact: whether a row's bits were seen not to depend on its company (see docs/internals/exactness.md).
+    row_exact: whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
     """
 
     name: str
@@ -43,71 +35,59 @@ class Traits:
     row_exact: bool
 
 
-class Written(NamedTuple):
-    """What a model wrote by itself. ids: the tokens behind each read. laws: of every token that was to be drawn, read after
-    read, lens[i] rows each; None where none was. A row that was not reached holds anything."""
-
-    ids: list[list[int]]
-    token_probs: TokenProbs | None = None
-
-
 class Body(Protocol):
-    """What computes a pass. row_rule: how many rows to hand it. kernels: the compiled ones that its attention runs.
-    is_batch_invariant: whether a row's sums are made in one order in any pass, off the CPU too."""
-
-    row_rule: RowRule
+    """What computes a pass. kernels: the compiled ones that its attention runs. is_batch_invariant: whether a row's sums are made
+    in one order in any pass, off the CPU too. supports_taps: whether it gives hidden states."""
 
     @property
     def is_batch_invariant(self) -> bool: ...
 
     @property
+    def supports_taps(self) -> bool: ...
+
+    @property
     def kernels(self) -> Kernels | None: ...
 
-    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
-        """One flattened ragged batch. wanted: the rows whose logits to give. -> [len(wanted), V]"""
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
+        """taps: layers whose hidden states are wanted, numbered as in transformers' `hidden_states`: 0 is the embeddings, n the
+        output of layer n (the last one after the final norm)."""
 
     def take_over(self) -> None:
         """From now on nobody else runs the model."""
 
-    def warm_up(self, demand: Demand) -> None:
-        """Make ready what such passes need, so that no request waits for it."""
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        """Prepare such passes, so that no request waits for it."""
 
 
 @runtime_checkable
-class WritingBody(Body, Protocol):
-    """A body that can go on by itself."""
+class GeneratingBody(Body, Protocol):
+    """A body that generates several tokens in one call."""
 
-    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
-        """Whether it knows how to choose so."""
+    def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
+        """Whether it chooses tokens as all these specs say."""
 
-    def write(
-        self,
-        ids: list[int],
-        positions: list[int],
-        spans: Sequence[Span],
-        lens: Sequence[int],
-        vocab_size: int,
-        specs: Sequence[DrawSpec],
-    ) -> Written:
-        """See LanguageModel.write."""
+    def generate(
+        self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> Generated:
+        """See LanguageModel.generate. batch: the last row of each span is wanted, and slots equal positions."""
 
 
 class LanguageModel:
-    """Tokens in, logits out. body: None runs the Hugging Face model itself, which stays as its owner made it."""
+    """Tokens in, logits out. body: None runs the Hugging Face model itself, and leaves it as its owner made it."""
 
     def __init__(self, hf: PreTrainedModel, traits: Traits, body: Body | None = None) -> None:
         self.hf = hf
         self.traits = traits
         self.body = body or LibraryBody(hf)
-        self._writing = self.body if isinstance(self.body, WritingBody) else None
+        self._generating = self.body if isinstance(self.body, GeneratingBody) else None
 
     def take_over(self) -> None:
-        """From now on the model reads for us alone."""
+        """From now on nobody else runs the model."""
         self.body.take_over()
 
-    def warm_up(self, demand: Demand) -> None:
-        """Make ready what such passes need, so that no request waits for it."""
-        self.body.warm_up(demand)
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        """Prepare such passes, so that no request waits for it."""
+        self.body.warm_up(sizes)
 
     @property
     def device(self) -> torch.device:
@@ -115,16 +95,16 @@ class LanguageModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a pass goes on by itself after `read` has returned."""
+        """Whether a pass may still be running when `read` has returned."""
         return self.device.type != "cpu"
 
     def new_cache(self, pool: MemoryPool) -> KVCache:
         return KVCache(pool, self.traits.bytes_per_token, self.traits.context_len)
 
     def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
-        """Sequences 0.. with room for so many tokens each, in nobody's budget: for a trial, or a measurement."""
+        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement."""
         cache = self.new_cache(MemoryPool(0))
-        cache.pool.evictables.clear()  # no cycle: what was read goes with the trial, without waiting for the collector
+        cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
         return cache
@@ -134,95 +114,34 @@ class LanguageModel:
 
         -> logits [sum(num_logits), V], read after read
         """
-        ids, positions, spans = _flattened(reads, cache)
-        wanted = [
-            row
-            for read, span in zip(reads, spans, strict=True)
-            for row in range(span.first_row + span.num_rows - read.num_logits, span.first_row + span.num_rows)
-        ]
-        padding = self.body.row_rule.pad(len(ids)) - len(ids)
-        if padding:
-            spans[-1] = replace(spans[-1], padding=padding)
-            ids, positions = ids + [0] * padding, positions + positions[-1:] * padding
+        return self.read_with_taps(reads, cache, ()).logits
+
+    def read_with_taps(self, reads: Sequence[Read], cache: KVCache, taps: Sequence[int]) -> Reading:
+        """`read`, with the hidden states of the tapped layers (see Body) for every token. Raises ModelError if the body has none."""
+        if taps and not self.body.supports_taps:
+            raise ModelError(f'{self.traits.name}: its kernels give no hidden states; load it with kernels="torch"')
+        batch = flatten(reads, cache)
         with torch.inference_mode():
-            logits = self.body(ids, positions, wanted, spans)
-        for read, span in zip(reads, spans, strict=True):
+            reading = self.body(batch, taps)
+        for read, span in zip(reads, batch.spans, strict=True):
             span.region.tokens.extend(read.tokens)
-        return logits
+        return reading
 
-    def write(
+    def generate(
         self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, specs: Sequence[DrawSpec]
-    ) -> Written:
-        """Read, and go on: lens[i] >= 1 tokens behind reads[i], of the first vocab_size ids, chosen by ways[i]. The last one
-        is not read, the others are in the cache afterwards. A row that is no law (NaN) ends a read's tokens before it.
+    ) -> Generated:
+        """Read, and generate lens[i] >= 1 tokens after reads[i], of the first vocab_size ids, as specs[i] says. The last token is
+        not read, the others are in the cache afterwards. A row of logits with a NaN ends the tokens of its read.
 
-        The laws are over vocab_size ids, whatever the model's own width.
+        The distributions are over vocab_size ids, even if the model has fewer.
         """
         if not reads:
-            return Written([])
-        if self._writing is None or not self._writing.can_write(specs):
-            return write_step_by_step(self, reads, lens, vocab_size, cache, specs)
-        ids, positions, spans = _flattened(reads, cache, lens)
+            return Generated([])
+        if self._generating is None or not self._generating.can_generate(specs):
+            return generate_step_by_step(partial(self.read, cache=cache), reads, lens, vocab_size, specs)
+        batch = flatten(reads, cache, lens)
         with torch.inference_mode():
-            written = self._writing.write(ids, positions, spans, lens, vocab_size, specs)
-        for read, span, tokens in zip(reads, spans, written.ids, strict=True):
+            generated = self._generating.generate(batch, lens, vocab_size, specs)
+        for read, span, tokens in zip(reads, batch.spans, generated.ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
-        return written
-
-
-def write_step_by_step(
-    model: LanguageModel,
-    reads: Sequence[Read],
-    lens: Sequence[int],
-    vocab_size: int,
-    cache: KVCache,
-    specs: Sequence[DrawSpec],
-) -> Written:
-    """LanguageModel.write, a pass for each token."""
-    ids: list[list[int]] = [[] for _ in reads]
-    token_probs: dict[tuple[int, int], Tensor] = {}
-    open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
-    for step in range(max(lens)):
-        logits = model.read(list(open_reads.values()), cache)[:, :vocab_size]
-        tokens, found = choose_with([specs[i] for i in open_reads], step, logits)
-        for row, (i, token) in enumerate(zip(list(open_reads), tokens, strict=True)):
-            if row in found:
-                token_probs[i, step] = found[row]
-            if token >= 0:
-                ids[i].append(token)
-            open_reads[i] = Read(reads[i].seq_id, [token], 1)
-            if token < 0 or len(ids[i]) == lens[i]:
-                del open_reads[i]
-        if not open_reads:
-            break
-    places = [(i, step) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]
-    if not token_probs:
-        return Written(ids)
-    probs = next(iter(token_probs.values())).new_zeros(len(places), vocab_size)
-    for row, place in enumerate(places):
-        if place in token_probs:
-            probs[row, : token_probs[place].shape[0]] = token_probs[place]
-    return Written(ids, TokenProbs(probs))
-
-
-def _flattened(
-    reads: Sequence[Read], cache: KVCache, more: Sequence[int] | None = None
-) -> tuple[list[int], list[int], list[Span]]:
-    """Token ids, positions and spans of one ragged batch. more: how many tokens will be written behind each read."""
-    ids: list[int] = []
-    positions: list[int] = []
-    spans: list[Span] = []
-    for i, read in enumerate(reads):
-        region = cache.region(read.seq_id)
-        start, length = len(region.tokens), len(read.tokens)
-        needed = length if more is None else length + more[i] - 1
-        if start + needed > region.capacity:
-            raise RuntimeError(f"sequence {read.seq_id}: no room reserved for {needed} more tokens")
-        if read.num_logits > length:
-            raise RuntimeError(
-                f"sequence {read.seq_id}: {read.num_logits} rows of logits are wanted of {length} tokens"
-            )
-        spans.append(Span(region, len(ids), length, start))
-        ids.extend(read.tokens)
-        positions.extend(range(start, start + length))
-    return ids, positions, spans
+        return generated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,49 +13,69 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.kernels import Kernels
-from foredraft.model.attention import Pass, Span
-from foredraft.model.demand import Demand
+from foredraft.model.attention import AttentionMetadata
+from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
+from foredraft.model.warm_up import WarmUpSizes
 
 
 class LibraryBody:
     """hf stays as its owner made it. kernels: for attention; None: PyTorch's."""
 
     is_batch_invariant = False
+    supports_taps = True
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf
         self.kernels = kernels
-        self.row_rule = rule_of(hf)
+        self._row_rule = rule_of(hf)
         self._is_taken_over = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
 
-    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
-        """-> logits [len(wanted), V]"""
-        rows = wanted + [0] * (self.row_rule.pad(len(wanted)) - len(wanted))
-        device = self._hf.device
-        index = torch.tensor(rows, device=device)
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([ids], device=device),
-            "position_ids": torch.tensor([positions], device=device),
-            # without it the library would take the ragged batch for packed training sequences
-            "attention_mask": torch.ones(1, len(ids), dtype=torch.bool, device=device),
-            "use_cache": False,
-            "reading": Pass(list(spans), self.kernels),
-        }
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
+        num_rows, wanted = len(batch.ids), batch.wanted
+        batch = self._padded(batch)
+        index = torch.tensor(batch.wanted, device=self._hf.device)
+        inputs = self._inputs(batch)
         if self._keeps_rows:
             inputs["logits_to_keep"] = index
+        if taps:
+            inputs["output_hidden_states"] = True
         with nullcontext() if self._is_taken_over else routed(self._hf):
-            logits: Tensor = self._hf(**inputs).logits[0]
+            outputs = self._hf(**inputs)
+        logits: Tensor = outputs.logits[0]
         if not self._keeps_rows:
             logits = logits[index]
-        return logits[: len(wanted)]
+        hidden = [outputs.hidden_states[tap][0, :num_rows] for tap in taps]
+        return Reading(logits[: len(wanted)], torch.cat(hidden, dim=-1) if hidden else None)
+
+    def _padded(self, batch: RaggedBatch) -> RaggedBatch:
+        """With as many rows as the row rule asks for. The new ones belong to no sequence."""
+        ids, positions, slots, spans, wanted = batch
+        missing = self._row_rule.pad(len(ids)) - len(ids)
+        if missing:
+            ids, positions = ids + [0] * missing, positions + positions[-1:] * missing
+            slots = positions if batch.is_contiguous else slots + slots[-1:] * missing
+            spans = [*spans[:-1], replace(spans[-1], padding=missing)]
+        wanted = wanted + [0] * (self._row_rule.pad(len(wanted)) - len(wanted))
+        return RaggedBatch(ids, positions, slots, spans, wanted)
+
+    def _inputs(self, batch: RaggedBatch) -> dict[str, Any]:
+        device = self._hf.device
+        return {
+            "input_ids": torch.tensor([batch.ids], device=device),
+            "position_ids": torch.tensor([batch.positions], device=device),
+            # without it the library would take the ragged batch for packed training sequences
+            "attention_mask": torch.ones(1, len(batch.ids), dtype=torch.bool, device=device),
+            "use_cache": False,
+            "attention_metadata": AttentionMetadata.of(batch, self.kernels),
+        }
 
     def take_over(self) -> None:
-        """The model stays routed, which spares every pass the way there and back."""
+        """The model stays routed, which saves every pass from switching to our attention and back."""
         route(self._hf)
         self._is_taken_over = True
 
-    def warm_up(self, demand: Demand) -> None:
-        """It needs nothing."""
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        """Nothing to prepare."""

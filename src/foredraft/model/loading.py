@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import ModelError, one_line
 from foredraft.gpu import Graphs, why_not
-from foredraft.kernels import Kernels, load_kernels
+from foredraft.kernels import Kernels, load_kernels, quantize_int8, unquantized
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
@@ -62,7 +62,7 @@ class LoadOptions:
 
     quantization: "int8" rounds linear layers to eight bits as they are loaded, the rest runs in bfloat16; None or
     "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
-    batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on its company or on
+    batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on the batch or on
     drafts; on a CPU compiled kernels are so anyway.
     """
 
@@ -119,7 +119,7 @@ def _refuse_absent(device: torch.device) -> None:
 
 
 def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights: bool = True) -> PretrainedConfig:
-    """All that can be told before the weights are read. Raises ModelError, one line, for what cannot work."""
+    """Check all that can be checked before the weights are read. Raises ModelError, one line, for what cannot work."""
     name = os.fspath(source)
     options.torch_device()
     refuse_unusable(name, has_weights=has_weights)
@@ -184,7 +184,7 @@ def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreT
 
 
 def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
-    """What can be told from the configuration alone."""
+    """Raises ModelError for what the configuration alone rules out."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name}: an encoder-decoder ({config.model_type}); a causal decoder is needed")
     text = config.get_text_config()
@@ -269,20 +269,21 @@ def move(hf: PreTrainedModel, device: torch.device) -> None:
 
 @torch.inference_mode()
 def _prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
-    """Swap in what runs fastest on this processor. Only for models that are ours to change."""
+    """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
     if hf.device.type == "cuda" and options.kernels == "auto" and _fits_a_device(hf):
         context_len = context_len_of(hf.config, name)
         return DeviceStackBody(hf, context_len, Graphs(hf.device), is_batch_invariant=options.batch_invariant)
+    weight_format = quantize_int8 if wants_int8 else unquantized
     kernels = _kernels_for(hf, options, wants_int8)
     if wants_int8:
         _narrow_the_rest(hf)
     if kernels is not None and has_stack_form(hf):
-        return StackBody(hf, kernels, context_len_of(hf.config, name), int8=wants_int8)
+        return StackBody(hf, kernels, context_len_of(hf.config, name), weight_format)
     if kernels is not None:
-        pack_linears(hf, lambda weight, bias: NativeLinear(kernels.pack(weight, bias, int8=wants_int8), kernels))
+        pack_linears(hf, lambda weight, bias: NativeLinear(kernels.pack(weight_format(weight), bias), kernels))
     elif wants_int8:
-        pack_linears(hf, Int8Linear)
+        pack_linears(hf, lambda weight, bias: Int8Linear(quantize_int8(weight), bias))
     elif packs(hf.dtype, hf.device, is_compiled=False):
         pack_linears(hf, PackedLinear)
     return LibraryBody(hf, kernels)

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from foredraft.kernels import Kernels, PackedMatrix, is_int8_exact, quantised
+from foredraft.kernels import (
+    Kernels,
+    PackedMatrix,
+    QuantizedWeight,
+    check_channelwise_int8,
+    is_int8_exact,
+    quantize_int8,
+)
 from foredraft.model.pages import give_back
 
 _TYPICAL_ROWS = 8
@@ -49,13 +56,13 @@ class Int8Linear(nn.Module):
     _scales: Tensor
     _bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         super().__init__()
+        check_channelwise_int8(weight)
         self.out_features, self.in_features = weight.shape
-        whole, scales = quantised(weight)
         self._missing = -self.in_features % _INT_MM_UNIT  # PyTorch's product is wrong for a single input
-        self.register_buffer("_weight", nn.functional.pad(whole, (0, self._missing)).T)
-        self.register_buffer("_scales", scales)
+        self.register_buffer("_weight", nn.functional.pad(weight.codes, (0, self._missing)).T)
+        self.register_buffer("_scales", weight.scales[:, 0])
         self.register_buffer("_bias", None if bias is None else bias.float())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,14 +113,14 @@ def packs(dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> boo
 def int8_is_exact() -> bool:
     """Whether PyTorch's integer product is exact here: without VNNI or its like it may saturate."""
     try:
-        return is_int8_exact(lambda weight, x: Int8Linear(weight, None)(x))
+        return is_int8_exact(lambda weight, x: Int8Linear(quantize_int8(weight), None)(x))
     except RuntimeError:
         return False
 
 
 @torch.inference_mode()
 def pack_linears(hf: PreTrainedModel, pack: Pack) -> int:
-    """Replace the model's linear layers in place; say how many. Each original's weights go as its packed ones come, so
+    """Replace the model's linear layers in place -> how many. Each original's weights go as its packed ones come, so
     the model is never held twice. Subclasses of nn.Linear (quantised ones) are left alone."""
     count = 0
     for parent in list(hf.modules()):

@@ -20,7 +20,7 @@ _DONT_NEED = 4
 
 
 def give_back(weights: Iterable[Tensor]) -> None:
-    """The memory behind weights that nobody needs any more, in files, and whatever else is free. Only on Linux."""
+    """Return the memory of weights that are no longer needed, file mappings included, to the system. Only on Linux."""
     library = _c_library()
     if library is None:
         return
@@ -28,7 +28,7 @@ def give_back(weights: Iterable[Tensor]) -> None:
     for weight in weights:
         start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (weight.data_ptr() + weight.numel() * weight.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
-        # what lies in no file belongs to the allocator, and would be zeros afterwards
+        # memory outside of files belongs to the allocator, and would read as zeros afterwards
         if start < end and any(low <= start and end <= high for low, high in files):
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
     library.malloc_trim(ctypes.c_size_t(0))
@@ -36,13 +36,13 @@ def give_back(weights: Iterable[Tensor]) -> None:
 
 def _mapped_files() -> list[tuple[int, int]]:
     """Where files lie in memory, mapped privately. Not by their names: a hub's cache calls them by their hashes."""
-    found = []
+    ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, permissions, _, _, inode, *_ = line.split()
         if inode != "0" and permissions.endswith("p"):
             low, _, high = addresses.partition("-")
-            found.append((int(low, 16), int(high, 16)))
-    return found
+            ranges.append((int(low, 16), int(high, 16)))
+    return ranges
 
 
 @cache

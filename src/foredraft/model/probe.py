@@ -1,4 +1,4 @@
-"""What a model can do is found out when it is loaded, on a few tokens, not assumed from its name.
+"""What a model can do is measured when it is loaded, on a few tokens, and not assumed from its name.
 
 The library's own forward is the reference: a model whose attention does not pass through our function, that looks
 ahead, or that mixes the sequences of a ragged batch gives other logits, and is refused with the reason.
@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from foredraft.engine.cache import KEY_MULTIPLE, Region
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
-from foredraft.model.attention import Pass, Span, attend
+from foredraft.model.attention import AttentionMetadata, attend
+from foredraft.model.batch import Read, Span
 from foredraft.model.diagnosis import why_not_finite
-from foredraft.model.language_model import Body, LanguageModel, Read, Traits
+from foredraft.model.language_model import Body, LanguageModel, Traits
 from foredraft.model.library import LibraryBody
 
 _LENGTHS = (13, 7)
@@ -37,7 +38,7 @@ def probe(
 ) -> LanguageModel:
     """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs.
 
-    prepare: what makes the model's body, after the library's own forward was asked.
+    prepare: makes the model's body, after the library's own forward has run.
     """
     lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
     sequences = _random_sequences(hf, lengths)
@@ -125,11 +126,11 @@ def _is_row_exact(model: LanguageModel) -> bool:
     if model.device.type != "cpu" and not model.body.is_batch_invariant:
         return False
     length = min(sum(_CUTS), model.traits.context_len)
-    company, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
+    neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
     num_compared = min(length, _CUTS[2])
-    whole = model.scratch_cache([len(company), length])
+    whole = model.scratch_cache([len(neighbour), length])
     with _Float32Products() as products:
-        expected = model.read([Read(0, company, 1), Read(1, tokens, num_compared)], whole)[1:]
+        expected = model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:]
     if products.seen:
         return False
     pieces = model.scratch_cache([length])
@@ -168,8 +169,8 @@ def _attend_in_pieces(states: list[Tensor], ends: Sequence[int], kernels: Kernel
     parts = []
     for start, end in pairwise(ends):
         query, key, value = (state[:, :, start:end] for state in states)
-        reading = Pass([Span(region, 0, end - start, start)], kernels)
-        parts.append(attend(layer, query, key, value, None, reading=reading)[0][0])
+        metadata = AttentionMetadata([Span(region, 0, end - start, start)], kernels=kernels)
+        parts.append(attend(layer, query, key, value, None, attention_metadata=metadata)[0][0])
     return torch.cat(parts)
 
 

@@ -1,4 +1,4 @@
-"""Within `routed`, a Hugging Face model runs our attention and our experts; outside it is what its owner chose."""
+"""Within `routed`, a Hugging Face model runs our attention and our experts; outside, what its owner chose."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def route(model: PreTrainedModel) -> None:
 
 def _with_parts(config: PretrainedConfig) -> list[PretrainedConfig]:
     """A configuration and those of its parts, wholes first."""
-    found = [config]
+    configs = [config]
     for name in config.sub_configs:
         part = getattr(config, name, None)
         if isinstance(part, PretrainedConfig):
-            found += _with_parts(part)
-    return found
+            configs += _with_parts(part)
+    return configs

@@ -1,4 +1,4 @@
-"""How many rows to run, so that a row's bits do not depend on its company. Measured on PyTorch 2.13, oneDNN, AVX-512.
+"""How many rows to run, so that a row's bits do not depend on the other rows. Measured on PyTorch 2.13, oneDNN, AVX-512.
 
 Three things change with the number of rows, and padding mends each:
 

@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from foredraft.kernels import DrawSpec, Kernels, PackedMatrix, Stack, StackLayer, StackPass, StackSpan, interleaved
-from foredraft.model.attention import Span
-from foredraft.model.demand import Demand
-from foredraft.model.language_model import Written
+from foredraft.kernels import (
+    DrawSpec,
+    Kernels,
+    PackedMatrix,
+    Stack,
+    StackBatch,
+    StackLayer,
+    WeightFormat,
+    interleaved,
+    unquantized,
+)
+from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.generation import Generated
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
-from foredraft.model.rows import RowRule
+from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -31,71 +40,55 @@ _FIRST_POSITIONS = 512
 
 
 class StackBody:
-    """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: no position beyond."""
+    """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: the longest sequence.
+    weight_format: what its matrices become."""
 
-    row_rule = RowRule(least=1)
     is_batch_invariant = False
+    supports_taps = False
 
-    def __init__(self, hf: PreTrainedModel, kernels: Kernels, context_len: int, *, int8: bool) -> None:
+    def __init__(
+        self, hf: PreTrainedModel, kernels: Kernels, context_len: int, weight_format: WeightFormat = unquantized
+    ) -> None:
         self.kernels = kernels
         self._hf = hf
         self._context_len = context_len
-        self._stack = _take(hf, kernels, int8=int8)
+        self._stack = _take(hf, kernels, weight_format)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=torch.bfloat16)
         self._rotation = rotation_table(hf, min(_FIRST_POSITIONS, context_len))
 
-    def __call__(self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span]) -> Tensor:
-        """-> logits [len(wanted), V]"""
-        return self.kernels.read(self._stack, self._pass(ids, positions, wanted, spans))
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
+        return Reading(self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch)))
 
-    def can_write(self, specs: Sequence[DrawSpec]) -> bool:
-        """In every way there is."""
+    def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
+        """All specs are supported."""
         return True
 
-    def write(
-        self,
-        ids: list[int],
-        positions: list[int],
-        spans: Sequence[Span],
-        lens: Sequence[int],
-        vocab_size: int,
-        specs: Sequence[DrawSpec],
-    ) -> Written:
-        """Read, and go on: lens[i] tokens of the first vocab_size ids behind span i, chosen by ways[i], in one call."""
-        wanted = [span.first_row + span.num_rows - 1 for span in spans]
-        reading = self._pass(ids, positions, wanted, spans, num_more=max(lens))
-        written, probs, kept_ids = self.kernels.write(self._stack, reading, lens, vocab_size, specs)
-        return Written(written, None if probs is None else TokenProbs(probs, kept_ids))
+    def generate(
+        self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> Generated:
+        """See LanguageModel.generate: in one call."""
+        rotation = self._rotation_for(batch, max(lens))
+        ids, probs, kept_ids = self.kernels.generate(
+            self._stack, self._located(batch), rotation, lens, vocab_size, specs
+        )
+        return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
 
-    def _pass(
-        self, ids: list[int], positions: list[int], wanted: list[int], spans: Sequence[Span], num_more: int = 0
-    ) -> StackPass:
-        rotation = self._rotation_to(max(span.start + span.num_rows for span in spans) + num_more)
-        return StackPass(ids, positions, wanted, self._located(spans), rotation)
+    def _located(self, batch: RaggedBatch) -> StackBatch:
+        return batch.located(self._stack.num_layers, self._keys_like)
 
-    def _located(self, spans: Sequence[Span]) -> list[StackSpan]:
-        return [
-            StackSpan(
-                span.first_row,
-                span.num_rows,
-                span.start,
-                span.region.capacity,
-                span.region.addresses(self._stack.num_layers, self._keys_like),
-            )
-            for span in spans
-        ]
-
-    def _rotation_to(self, end: int) -> tuple[Tensor, Tensor]:
+    def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin, at least as far as this batch goes."""
+        end = max(span.start + span.num_rows for span in batch.spans) + num_generated
         if end > self._rotation[0].shape[0]:
             # no further than the context: some embeddings change every angle with the longest position they see
             self._rotation = rotation_table(self._hf, max(end, min(2 * end, self._context_len)))
         return self._rotation
 
     def take_over(self) -> None:
-        """The model is ours already."""
+        """The model runs nothing else already."""
 
-    def warm_up(self, demand: Demand) -> None:
-        """It needs nothing."""
+    def warm_up(self, sizes: WarmUpSizes) -> None:
+        """Nothing to prepare."""
 
 
 @torch.inference_mode()
@@ -125,7 +118,7 @@ def has_stack_form(hf: Any) -> bool:
 
 
 @torch.inference_mode()
-def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
+def _take(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Stack:
     layers = hf.model.layers
     first = layers[0].self_attn
     head_dim, scale = int(first.head_dim), float(first.scaling)
@@ -134,10 +127,10 @@ def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
     taken: list[StackLayer] = []
     for index in range(len(layers)):
         weights = list(layers[index].parameters())
-        taken.append(_take_layer(hf, index, kernels, int8=int8))
+        taken.append(_take_layer(hf, index, kernels, weight_format))
         give_back(weights)
     head = hf.lm_head
-    hf.lm_head = NativeLinear(kernels.pack(head.weight, head.bias, int8=int8), kernels)
+    hf.lm_head = NativeLinear(kernels.pack(weight_format(head.weight), head.bias), kernels)
     embedding = hf.model.embed_tokens
     if head.weight is not embedding.weight:
         give_back([head.weight])
@@ -155,7 +148,7 @@ def _take(hf: Any, kernels: Kernels, *, int8: bool) -> Stack:
     )
 
 
-def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLayer:
+def _take_layer(hf: Any, index: int, kernels: Kernels, weight_format: WeightFormat) -> StackLayer:
     """One layer's matrices packed; the layer itself is replaced by what holds them, so that it is never there twice."""
     layers = hf.model.layers
     layer: Any = layers[index]
@@ -163,7 +156,7 @@ def _take_layer(hf: Any, index: int, kernels: Kernels, *, int8: bool) -> StackLa
     holder = nn.Module()
 
     def packed(name: str, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-        matrix = kernels.pack(weight, bias, int8=int8)
+        matrix = kernels.pack(weight_format(weight), bias)
         setattr(holder, name, NativeLinear(matrix, kernels))
         return matrix
 

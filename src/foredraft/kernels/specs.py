@@ -1,0 +1,140 @@
+"""How tokens are drawn and drafts verified, as the compiled library reads it."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foredraft.kernels.structs import TokenProbsStruct, VerificationBatchStruct
+from foredraft.kernels.weights import address
+
+_DRAW_SPEC = struct.Struct("4q4f")  # DrawSpec in structs.h
+_GREEDY, _DRAWN, _SHARED = 0, 1, 2  # Choice
+_GREEDY_SPEC = _DRAW_SPEC.pack(_GREEDY, 0, 0, 0, 0.0, 1.0, 0.0, 0.0)
+
+
+class DrawSpec(NamedTuple):
+    """How the tokens of one sequence are chosen: the likeliest (temperature 0), or from softmax(logits / temperature), truncated,
+    with noise for each token.
+
+    truncation: (top_k, top_p, min_p), or None to keep every id. uniforms: in [0, 1), for tokens that are drawn. keys: of the
+    noise that drafter and verifier share (see sampling/noise.py).
+    """
+
+    temperature: float = 0.0
+    truncation: tuple[int, float, float] | None = None
+    uniforms: Sequence[float] = ()
+    keys: Sequence[int] = ()
+
+    @property
+    def is_drawn(self) -> bool:
+        return len(self.uniforms) > 0
+
+
+class PackedDrawSpecs:
+    """Draw specs as bytes. num_prob_rows: the number of drawn tokens, all specs together. truncates: whether any spec of them
+    truncates."""
+
+    def __init__(self, specs: Sequence[DrawSpec]) -> None:
+        self.num_prob_rows, self.truncates = 0, False
+        rows: list[bytes] = []
+        uniforms: list[float] = []
+        keys: list[int] = []
+        for spec in specs:
+            if spec.temperature == 0:
+                rows.append(_GREEDY_SPEC)
+                continue
+            top_k, top_p, min_p = spec.truncation or (0, 1.0, 0.0)
+            kind = _DRAWN if spec.is_drawn else _SHARED
+            first = len(uniforms) if kind == _DRAWN else len(keys)
+            rows.append(_DRAW_SPEC.pack(kind, first, self.num_prob_rows, top_k, spec.temperature, top_p, min_p, 0.0))
+            uniforms += spec.uniforms
+            keys += spec.keys
+            if kind == _DRAWN:
+                self.num_prob_rows += len(spec.uniforms)
+                self.truncates |= spec.truncation is not None
+        self.rows = b"".join(rows)
+        self.uniforms = struct.pack(f"{len(uniforms)}d", *uniforms)
+        self.keys = struct.pack(f"{len(keys)}q", *keys)
+
+
+RULES = ("rejection", "block")
+"""Verification rules for sampled drafts, numbered as in structs.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationBatch:
+    """Sequences with sampled draft tokens to verify.
+
+    first_rows: the first of each sequence's lens[b] + 1 rows of logits. places: its row of ids and prob_rows [B, K] int64 (-1: a
+    point mass). specs: the target's. rules: of RULES. probs: [R, C] float32, draft distributions over kept_ids [R, C] (None: over
+    all ids). uniforms: in [0, 1), two for each sequence.
+    """
+
+    first_rows: Sequence[int]
+    lens: Sequence[int]
+    places: Sequence[int]
+    specs: Sequence[DrawSpec]
+    rules: Sequence[str]
+    ids: Tensor
+    prob_rows: Tensor
+    probs: Tensor
+    kept_ids: Tensor | None
+    uniforms: Sequence[float]
+
+
+class VerificationResult(NamedTuple):
+    """num_accepted, next_ids: of each sequence. bad_rows: rows of logits with a NaN. stops: [B, K + 1], the probability of each
+    number of accepted tokens."""
+
+    num_accepted: list[int]
+    next_ids: list[int]
+    bad_rows: list[int]
+    stops: array[float]
+
+
+def new_token_probs(
+    specs: PackedDrawSpecs, vocab_size: int
+) -> tuple[TokenProbsStruct | None, Tensor | None, Tensor | None, object]:
+    """Room for the distributions of drawn tokens: the struct, probs and ids [R, vocab_size], and what the struct points to. As wide as
+    the vocabulary, because nobody knows how many ids will be kept; memory that is not written to costs nothing."""
+    if specs.num_prob_rows == 0:
+        return None, None, None, None
+    probs = torch.empty(specs.num_prob_rows, vocab_size)
+    ids = torch.empty(specs.num_prob_rows, vocab_size, dtype=torch.int64) if specs.truncates else None
+    kept = array("q", [0]) * specs.num_prob_rows
+    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
+
+
+def verification_struct(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:
+    """The struct, and what must live as long as it is used."""
+    rules = [RULES.index(rule) for rule in batch.rules]
+    numbers = [array("q", each) for each in (batch.first_rows, batch.lens, batch.places)]
+    specs, uniforms = array("q", PackedDrawSpecs(batch.specs).rows), array("d", batch.uniforms)
+    numbers += [specs, array("q", rules)]
+    ids, prob_rows = batch.ids.contiguous(), batch.prob_rows.contiguous()
+    probs, kept_ids = batch.probs.float(), batch.kept_ids
+    if probs.stride(1) != 1:
+        probs = probs.contiguous()
+    if kept_ids is not None and kept_ids.stride(1) != 1:
+        kept_ids = kept_ids.contiguous()
+    struct = VerificationBatchStruct(
+        *(each.buffer_info()[0] for each in numbers),
+        ids.data_ptr(),
+        prob_rows.data_ptr(),
+        probs.data_ptr(),
+        address(kept_ids),
+        uniforms.buffer_info()[0],
+        len(batch.lens),
+        ids.shape[1],
+        probs.shape[1],
+        probs.stride(0),
+        0 if kept_ids is None else kept_ids.stride(0),
+    )
+    return struct, (numbers, uniforms, ids, prob_rows, probs, kept_ids)

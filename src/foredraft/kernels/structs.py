@@ -1,0 +1,90 @@
+"""The structs of structs.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int64, c_void_p
+
+
+class MatrixStruct(ctypes.Structure):
+    _fields_ = [
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("corrections", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("kind", c_int64),
+    ]
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        ("window", c_int64),
+    ]
+
+
+class StackStruct(ctypes.Structure):
+    _fields_ = [
+        ("layers", POINTER(LayerStruct)),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", MatrixStruct),
+        *(
+            (name, c_int64)
+            for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate")
+        ),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, c_void_p)
+            for name in ("ids", "positions", "slots", "wanted", "cos", "sin", "spans", "stores", "logits")
+        ),
+        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans")),
+    ]
+
+
+class AttentionCallStruct(ctypes.Structure):
+    _fields_ = [
+        ("query", c_void_p),
+        ("query_head", c_int64),
+        ("query_row", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("capacity", c_int64),
+        ("slots", c_void_p),
+        ("mask", c_void_p),
+        ("mask_keys", c_int64),
+        ("sinks", c_void_p),
+        ("output", c_void_p),
+        *(
+            (name, c_int64)
+            for name in ("num_rows", "start", "num_heads", "num_kv_heads", "key_dim", "value_dim", "window")
+        ),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class TokenProbsStruct(ctypes.Structure):
+    _fields_ = [("probs", c_void_p), ("ids", c_void_p), ("kept", c_void_p), ("width", c_int64)]
+
+
+class VerificationBatchStruct(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, c_void_p)
+            for name in (
+                *("first_rows", "lens", "places", "specs", "rules"),
+                *("ids", "prob_rows", "probs", "kept_ids", "uniforms"),
+            )
+        ),
+        *((name, c_int64) for name in ("num_sequences", "max_len", "columns", "probs_stride", "kept_stride")),
+    ]

@@ -1,0 +1,15 @@
+"""The sizes of the passes that a model will run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class WarmUpSizes(NamedTuple):
+    """What a model prepares for before the first request. max_num_seqs: sequences in a pass. max_tokens: rows of each sequence,
+    or, if drafts, tokens that the model generates after each. vocab_size: it chooses among the first so many ids."""
+
+    max_num_seqs: int
+    max_tokens: int
+    vocab_size: int
+    drafts: bool

@@ -1,0 +1,152 @@
+"""What LanguageModel promises, whatever body computes it: mostly on a small random model run by the library's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.engine.cache import MemoryPool
+from foredraft.errors import ModelError
+from foredraft.kernels import DrawSpec, load_kernels, why_none
+from foredraft.model import Generated, LanguageModel, LoadOptions, Read, WarmUpSizes, load_model
+from foredraft.model.language_model import Traits
+from foredraft.model.library import LibraryBody
+from tests.model.reference import greedy
+from tests.model.zoo import SPECIES, VOCAB_SIZE, Maker, random_model
+
+CONTEXT, BYTES_PER_TOKEN = 64, 10
+FIRST, SECOND = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    hf = random_model(SPECIES["llama"].config())
+    return LanguageModel(hf, Traits("toy", VOCAB_SIZE, CONTEXT, BYTES_PER_TOKEN, row_exact=False))
+
+
+@torch.inference_mode()
+def reference(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """The library's own logits of one text, [T, V]."""
+    logits: Tensor = model.hf(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def test_reading_gives_the_last_rows_of_each_read_and_fills_the_cache(model: LanguageModel) -> None:
+    cache = model.scratch_cache([8, 8])
+    first = model.read([Read(0, FIRST[:5], 0), Read(1, SECOND[:1], 1)], cache)
+    assert torch.allclose(first, reference(model, SECOND)[:1], atol=1e-3)
+    assert [cache.region(i).tokens for i in (0, 1)] == [FIRST[:5], SECOND[:1]]
+    second = model.read([Read(1, SECOND[1:], 2), Read(0, FIRST[5:], 1)], cache)
+    expected = torch.cat([reference(model, SECOND)[1:], reference(model, FIRST)[-1:]])
+    assert torch.allclose(second, expected, atol=1e-3)
+    assert [cache.region(i).tokens for i in (0, 1)] == [FIRST, SECOND]
+
+
+def test_what_cannot_be_read_is_refused_and_leaves_no_trace(model: LanguageModel) -> None:
+    cache = model.new_cache(MemoryPool(1 << 20))
+    with pytest.raises(RuntimeError, match="sequence 0: no room reserved for 8 more tokens"):
+        model.read([Read(0, FIRST, 1)], cache)
+    assert cache.reserve(0, 8)
+    with pytest.raises(RuntimeError, match="sequence 0: 9 rows of logits are wanted of 8 tokens"):
+        model.read([Read(0, FIRST, 9)], cache)
+    with pytest.raises(RuntimeError, match="sequence 1: no room reserved"):
+        model.read([Read(0, FIRST, 1), Read(1, SECOND, 1)], cache)
+    assert cache.num_held(0) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@torch.inference_mode()
+def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
+    """Of all rows of a ragged batch, read in two passes, layers in the order in which they were asked for."""
+    hf = random_model(SPECIES[name].config())
+    model = LanguageModel(hf, Traits(name, VOCAB_SIZE, CONTEXT, BYTES_PER_TOKEN, row_exact=False))
+    num_layers = hf.config.num_hidden_layers
+    taps = (num_layers, 0, 1)
+    states = [hf(torch.tensor([tokens]), output_hidden_states=True).hidden_states for tokens in (FIRST, SECOND)]
+    expected = [torch.cat([each[tap][0] for tap in taps], dim=-1) for each in states]
+    cache = model.scratch_cache([8, 8])
+    one = model.read_with_taps([Read(0, FIRST[:5], 1)], cache, taps)
+    both = model.read_with_taps([Read(0, FIRST[5:], 0), Read(1, SECOND, 2)], cache, taps)
+    assert one.hidden is not None
+    assert both.hidden is not None
+    assert one.hidden.shape == (5, 3 * hf.config.hidden_size)
+    hidden = torch.cat([one.hidden, both.hidden])
+    assert torch.allclose(hidden, torch.cat(expected), atol=1e-3)
+    assert one.logits.shape == (1, VOCAB_SIZE)
+    assert both.logits.shape == (2, VOCAB_SIZE)
+
+
+def test_without_taps_there_are_no_hidden_states(model: LanguageModel) -> None:
+    assert model.read_with_taps([Read(0, SECOND, 1)], model.scratch_cache([8]), ()).hidden is None
+
+
+@pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
+def test_a_body_without_taps_says_so(checkpoint: Maker) -> None:
+    model = load_model(checkpoint("llama"), LoadOptions(dtype="bfloat16", device="cpu"))
+    assert not model.body.supports_taps
+    cache = model.scratch_cache([8])
+    with pytest.raises(ModelError, match='its kernels give no hidden states; load it with kernels="torch"'):
+        model.read_with_taps([Read(0, SECOND, 1)], cache, (1,))
+    assert cache.num_held(0) == 0
+
+
+def test_generating_writes_what_transformers_writes(model: LanguageModel) -> None:
+    """The last token is not read, the others are in the cache."""
+    cache = model.scratch_cache([32, 32])
+    model.read([Read(0, FIRST[:4], 0)], cache)
+    reads, lens = [Read(0, FIRST[4:], 1), Read(1, SECOND, 1)], [6, 3]
+    generated = model.generate(reads, lens, VOCAB_SIZE, cache, [DrawSpec()] * 2)
+    expected = [text[:n] for text, n in zip(greedy(model.hf, [FIRST, SECOND], 6), lens, strict=True)]
+    assert generated == Generated(expected)
+    assert cache.region(0).tokens == [*FIRST, *expected[0][:-1]]
+    assert cache.region(1).tokens == [*SECOND, *expected[1][:-1]]
+
+
+def test_generated_ids_are_the_first_of_the_vocabulary(model: LanguageModel) -> None:
+    spec = DrawSpec(1.0, uniforms=[0.5, 0.999])
+    ids, token_probs = model.generate([Read(0, FIRST, 1)], [2], 5, model.scratch_cache([32]), [spec])
+    assert len(ids[0]) == 2
+    assert max(ids[0]) < 5
+    assert token_probs is not None
+    assert token_probs.probs.shape == (2, 5)
+    assert torch.allclose(token_probs.probs.sum(1), torch.ones(2))
+
+
+def test_nothing_is_generated_after_no_reads(model: LanguageModel) -> None:
+    assert model.generate([], [], VOCAB_SIZE, model.scratch_cache([]), []) == Generated([])
+
+
+def test_the_owners_model_stays_as_it_is_until_it_is_taken_over(model: LanguageModel) -> None:
+    before = model.hf.config._attn_implementation
+    cache = model.scratch_cache([16])
+    plain = model.read([Read(0, FIRST, 8)], cache)
+    assert model.hf.config._attn_implementation == before
+    model.take_over()
+    assert model.hf.config._attn_implementation == "foredraft"
+    assert torch.equal(model.read([Read(0, FIRST, 8)], model.scratch_cache([16])), plain)
+
+
+def test_caches(model: LanguageModel) -> None:
+    pool = MemoryPool(BYTES_PER_TOKEN * 64)
+    cache = model.new_cache(pool)
+    assert cache.reserve(0, 64)
+    assert (pool.free, cache.max_len) == (0, CONTEXT)
+    assert not cache.reserve(1, 1)
+    scratch = model.scratch_cache([3, 40])
+    assert [scratch.region(i).capacity for i in (0, 1)] == [16, 48]
+    assert scratch.pool.total == 0
+
+
+def test_a_body_is_warmed_up_with_the_sizes(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[WarmUpSizes] = []
+    monkeypatch.setattr(LibraryBody, "warm_up", lambda body, given: sizes.append(given))
+    model.warm_up(WarmUpSizes(4, 5, VOCAB_SIZE, drafts=False))
+    assert sizes == [WarmUpSizes(4, 5, VOCAB_SIZE, drafts=False)]
+
+
+def test_on_a_cpu_a_pass_is_over_when_it_returns(model: LanguageModel) -> None:
+    assert model.device == torch.device("cpu")
+    assert not model.runs_ahead
