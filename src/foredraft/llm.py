@@ -223,6 +223,7 @@ class LLM:
         self.draft = self._drafts.get(draft_of(methods[0]))
         self.speculative_tokens = speculative_tokens
         self.policy = self._guarded(self._policy_for(list(drafters)), drafters)
+        self._trial_policies: list[Policy] = []
         self.drafters = drafters
         self.engine = self._engine(self.target, drafters, pool, self.policy, seed=self._seed, retain=self._retain)
         self.frontend = Frontend(self.engine, self.tokenizer, _sampling_defaults(self.target), self._grammars)
@@ -248,11 +249,13 @@ class LLM:
         if self.engine.has_work:
             raise ForedraftError("requests of this LLM are running: finish or close them first")
         self.engine.drop_retained()
+        policy = policy or self._policy_for(list(drafters), keeps_costs=False)
+        self._trial_policies.append(policy)
         engine = self._engine(
             target or self.target,
             drafters,
             MemoryPool(self.engine.pool.free),
-            policy or self._policy_for(list(drafters), keeps_costs=False),
+            policy,
             seed=seed,
             retain=False,
             verifier=verifier,
@@ -309,8 +312,8 @@ class LLM:
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
         """How often a drafter was left alone that had drafted, by drafter and reason: a threshold that was set, "memory_short",
-        "failed" or "does_not_pay". Counts, to be added up."""
-        return self.policy.fallbacks
+        "failed" or "does_not_pay"; in trials too. Counts, to be added up."""
+        return sum((policy.fallbacks for policy in (self.policy, *self._trial_policies)), Counter())
 
     @property
     def max_num_seqs(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foredraft.bench.budget import Clock, affordable_tokens, told
+from foredraft.bench.budget import Clock, affordable_tokens, describe_cuts
 
 
 class Watch:
@@ -63,8 +63,8 @@ def test_texts_are_as_long_as_the_time_that_is_left() -> None:
 
 
 def test_what_was_cut_is_said_and_nothing_else() -> None:
-    assert told([], (128, 80), (128, 80)) == ()
-    lines = told(["suffix:4", "ngram"], (128, 80), (32, 6))
+    assert describe_cuts([], (128, 80), (128, 80)) == ()
+    lines = describe_cuts(["suffix:4", "ngram"], (128, 80), (32, 6))
     assert lines == (
         "left out, because the budget was spent: suffix:4, ngram",
         "texts of 32 tokens instead of 128",

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import foredraft
-from foredraft.cli import app
 from foredraft.model.checkpoint import EMBEDDED
+from tests.command_line import assert_refused, run
 
 TEXT = EMBEDDED / "MODEL_CARD.md"
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -32,19 +31,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "distill": ("train", "distill", "--target", f"{EMBEDDED}/target", "--out", "out", "--data", str(TEXT), "--steps", "1"),
 }  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "scipy", "sympy", "pandas", "matplotlib", "fastapi", "trimesh", "sklearn")
-
-
-def run(*args: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def assert_refused(result: Any, *words: str) -> None:
-    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    for word in words:
-        assert word in line
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ def test_another_vocabulary_does_not_fit_and_is_not_loaded() -> None:
 
 
 def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foredraft.tools.inspection.available_memory", lambda device: 18 * 2**20)
+    monkeypatch.setattr("foredraft.tools.inspection.memory.available_memory", lambda device: 18 * 2**20)
     assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).fits
     found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"))
     assert not found.fits

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from foredraft.trace import read_trace
-from tests.test_cli import PROMPT, assert_refused, generate, json_lines, run
+from tests.command_line import PROMPT, assert_refused, generate, json_lines, run
 
 SHORT = ("--max-tokens", "12", "--temperature", "0")
 

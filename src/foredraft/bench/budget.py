@@ -1,4 +1,4 @@
-"""What of a measurement a budget has room for, on a machine that is busier than it was when the measurement was planned."""
+"""How much of a measurement a budget allows, on a machine that may have become busier since the measurement was planned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 Now = Callable[[], float]
-"""Seconds, from whenever."""
+"""Seconds from an arbitrary start."""
 
 _GRACE = 1.25
 """A round that was expected to fit is given up when the budget is overdrawn by this factor."""
@@ -16,8 +16,7 @@ _GRACE = 1.25
 
 @dataclass(slots=True)
 class Clock:
-    """When to stop. budget: seconds from `started` on, None without end. repeats: the most passes over all groups, None
-    without end."""
+    """When to stop. budget: seconds from `started` on. repeats: the most passes over all groups. None: no limit."""
 
     budget: float | None
     repeats: int | None
@@ -39,7 +38,7 @@ class Clock:
         return self.budget is not None and self.spent > _GRACE * self.budget
 
     def rounds(self) -> Iterator[tuple[int, int]]:
-        """(repeat, group): every configuration runs the group before the next round begins. The first is run in any case."""
+        """(repeat, group): every configuration runs the group before the next round begins. The first always runs."""
         for number in count():
             repeat, group = divmod(number, self.num_groups)
             before = self.spent
@@ -64,20 +63,20 @@ class Clock:
 
 
 def affordable_tokens(max_tokens: int, num_tried: int, seconds: float, left: float) -> int:
-    """How long texts can be. seconds: that a text of num_tried tokens takes. left: seconds for one of max_tokens."""
+    """The longest texts that fit. seconds: the time of a text of num_tried tokens. left: the time for one of max_tokens."""
     expected = seconds * max_tokens / num_tried
     if expected <= left:
         return max_tokens
     return max(num_tried, int(max_tokens * max(left, 0.0) / expected))
 
 
-def told(left_out: Sequence[str], wanted: tuple[int, int], asked: tuple[int, int]) -> tuple[str, ...]:
-    """What a budget cut, a line for each kind. wanted, asked: tokens of a text, and questions."""
+def describe_cuts(left_out: Sequence[str], requested: tuple[int, int], measured: tuple[int, int]) -> tuple[str, ...]:
+    """What a budget cut, a line for each kind. requested, measured: tokens per text, and number of questions."""
     lines = []
     if left_out:
         lines.append(f"left out, because the budget was spent: {', '.join(left_out)}")
-    if asked[0] < wanted[0]:
-        lines.append(f"texts of {asked[0]} tokens instead of {wanted[0]}")
-    if asked[1] < wanted[1]:
-        lines.append(f"{asked[1]} of {wanted[1]} questions")
+    if measured[0] < requested[0]:
+        lines.append(f"texts of {measured[0]} tokens instead of {requested[0]}")
+    if measured[1] < requested[1]:
+        lines.append(f"{measured[1]} of {requested[1]} questions")
     return tuple(lines)

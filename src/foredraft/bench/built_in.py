@@ -1,6 +1,6 @@
-"""The prompts of a benchmark that is given none: texts to continue, of four kinds that drafts take to differently.
+"""The default prompts of a benchmark: texts to continue, of four kinds that differ in how well drafts do.
 
-Short, so that a small model and a long one can both read them. None ends in a newline: newline and indentation are one
+They are short, so that models with a small context can read them. None ends in a newline: newline and indentation are one
 token of many vocabularies.
 """
 

@@ -1,4 +1,4 @@
-"""What is compared: a drafter, how many tokens it drafts, and how many prompts run together."""
+"""What a benchmark compares: a drafter, its number of draft tokens, and the batch size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """method, speculative_tokens: as LLM takes them; None, what the LLM at hand has. batch_size: prompts at a time."""
+    """method, speculative_tokens: as LLM takes them; None: those of the LLM. batch_size: prompts at a time."""
 
     method: str | Drafter | None = None
     speculative_tokens: int | str | None = None
@@ -36,7 +36,7 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str, batch_size: int = 1) -> Configuration:
-        """ "plain", or METHOD[:SPECULATIVE_TOKENS], each with @BATCH_SIZE behind it where it is not `batch_size`."""
+        """ "plain", or METHOD[:SPECULATIVE_TOKENS], each optionally followed by @BATCH_SIZE."""
         head, at, batch = text.partition("@")
         method, colon, tokens = head.partition(":")
         if not method or (at and not batch.isdecimal()) or (colon and not tokens):
@@ -54,7 +54,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """As `parse` reads it, but for a drafter that is an object."""
+        """As `parse` reads it, unless the drafter is an object."""
         batch = "" if self.batch_size == 1 else f"@{self.batch_size}"
         if self.is_plain:
             return _PLAIN + batch
@@ -64,14 +64,14 @@ class Configuration:
 
 
 class Stopwatch:
-    """Runs inside `with`, and not while others have their turn."""
+    """Runs inside `with` only, so it stands still while other contenders run."""
 
     def __init__(self) -> None:
         self._before = 0.0
         self._started: float | None = None
 
     def seconds(self) -> float:
-        """That it has run so far."""
+        """The time it has run so far."""
         return self._before + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def __enter__(self) -> None:
@@ -83,7 +83,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration in which nothing is left open, the LLM that runs it, and how long it has run."""
+    """A configuration without a None, the LLM that runs it, and the time it has run."""
 
     configuration: Configuration
     llm: LLM
@@ -100,9 +100,9 @@ def default_configurations(batch_size: int = 1) -> list[Configuration]:
 
 
 def contenders_for(llm: LLM, configurations: Sequence[Configuration]) -> list[Contender]:
-    """Every configuration with an engine of its own over the models of `llm`, which are loaded once.
+    """Each configuration with its own engine over the models of `llm`, which are loaded once.
 
-    Raises ForedraftError where there is none, where two are the same, or where one cannot run.
+    Raises ForedraftError if there is none, if two are the same, or if one cannot run.
     """
     if not configurations:
         raise ForedraftError("no configuration: give at least one")
@@ -116,8 +116,8 @@ def contenders_for(llm: LLM, configurations: Sequence[Configuration]) -> list[Co
 def _contender(llm: LLM, configuration: Configuration) -> Contender:
     tokens = 0 if configuration.is_plain else configuration.speculative_tokens
     try:
-        own = llm.with_drafter(configuration.method, tokens)
+        variant = llm.with_drafter(configuration.method, tokens)
     except ForedraftError as error:
         raise type(error)(f"configuration {configuration.name}: {error}") from error
-    method = own.method if isinstance(configuration.method, str | None) else configuration.method
-    return Contender(replace(configuration, method=method, speculative_tokens=own.speculative_tokens), own)
+    method = variant.method if isinstance(configuration.method, str | None) else configuration.method
+    return Contender(replace(configuration, method=method, speculative_tokens=variant.speculative_tokens), variant)

@@ -13,7 +13,7 @@ from foredraft.utils.machine import MachineReport, this_machine
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """quantization: what the linear layers were to be rounded to as the model was loaded; None, nothing."""
+    """quantization: of the linear layers, applied while loading; None: not quantised."""
 
     name: str
     dtype: str

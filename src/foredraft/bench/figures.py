@@ -1,4 +1,4 @@
-"""What a set of runs comes to: counts first, and every ratio taken once, of the sums."""
+"""The figures of a set of runs: counts are summed first, and each ratio is taken once, of the sums."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _REPEAT = 8
 class Figures:
     """Of one configuration, over all its runs or those of a category. Times in seconds.
 
-    num_questions: different ones; num_answers: with repeats. seconds: of its own steps, all runs together.
-    num_repeated_tokens: of the tokens, those inside an 8-gram that comes more than once in its answer.
+    num_questions: distinct ones; num_answers: with repeats. seconds: of its own steps, summed over the runs.
+    num_repeated_tokens: the tokens inside an 8-gram that occurs more than once in its answer.
     inter_token_latency: between consecutive deliveries of one text, the tokens of one step being one delivery (vLLM's ITL).
     time_per_output_token: a text's mean time from one token to the next after the first (vLLM's TPOT).
     spec_bench_tokens_per_second: Spec-Bench's, the mean of the answers' own tokens per second.
@@ -65,7 +65,7 @@ class Figures:
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
-        """α at each place of the draft: accepted over evaluated there; None where nothing came so far."""
+        """α at each position of the draft: accepted over evaluated; None where nothing was evaluated."""
         evaluated, accepted = self.stats.evaluated_per_position, self.stats.accepted_per_position
         return [num / of if of else None for num, of in zip_longest(accepted, evaluated, fillvalue=0)]
 
@@ -80,7 +80,7 @@ class Figures:
 
 
 def num_repeated(ids: Sequence[int], length: int = _REPEAT) -> int:
-    """How many tokens lie inside a `length`-gram which the text holds more than once."""
+    """The number of tokens inside a `length`-gram that occurs more than once in the text."""
     grams = [tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)]
     counts = Counter(grams)
     return len({start + i for start, gram in enumerate(grams) if counts[gram] > 1 for i in range(length)})
@@ -92,16 +92,16 @@ def repeated_share(ids: Sequence[int], length: int = _REPEAT) -> float:
 
 
 def expected_length(alpha: float, speculative_tokens: int) -> float:
-    """τ = (1 - α^(γ+1)) / (1 - α): tokens per target pass if each draft token stood with probability α by itself."""
+    """τ = (1 - α^(γ+1)) / (1 - α): tokens per target pass if each draft token is accepted independently with probability α."""
     if alpha >= 1.0:
         return float(speculative_tokens + 1)
     return (1.0 - alpha ** (speculative_tokens + 1)) / (1.0 - alpha)
 
 
 def formula_acceptance_length(stats: SpeculationStats) -> float | None:
-    """The same over drafts as long as they were, with the measured α; None where nothing was evaluated.
+    """The same for drafts of different lengths, with the measured α; None where nothing was evaluated.
 
-    Of n drafts, d_i had a token at place i: τ = 1 + Σ_i d_i α^(i+1) / n, which is the formula where all have γ.
+    Of n drafts, d_i have a token at position i: τ = 1 + Σ_i d_i α^(i+1) / n. This is the formula above if all have γ tokens.
     """
     alpha = stats.conditional_acceptance
     if alpha is None:

@@ -66,7 +66,7 @@ def _draw_speedup(axes: Axes, result: BenchResult) -> None:
 
 
 def _draw_latency(axes: Axes, result: BenchResult) -> None:
-    """How the time between deliveries is spread."""
+    """The distribution of the time between deliveries."""
     for index, name in enumerate(result.names):
         turns = [turn for run in result.runs_of(name) for answer in run.answers for turn in answer.turns]
         gaps = [1e3 * gap for turn in turns for gap in turn.gaps]
@@ -85,7 +85,7 @@ def _draw_latency(axes: Axes, result: BenchResult) -> None:
 
 
 def _draw_acceptance(axes: Axes, result: BenchResult) -> None:
-    """α along the draft."""
+    """α by position in the draft."""
     longest = 1
     for index, name in enumerate(result.names):
         alphas = [np.nan if alpha is None else alpha for alpha in result.figures(name).acceptance_by_position]

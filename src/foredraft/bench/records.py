@@ -1,4 +1,4 @@
-"""What was seen, before anything is computed of it."""
+"""What a benchmark records, before anything is computed from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        """Of all its turns; in a batch they pass for its neighbours too."""
+        """Of all its turns; in a batch the same seconds count for each answer."""
         return sum(turn.seconds for turn in self.turns)
 
     @property
@@ -55,11 +55,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """One group of questions under one configuration, once: what is paired with the same group under another.
+    """One run of a group of questions under one configuration, to be paired with the same group under another.
 
-    configuration: its name. group, repeat: which, from 0. category: "mixed" where the questions are of several.
-    seconds: of its own steps, from the first arrival to the last token, summed over batches and turns that run one after
-    the other.
+    configuration: its name. group, repeat: indices from 0. category: "mixed" if the questions are of several.
+    seconds: of its own steps, from the first arrival to the last token, summed over successive batches and turns.
     """
 
     configuration: str

@@ -1,4 +1,4 @@
-"""The report directory: results.json, runs.jsonl, report.md and the plots; docs/guides/benchmarking.md has the fields."""
+"""The report directory: results.json, runs.jsonl, report.md and plots. docs/guides/benchmarking.md describes each field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLING_FIELDS = (
 
 
 def write_report(result: BenchResult, directory: Path) -> list[Path]:
-    """Write everything; the files, in the order in which one would read them. Raises ForedraftError where it cannot be."""
+    """Write everything. -> the files, in reading order. Raises ForedraftError for a file that cannot be written."""
     from foredraft.bench.plots import draw_plots  # it takes a second to import
 
     make_directory(directory)
@@ -67,6 +67,7 @@ def as_dict(result: BenchResult) -> dict[str, Any]:
             "cut": list(result.cut),
             "turns": "steps" if result.are_together else "groups",
         },
+        "warnings": list(result.warnings),
         "configurations": [
             {
                 "name": one.name,
@@ -86,7 +87,7 @@ def _num_repeats(result: BenchResult) -> int:
 
 
 def _measured(result: BenchResult, name: str, category: str | None) -> dict[str, Any]:
-    figures, found = result.figures(name, category), result.compare(name, category)
+    figures, comparison = result.figures(name, category), result.compare(name, category)
     return {
         "num_questions": figures.num_questions,
         "num_answers": figures.num_answers,
@@ -105,15 +106,19 @@ def _measured(result: BenchResult, name: str, category: str | None) -> dict[str,
         "mean_acceptance_length": figures.stats.mean_acceptance_length,
         "formula_acceptance_length": figures.formula_acceptance_length,
         "tokens_per_pass": figures.stats.tokens_per_pass,
-        "speedup": asdict(found.speedup),
-        "median_speedup": asdict(found.median_speedup),
-        "identity": None if found.identity is None else asdict(found.identity) | {"share": found.identity.share},
+        "speedup": asdict(comparison.speedup),
+        "median_speedup": asdict(comparison.median_speedup),
+        "identity": _identity_as_dict(comparison.identity),
         "spec_bench": {
             "tokens_per_second": figures.spec_bench_tokens_per_second,
-            "speedup": found.spec_bench_speedup,
+            "speedup": comparison.spec_bench_speedup,
             "mean_accepted_tokens": figures.spec_bench_mean_accepted_tokens,
         },
     }
+
+
+def _identity_as_dict(identity: Identity | None) -> dict[str, Any] | None:
+    return None if identity is None else asdict(identity) | {"share": identity.share}
 
 
 def _optional(percentiles: Percentiles | None) -> dict[str, Any] | None:
@@ -121,11 +126,11 @@ def _optional(percentiles: Percentiles | None) -> dict[str, Any] | None:
 
 
 def _run_as_dict(run: GroupRun) -> dict[str, Any]:
-    found = asdict(run)
-    for answer in found["answers"]:
+    fields = asdict(run)
+    for answer in fields["answers"]:
         for turn in answer["turns"]:
             turn["gaps"] = [round(gap, 7) for gap in turn["gaps"]]
-    return found
+    return fields
 
 
 Row = tuple[Figures, Comparison]
@@ -160,8 +165,8 @@ def table_rows(
 
 
 def summary_columns(result: BenchResult) -> list[list[str]]:
-    """For a narrow screen, the first column the figures' names, then one for each configuration: all questions, and the
-    speedup in each category."""
+    """The summary as columns, for a narrow screen: the names of the figures, then one column per configuration. The figures
+    are those of all questions, and the speedup in each category."""
     columns = [["", *COLUMNS], *table_rows(result)]
     for category in result.categories if len(result.categories) > 1 else []:
         columns[0] += [f"speedup, {category}", "in repeated 8-grams"]
@@ -172,7 +177,7 @@ def summary_columns(result: BenchResult) -> list[list[str]]:
 
 
 def facts(result: BenchResult) -> list[str]:
-    """What must stand beside the figures, a line each."""
+    """The context of the figures: versions, machine, settings, warnings and differences. One line each."""
     return [line for line in _facts(result) if line]
 
 
@@ -228,12 +233,13 @@ def _facts(result: BenchResult) -> Iterator[str]:
         f"in turn; {measured.num_tokens} tokens under {result.baseline}"
     )
     yield f"cut by the budget: {'; '.join(result.cut)}" if result.cut else ""
+    yield from (f"warning: {line}" for line in result.warnings)
     yield f"compared with {result.baseline}"
     yield from _differences(result)
 
 
 def _differences(result: BenchResult) -> Iterator[str]:
-    """Broken promises, spelt out."""
+    """Texts that differ although they must not, a line for each configuration."""
     if not result.is_promised:
         yield "sampling without a seed: texts are not promised to agree, so they are not compared"
     for name in result.names:

@@ -1,4 +1,4 @@
-"""A benchmark's outcome, and the questions it answers."""
+"""The result of a benchmark, and the comparisons that follow from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foredraft.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two texts part. turn, position: from 0. ours, theirs: the token ids there; None where a text had ended."""
+    """The first difference of two texts. turn, position: from 0. ours, theirs: the token ids there; None after the end."""
 
     question_id: str
     turn: int
@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How many answers are token for token the other configuration's, and the first that is not."""
+    """How many answers equal the other configuration's token for token, and the first difference."""
 
     num_answers: int
     num_identical: int
@@ -65,8 +65,9 @@ class Comparison:
 class BenchResult:
     """runs: in the order in which they were made; every configuration has the same groups and repeats.
 
-    params: of every request, but for its draft length. is_promised: whether all configurations must write the same text.
+    params: of every request, except its draft length. is_promised: whether all configurations must write the same text.
     are_together: whether they took turns step by step, not group by group. cut: what the budget had no room for, in lines.
+    warnings: what makes the figures unrepresentative, in lines.
     """
 
     configurations: tuple[Configuration, ...]
@@ -77,6 +78,7 @@ class BenchResult:
     environment: Environment
     runs: tuple[GroupRun, ...]
     cut: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -88,27 +90,27 @@ class BenchResult:
 
     @property
     def categories(self) -> list[str]:
-        """Those that were measured."""
+        """The categories that were measured."""
         return list(dict.fromkeys(run.category for run in self.runs))
 
     def runs_of(self, name: str, category: str | None = None) -> list[GroupRun]:
         """By group, then by repeat. Raises ForedraftError for a name or a category that was not measured."""
         if name not in self.names:
             raise ForedraftError(f"configuration {name!r} was not measured: there are {', '.join(self.names)}")
-        found = [run for run in self.runs if run.configuration == name and category in (None, run.category)]
-        if not found:
+        runs = [run for run in self.runs if run.configuration == name and category in (None, run.category)]
+        if not runs:
             raise ForedraftError(f"category {category!r} was not measured: there are {', '.join(self.categories)}")
-        return sorted(found, key=lambda run: (run.group, run.repeat))
+        return sorted(runs, key=lambda run: (run.group, run.repeat))
 
     def figures(self, name: str, category: str | None = None) -> Figures:
         return Figures.of(self.runs_of(name, category))
 
     def typical_speedup(self, name: str, baseline: str) -> Ratio:
-        """As compare's, but of a group's repeats the median paired ratio counts, so that what the machine did once does not;
-        and for prompts of the same categories in the same proportions, so the interval is narrower where categories differ."""
+        """The speedup of `compare`, robust against disturbances: of a group's repeats the median paired ratio counts. The
+        interval is for prompts in the same proportions of categories, so it is narrower where categories differ."""
         ours, theirs = self.runs_of(name), self.runs_of(baseline)
         kinds = {run.group: run.category for run in ours}
-        typical = _middle_ones(theirs)
+        typical = _median_runs(theirs)
         ratios = np.array(_paired_ratios(ours, theirs))
         as_fast = Samples(typical.tokens, typical.seconds / ratios)
         return ratio_of_rates(as_fast, typical, list(kinds.values()))
@@ -129,7 +131,7 @@ class BenchResult:
 
 
 def _by_group(runs: Sequence[GroupRun]) -> Samples:
-    """A group's repeats are one sample: they say the same about the next prompt."""
+    """A group's repeats are one sample: they are not independent."""
     sums: dict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
     for run in runs:
         tokens, seconds = sums[run.group]
@@ -137,8 +139,8 @@ def _by_group(runs: Sequence[GroupRun]) -> Samples:
     return Samples.of(list(sums.values()))
 
 
-def _middle_ones(runs: Sequence[GroupRun]) -> Samples:
-    """Of each group's repeats the one with the median speed; of two the faster."""
+def _median_runs(runs: Sequence[GroupRun]) -> Samples:
+    """Of each group's repeats the one with the median speed; of two, the faster one."""
     by_group: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
         by_group[run.group].append(run)
@@ -156,9 +158,8 @@ def _paired_ratios(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> list
 
 def _identity(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> Identity:
     pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a.answers, b.answers, strict=True)]
-    differences = [_difference(a, b) for a, b in pairs]
-    found = [difference for difference in differences if difference is not None]
-    return Identity(len(pairs), len(pairs) - len(found), found[0] if found else None)
+    differences = [difference for a, b in pairs if (difference := _difference(a, b)) is not None]
+    return Identity(len(pairs), len(pairs) - len(differences), differences[0] if differences else None)
 
 
 def _difference(ours: Answer, theirs: Answer) -> Difference | None:

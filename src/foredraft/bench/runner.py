@@ -1,4 +1,4 @@
-"""Every configuration on every group of questions, step by step in turn, so that what the machine does meanwhile meets all."""
+"""Every configuration on every group of questions, step by step in turn: other load on the machine then affects all alike."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
-from foredraft.bench.budget import Clock, Now, affordable_tokens, told
+from foredraft.bench.budget import Clock, Now, affordable_tokens, describe_cuts
 from foredraft.bench.built_in import built_in_workload
 from foredraft.bench.configurations import Configuration, Contender, contenders_for, default_configurations
 from foredraft.bench.environment import Environment
+from foredraft.bench.failures import failure_warnings
 from foredraft.bench.records import Answer, GroupRun, Turn
 from foredraft.bench.result import BenchResult
 from foredraft.bench.workload import Question, Workload, category_of
@@ -43,51 +44,78 @@ def run_bench(
     configurations: the first is what the others are compared with; None takes plain decoding and `llm` as it is.
     workload: None takes the built-in prompts. params: for every request; None is greedy, 128 tokens. Its
         speculative_tokens are each configuration's own.
-    budget: seconds, warm-up included; the questions are asked again until another round would exceed it, and not all are
-        asked where it is too short for one pass, but one group is. Where it is too short even for that, the last
-        configurations are left out, but for the first `least`, and texts are shorter; `cut` of the result says all that.
-        repeats: the most passes. Neither: one pass.
-    now: the clock that the budget goes by. progress: called with the share that is done, 0 to 1, now and then.
+    budget: seconds, warm-up included. Questions are repeated until another round would exceed it. A budget too short for
+        one pass leaves questions out, but never the first group. One too short even for that shortens the texts and leaves
+        out the last configurations, but never the first `least`; `cut` of the result lists all this.
+    repeats: the most passes. Neither budget nor repeats: one pass.
+    now: the clock of the budget. progress: called now and then with the share that is done, 0 to 1.
 
     Raises ForedraftError before anything is measured if a configuration or a question cannot run, and RequestError if a
-    request fails on the way.
+    request fails.
     """
-    params = replace(params or SamplingParams(max_tokens=DEFAULT_TOKENS, temperature=0.0), speculative_tokens=None)
-    check_settings(params, budget, repeats)
+    requested = replace(params or SamplingParams(max_tokens=DEFAULT_TOKENS, temperature=0.0), speculative_tokens=None)
+    check_settings(requested, budget, repeats)
     workload = workload or built_in_workload()
     contenders = contenders_for(llm, default_configurations() if configurations is None else configurations)
-    check_fits(llm, workload, params)
+    check_fits(llm, workload, requested)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))
     clock = Clock(budget, 1 if budget is None and repeats is None else repeats, len(groups), progress, now)
-    together, wanted = hold_together(contenders, groups, params), params
+    together = hold_together(contenders, groups, requested)
     least = min(max(least, 1), len(contenders))
-    params = fitted(contenders, groups[0], params, clock, least)
-    runs: list[GroupRun] = []
-    left_out: list[Contender] = []
-    for repeat, index in clock.rounds():
-        order = in_order(contenders, index + repeat * len(groups))
-        keep = None if runs else least
-        found = run_group(order, groups[index], params, index, repeat, together=together, clock=clock, keep=keep)
-        if found is None:
-            break
-        names = {run.configuration for run in found}
-        left_out += [contender for contender in contenders if contender.name not in names]
-        contenders = [contender for contender in contenders if contender.name in names]
-        runs += found
+    params = fit_to_budget(contenders, groups[0], requested, clock, least)
+    measured, runs = _run_rounds(contenders, groups, params, clock, least, together=together)
     return BenchResult(
-        configurations=tuple(contender.configuration for contender in contenders),
-        cut=told(
-            [contender.name for contender in left_out],
-            (wanted.max_tokens or 0, len(workload.questions)),
-            (params.max_tokens or 0, len({answer.question_id for run in runs for answer in run.answers})),
-        ),
+        configurations=tuple(contender.configuration for contender in measured),
+        cut=_cut(contenders, runs, workload, requested, params),
         workload=workload,
         params=params,
-        # with the checkpoint's own temperature where there is none
+        # the checkpoint's own temperature applies where there is none
         is_promised=params.seed is not None or llm.frontend.prepare([0], params).params.is_greedy,
         are_together=together,
         environment=Environment.of(llm),
         runs=tuple(runs),
+        warnings=tuple(line for one in contenders for line in failure_warnings(one.llm.fallbacks, one.name)),
+    )
+
+
+def _run_rounds(
+    contenders: Sequence[Contender],
+    groups: Sequence[Sequence[Question]],
+    params: SamplingParams,
+    clock: Clock,
+    least: int,
+    *,
+    together: bool,
+) -> tuple[list[Contender], list[GroupRun]]:
+    """Until the budget or the repeats are used up. If the first round takes too long, only the first `least` contenders go
+    on. -> the contenders that were measured, and their runs"""
+    measured, runs = list(contenders), list[GroupRun]()
+    for repeat, index in clock.rounds():
+        order = in_order(measured, index + repeat * len(groups))
+        keep = None if runs else least
+        new = run_group(order, groups[index], params, index, repeat, together=together, clock=clock, keep=keep)
+        if new is None:
+            break
+        names = {run.configuration for run in new}
+        measured = [contender for contender in measured if contender.name in names]
+        runs += new
+    return measured, runs
+
+
+def _cut(
+    contenders: Sequence[Contender],
+    runs: Sequence[GroupRun],
+    workload: Workload,
+    requested: SamplingParams,
+    params: SamplingParams,
+) -> tuple[str, ...]:
+    """What the budget had no room for, in lines. requested: the parameters before texts were shortened."""
+    names = {run.configuration for run in runs}
+    num_answered = len({answer.question_id for run in runs for answer in run.answers})
+    return describe_cuts(
+        [contender.name for contender in contenders if contender.name not in names],
+        (requested.max_tokens or 0, len(workload.questions)),
+        (params.max_tokens or 0, num_answered),
     )
 
 
@@ -109,7 +137,7 @@ T = TypeVar("T")
 
 
 def in_order(contenders: Sequence[T], row: int) -> list[T]:
-    """Who begins rotates, and the direction turns with each full rotation, so that nobody always follows the same one."""
+    """Rotate the first place, and reverse the order with each full rotation: none always follows the same other one."""
     laps, shift = divmod(row, len(contenders))
     order = [*contenders[shift:], *contenders[:shift]]
     return order[::-1] if laps % 2 else order
@@ -130,7 +158,7 @@ def check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
 
 
 def _longest(llm: LLM, question: Question, params: SamplingParams) -> int:
-    """How many tokens its turns and their answers may take."""
+    """The most tokens that its turns and their answers may take."""
     prompt = _prompt(llm, question, [""] * (len(question.turns) - 1))
     return len(llm.frontend.prepare(prompt, params).prompt_ids) + (params.max_tokens or 0) * len(question.turns)
 
@@ -149,10 +177,10 @@ def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
     return _BETWEEN_TURNS.join(said)
 
 
-def fitted(
+def fit_to_budget(
     contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams, clock: Clock, least: int
 ) -> SamplingParams:
-    """Warms up. -> params, with texts so short that one round of the first `least` fits what is left of the budget"""
+    """Warm up. -> params, with texts so short that one round of the first `least` contenders fits the rest of the budget"""
     warm_up(contenders, questions, params)
     if clock.budget is None or params.max_tokens is None:
         return params
@@ -208,10 +236,10 @@ def run_group(
 ) -> list[GroupRun] | None:
     """One group under every configuration, once.
 
-    index, repeat: which of the groups, and for the how many-th time. together: always who has written least takes the next
-    step, so that all are at the same place of the text at the same time, if `hold_together`. Otherwise one runs after the
-    other. clock: when its budget is overdrawn the round is given up, which is None; or, with keep, it goes on with the first
-    `keep` configurations alone, and theirs are the runs.
+    index, repeat: which of the groups, and how often it ran before. together: the contender with the fewest tokens takes the
+    next step, so that all are at the same place of the text at the same time, if `hold_together`; otherwise one runs after
+    the other. clock: when its budget is overdrawn the round is given up, and the result is None; with keep, the first
+    `keep` contenders finish it, and the result has their runs.
     """
     running = [_run(contender, questions, params, index, repeat) for contender in contenders]
     is_late = _never if clock is None else lambda: clock.is_overdrawn
@@ -234,8 +262,8 @@ def _never() -> bool:
 def hold_together(
     contenders: Sequence[Contender], groups: Sequence[Sequence[Question]], params: SamplingParams
 ) -> bool:
-    """Whether the cache memory holds every group's texts of all of them, and of drafts as large as the target, with room to
-    spare."""
+    """Whether the cache memory holds every group's texts of all contenders, and of draft models as large as the target, with
+    room to spare."""
     llm = contenders[0].llm
     available = llm.engine.pool.total // 2
 
@@ -249,13 +277,13 @@ def hold_together(
 
 T_co = TypeVar("T_co", covariant=True)
 Steps = Generator[int, None, T_co]
-"""What goes on from step to step: it gives the tokens that each has brought, and at the end what it came to."""
+"""A run, step by step: it yields the number of tokens of each step, and returns its result."""
 
 
 def _in_turn(
     running: Sequence[Steps[GroupRun]], is_late: Callable[[], bool] = _never, keep: int | None = None
 ) -> list[GroupRun] | None:
-    """keep: who goes on when it is late, the first so many; None: nobody, and there is no result."""
+    """keep: when it is late, the first `keep` go on; None: none does, and there is no result."""
     num_tokens, runs = dict.fromkeys(running, 0), dict[Steps[GroupRun], GroupRun]()
     try:
         while num_tokens:
@@ -281,7 +309,7 @@ def _run(
     contender: Contender, questions: Sequence[Question], params: SamplingParams, index: int, repeat: int
 ) -> Steps[GroupRun]:
     size, engine = contender.configuration.batch_size, contender.llm.engine
-    # what one run leaves behind must not help the next; the turns of one conversation do share their beginning
+    # one run must not profit from another's cache; the turns of one conversation do share their beginning
     engine.drop_retained()
     seconds, answers = 0.0, []
     for start in range(0, len(questions), size):

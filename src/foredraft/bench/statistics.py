@@ -1,4 +1,4 @@
-"""Ratios with their intervals. What varies is the prompt, so prompts are what is drawn again."""
+"""Ratios with their intervals. Prompts are what varies, so the bootstrap resamples prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """num: how many values they are of."""
+    """num: the number of values."""
 
     p50: float
     p95: float
@@ -40,15 +40,15 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Tokens written and seconds taken, [N] each: one pair for each thing that was measured."""
+    """Tokens generated and seconds taken, [N] each: one pair per sample."""
 
     tokens: Floats
     seconds: Floats
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Samples:
-        found = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-        return cls(found[:, 0], found[:, 1])
+        columns = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+        return cls(columns[:, 0], columns[:, 1])
 
     def rate(self, drawn: Indices) -> Floats:
         """Tokens per second of all samples of a draw together. drawn: [R, N] -> [R]"""
@@ -66,9 +66,8 @@ def bootstrap(
 ) -> Interval | None:
     """The percentile bootstrap's 95 % interval (Efron 1979). statistic: [R, num] indices of drawn samples -> [R] values.
 
-    strata: the kind of each sample, where the next ones will be mixed as these are: then as many are drawn of each kind.
-    Kinds of which there is one sample are drawn together. None for fewer than two samples, which say nothing about the next
-    one.
+    strata: the kind of each sample, if other samples would have the same proportions: each draw then keeps them. Kinds with
+    a single sample are drawn together. None for fewer than two samples, which tell nothing about the next one.
     """
     if num < 2:
         return None
@@ -80,27 +79,26 @@ def bootstrap(
 
 
 def _strata(num: int, kinds: Sequence[str] | None) -> list[list[int]]:
-    """Which samples are drawn for one another."""
+    """The groups of samples that are drawn among themselves."""
     if kinds is None:
         return [list(range(num))]
     of_kind = [[i for i, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
     single = [i for members in of_kind if len(members) == 1 for i in members]
-    if len(single) == 1:  # one sample alone would be taken for certain
+    if len(single) == 1:  # a stratum of one sample would count as certain
         return [list(range(num))]
     return [*(members for members in of_kind if len(members) > 1), *([single] if single else [])]
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """interval: None where there was one sample only."""
+    """interval: None if there was only one sample."""
 
     value: float
     interval: Interval | None
 
 
 def ratio_of_rates(ours: Samples, theirs: Samples, strata: Sequence[str] | None = None) -> Ratio:
-    """All our tokens over all our seconds, over the same of theirs. Sample i of both is of the same prompts. strata: as in
-    bootstrap."""
+    """Our total tokens per second over theirs. Sample i of both has the same prompts. strata: as in bootstrap."""
 
     def ratios(drawn: Indices) -> Floats:
         return ours.rate(drawn) / theirs.rate(drawn)
@@ -110,11 +108,11 @@ def ratio_of_rates(ours: Samples, theirs: Samples, strata: Sequence[str] | None 
 
 
 def median_with_interval(values: Sequence[float]) -> Ratio:
-    """Of one value for each prompt, as a paired ratio: what a single disturbed run cannot move."""
-    found = np.array(values)
+    """values: one for each prompt, such as paired ratios. A single disturbed run does not move the median."""
+    samples = np.array(values)
 
     def medians(drawn: Indices) -> Floats:
-        drawn_medians: Floats = np.median(found[drawn], axis=-1)
+        drawn_medians: Floats = np.median(samples[drawn], axis=-1)
         return drawn_medians
 
-    return Ratio(float(np.median(found)), bootstrap(len(found), medians))
+    return Ratio(float(np.median(samples)), bootstrap(len(samples), medians))

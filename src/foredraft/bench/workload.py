@@ -1,4 +1,4 @@
-"""What is asked: questions of one turn or several, by category."""
+"""The questions of a benchmark, of one turn or several, by category."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNNAMED, _MIXED = "prompts", "mixed"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """turns: what is said to the model, one after the other; each turn sees the answers before it.
+    """turns: the prompts, one after the other; each turn sees the answers before it.
 
-    is_chat: whether the turns are a user's, for the chat template where the model has one; else they are the beginning
-    of a text that the model continues.
+    is_chat: whether the turns are a user's messages, for the model's chat template if it has one; otherwise they begin a
+    text that the model continues.
     """
 
     question_id: str
@@ -50,8 +50,8 @@ class Workload:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Workload:
-        """JSON lines as Spec-Bench and MT-bench have them: `turns` (a list of strings) or `prompt` (a string), and where
-        wanted `question_id` and `category`. Other fields are passed over.
+        """JSON lines as Spec-Bench and MT-bench have them: `turns` (a list of strings) or `prompt` (a string), and
+        optionally `question_id` and `category`. Other fields are ignored.
 
         name: of the file, for messages and the report. Raises ForedraftError, naming the line.
         """
@@ -63,27 +63,29 @@ class Workload:
         return list(dict.fromkeys(question.category for question in self.questions))
 
     def first(self, count: int) -> Workload:
-        """That many questions, the categories in turn, so that a few questions are of many kinds."""
+        """This many questions, taken from the categories in turn, so that a few questions cover many kinds."""
         if count < 1:
             raise ForedraftError(f"a workload needs at least 1 question, not {count}")
-        questions = chain.from_iterable(_in_turn([[[one] for one in found] for found in self._by_category()]))
-        return Workload(self.name, tuple(questions)[:count])
+        chosen = chain.from_iterable(
+            _in_turn([[[question] for question in questions] for questions in self._by_category()])
+        )
+        return Workload(self.name, tuple(chosen)[:count])
 
     def groups(self, size: int) -> list[tuple[Question, ...]]:
-        """The questions that run together, `size` of them but in the last group. Of one category as far as they go, the
-        categories in turn; what is left of each category makes up the last groups."""
-        kinds = self._by_category()
-        full = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in kinds]
-        left = [[[one] for one in kind[len(kind) - len(kind) % size :]] for kind in kinds]
-        rest = list(chain.from_iterable(_in_turn(left)))
-        return [*map(tuple, _in_turn(full)), *(tuple(rest[i : i + size]) for i in range(0, len(rest), size))]
+        """Groups of `size` questions that run together; the last may be smaller. First groups of one category, the categories
+        in turn; then groups of the questions that are left over."""
+        by_category = self._by_category()
+        full = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in by_category]
+        left = [[[question] for question in kind[len(kind) - len(kind) % size :]] for kind in by_category]
+        mixed = list(chain.from_iterable(_in_turn(left)))
+        return [*map(tuple, _in_turn(full)), *(tuple(mixed[i : i + size]) for i in range(0, len(mixed), size))]
 
     def _by_category(self) -> list[list[Question]]:
         return [[one for one in self.questions if one.category == category] for category in self.categories]
 
 
 def category_of(questions: Sequence[Question]) -> str:
-    """Of questions that run together: theirs, or "mixed"."""
+    """Their common category, or "mixed"."""
     categories = {question.category for question in questions}
     return categories.pop() if len(categories) == 1 else _MIXED
 
@@ -95,24 +97,24 @@ def _in_turn(parts: Sequence[Sequence[list[Question]]]) -> Iterator[list[Questio
 
 def _question(line: str, number: int, where: str) -> Question:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise ForedraftError(f"{where}: no JSON ({error})") from None
-    if not isinstance(found, dict) or ("turns" in found) == ("prompt" in found):
+    if not isinstance(fields, dict) or ("turns" in fields) == ("prompt" in fields):
         raise ForedraftError(f'{where}: needs an object with "turns" or "prompt", and not both')
-    turns = found["turns"] if "turns" in found else [found["prompt"]]
+    turns = fields["turns"] if "turns" in fields else [fields["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ForedraftError(f'{where}: "turns" must be a list of texts, "prompt" one text, none of them empty')
     return Question(
-        question_id=_label(found, "question_id", str(number), where),
-        category=_label(found, "category", _UNNAMED, where),
+        question_id=_label(fields, "question_id", str(number), where),
+        category=_label(fields, "category", _UNNAMED, where),
         turns=tuple(turns),
-        is_chat="turns" in found,
+        is_chat="turns" in fields,
     )
 
 
-def _label(found: Mapping[str, Any], name: str, default: str, where: str) -> str:
-    value = found.get(name, default)
+def _label(fields: Mapping[str, Any], name: str, default: str, where: str) -> str:
+    value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ForedraftError(f"{where}: {name} must be a text or a whole number, not {value!r}")
     return str(value)

@@ -1,7 +1,8 @@
-"""The command line. Text and JSON go to standard output, everything about them to standard error.
+"""The command line. Results go to standard output, everything about them to standard error.
 
-Exit codes: 0; 1 where `check` does not pass; 2 for a mistake in the input, told in one line; 130 after Ctrl-C; 141 when a pipe's reader went away.
-What is slow to import is imported where it is used, so that help is quick. A command is one file, named here.
+Exit codes: 0; 1 if `check` does not pass; 2 for a mistake in the input, reported in one line; 130 after Ctrl-C; 141 if the
+reader of a pipe is gone. Slow modules are imported where they are used, so that help and mistakes are quick. Each command is
+a file or a folder, listed here.
 """
 
 from foredraft.cli import bench, chat, check, demo, generate, inspect, serve, trace, train, tune

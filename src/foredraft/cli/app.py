@@ -1,4 +1,4 @@
-"""The application: what every command shares from the first argument to the exit code."""
+"""The application: what all commands share, from the first argument to the exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error", "TRA
 
 
 class _Commands(TyperGroup):
-    """Every command ends in one line and an exit code, never in a traceback for what the user can mend."""
+    """A mistake of the user ends a command with one line and an exit code, never with a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,8 +41,8 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         from foredraft import __version__
 
         typer.echo(f"foredraft {__version__}")
@@ -55,8 +55,8 @@ def foredraft(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Lossless speculative decoding: a drafter guesses, the target vouches, nothing else is trusted."""
-    _quieten()
+    """Lossless speculative decoding: a drafter guesses, the target verifies, nothing else is trusted."""
+    _configure_logging()
 
 
 def main() -> None:
@@ -76,12 +76,12 @@ def main() -> None:
         sys.exit(_PIPE_CLOSED)
 
 
-def _quieten() -> None:
-    """Our own warnings in one line each on standard error; the libraries' bars and warnings nowhere."""
+def _configure_logging() -> None:
+    """Show our own warnings on standard error, one line each; hide the libraries' bars and warnings."""
     logger = logging.getLogger("foredraft")
     if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
         logger.addHandler(_Warnings())
-    for name, value in _QUIET.items():  # read when the libraries are imported, as a rule later
+    for name, value in _QUIET.items():  # read when the libraries are imported, usually later
         os.environ.setdefault(name, value)
     if "transformers" in sys.modules:
         from transformers.utils import logging as library
@@ -98,5 +98,5 @@ class _Warnings(logging.Handler):
 
 
 def _abandon_output() -> None:
-    """Nobody reads it any more: what is still buffered goes nowhere, and closing it at exit is no error."""
+    """The reader is gone: discard what is still buffered, so that closing standard output at exit is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

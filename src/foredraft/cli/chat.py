@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli.app import app
+from foredraft.cli.groups import Without, option_groups
 from foredraft.cli.inputs import read_text
-from foredraft.cli.options import (
-    CacheMemoryOption,
-    ConfigOption,
-    DeviceOption,
-    DraftOption,
-    DraftQuantizationOption,
-    DtypeOption,
-    GammaOption,
-    IgnoreEosOption,
-    MaxMemoryOption,
-    MethodOption,
-    MinAcceptanceOption,
-    MinPOption,
-    ModelOption,
-    Models,
-    PenaltyOption,
-    QuantizationOption,
-    RevisionOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    TraceOption,
-    TrustOption,
-    VerificationOption,
-    sampling_params,
-)
+from foredraft.cli.models import ModelOptions
+from foredraft.cli.options import TraceOption
+from foredraft.cli.recording import check_trace, recording
+from foredraft.cli.sampling import TextOptions
 from foredraft.cli.streaming import closing_stream
-from foredraft.cli.tracing import check_trace, recorded
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -49,61 +25,42 @@ if TYPE_CHECKING:
     from foredraft.sampling import SamplingParams
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions(TextOptions):
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="The most tokens of an answer. Default: to the context's end."),
+    ] = None
+
+
 @app.command()
+@option_groups
 def chat(
-    context: typer.Context,
-    model: ModelOption = None,
-    draft_model: DraftOption = None,
-    method: MethodOption = None,
-    speculative_tokens: GammaOption = None,
-    settings_file: ConfigOption = None,
-    min_acceptance_rate: MinAcceptanceOption = None,
-    max_draft_memory: MaxMemoryOption = None,
+    models: Annotated[ModelOptions, Without("batch_invariant")],
+    sampling: AnswerOptions,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="The most tokens of an answer. Default: to the context's end."),
-    ] = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repetition_penalty: PenaltyOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    ignore_eos: IgnoreEosOption = False,
-    verification: VerificationOption = None,
-    cache_memory: CacheMemoryOption = None,
-    dtype: DtypeOption = "auto",
-    quantization: QuantizationOption = None,
-    draft_quantization: DraftQuantizationOption = None,
-    device: DeviceOption = "auto",
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    num_threads: ThreadsOption = None,
     trace: TraceOption = None,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer; Ctrl-D or /exit ends."""
-    params = sampling_params(context)
+    params = sampling.params()
     template = None if chat_template is None else read_text(chat_template)
-    models = Models.of(context)
     models.check()
     check_trace(trace)
     if template is None:
         _require_template(models)
     llm = models.load()
-    with recorded(llm, trace):
+    with recording(llm, trace):
         _Chat(llm, params, template, system).run()
 
 
-def _require_template(models: Models) -> None:
-    """Told before the weights are loaded."""
+def _require_template(models: ModelOptions) -> None:
+    """Refuse a model without a chat template before its weights are loaded."""
     from foredraft.model import EMBEDDED, load_tokenizer
 
-    tokenizer = load_tokenizer(models.target or EMBEDDED / "target", models.options())
+    tokenizer = load_tokenizer(models.target or EMBEDDED / "target", models.load_options())
     if not tokenizer.chat_template:
         raise ForedraftError(
             f"{models.target or 'the embedded target'}: its tokenizer has no chat template: give --chat-template FILE "
@@ -112,10 +69,10 @@ def _require_template(models: Models) -> None:
 
 
 class _Chat:
-    """A conversation in the terminal. Earlier turns are not read again: the engine keeps their keys and values."""
+    """A conversation in the terminal. The engine keeps the keys and values of earlier turns."""
 
     def __init__(self, llm: LLM, params: SamplingParams, template: str | None, system: str | None) -> None:
-        from foredraft.cli.render import output_console
+        from foredraft.cli.render.console import output_console
 
         self._llm = llm
         self._params = params
@@ -129,12 +86,12 @@ class _Chat:
             typer.echo("Ctrl-C stops an answer; Ctrl-D or /exit ends.", err=True)
         while (line := self._next_line()) is not None:
             if line:
-                self._turn(line)
+                self._take_turn(line)
 
     def _next_line(self) -> str | None:
-        """What the user says; None at the end."""
+        """The user's next line; None at the end of input."""
         try:
-            line = self._ask() if self._is_interactive else sys.stdin.readline()
+            line = self._read_edited() if self._is_interactive else sys.stdin.readline()
         except EOFError:
             typer.echo()
             return None
@@ -151,12 +108,12 @@ class _Chat:
         return None if line == "/exit" else line
 
     @staticmethod
-    def _ask() -> str:
+    def _read_edited() -> str:
         with suppress(ImportError):
             import readline  # noqa: F401  # its import gives input() editing and history
         return input("> ")
 
-    def _turn(self, line: str) -> None:
+    def _take_turn(self, line: str) -> None:
         """One question and its answer. A question that cannot be answered is forgotten."""
         self._messages.append({"role": "user", "content": line})
         try:
@@ -172,17 +129,17 @@ class _Chat:
             self._messages.pop()
 
     def _answer(self) -> str:
-        from foredraft.cli.render import write_text
+        from foredraft.cli.render.console import write_text
 
-        said: list[str] = []
+        written: list[str] = []
         prompt = self._llm.chat_prompt(self._messages, chat_template=self._template)
         try:
             with closing_stream(self._llm, prompt, self._params) as deltas:
                 for delta in deltas:
-                    said.append(delta.text)
+                    written.append(delta.text)
                     write_text(self._console, delta.text)
         except KeyboardInterrupt:
             if not self._is_interactive:
                 raise
         typer.echo()
-        return "".join(said)
+        return "".join(written)

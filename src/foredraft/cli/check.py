@@ -3,109 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli.app import app
-from foredraft.cli.inputs import prompts_of
-from foredraft.cli.options import (
-    BadWordsOption,
-    BatchInvariantOption,
-    ChoiceOption,
-    ConfigOption,
-    CopiesOption,
-    DeviceOption,
-    DraftOption,
-    DraftQuantizationOption,
-    DtypeOption,
-    FrequencyOption,
-    GammaOption,
-    GrammarOption,
-    IgnoreEosOption,
-    JsonOption,
-    LogitBiasOption,
-    MaxMemoryOption,
-    MethodOption,
-    MinAcceptanceOption,
-    MinPOption,
-    MinTokensOption,
-    ModelOption,
-    Models,
-    PenaltyOption,
-    PresenceOption,
-    QuantizationOption,
-    RegexOption,
-    RevisionOption,
-    SchemaOption,
-    SeedOption,
-    StopIdsOption,
-    StopOption,
-    TemperatureOption,
-    ThreadsOption,
-    TokensOption,
-    TopKOption,
-    TopPOption,
-    TrustOption,
-    VerificationOption,
-    sampling_params,
-)
+from foredraft.cli.groups import Without, option_groups
+from foredraft.cli.inputs import read_prompts_file
+from foredraft.cli.models import ModelOptions
+from foredraft.cli.options import JsonOption
+from foredraft.cli.sampling import AllSamplingOptions, MaxTokensOption, StructureOptions
 from foredraft.utils.arguments import check_budget
+
+if TYPE_CHECKING:
+    from foredraft.certificate import Certificate
 
 _NOT_PASSED = 1
 _BUDGET = 120.0  # as in foredraft.certificate, which is slow to import
-_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions(AllSamplingOptions):
+    max_tokens: MaxTokensOption = 96
 
 
 @app.command()
+@option_groups
 def check(
-    context: typer.Context,
+    models: Annotated[ModelOptions, Without("cache_memory")],
+    sampling: CheckOptions,
+    structure: StructureOptions,
     prompts: Annotated[
         Path | None,
         typer.Option(help="What to complete: a prompt per line, or a .jsonl file as for generate. Default: built in."),
     ] = None,
-    model: ModelOption = None,
-    draft_model: DraftOption = None,
-    method: MethodOption = None,
-    speculative_tokens: GammaOption = None,
-    settings_file: ConfigOption = None,
-    min_acceptance_rate: MinAcceptanceOption = None,
-    max_draft_memory: MaxMemoryOption = None,
-    max_tokens: TokensOption = _TOKENS,
-    min_tokens: MinTokensOption = 0,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repetition_penalty: PenaltyOption = None,
-    presence_penalty: PresenceOption = 0.0,
-    frequency_penalty: FrequencyOption = 0.0,
-    logit_bias: LogitBiasOption = None,
-    bad_words: BadWordsOption = None,
-    seed: SeedOption = None,
-    n: CopiesOption = 1,
-    stop: StopOption = None,
-    stop_token_ids: StopIdsOption = None,
-    ignore_eos: IgnoreEosOption = False,
-    json_schema: SchemaOption = None,
-    regex: RegexOption = None,
-    choice: ChoiceOption = None,
-    grammar: GrammarOption = None,
-    verification: VerificationOption = None,
-    dtype: DtypeOption = "auto",
-    quantization: QuantizationOption = None,
-    draft_quantization: DraftQuantizationOption = None,
-    device: DeviceOption = "auto",
-    batch_invariant: BatchInvariantOption = False,
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    num_threads: ThreadsOption = None,
     budget: Annotated[
         float,
         typer.Option(
-            help="Seconds. How much is looked at is planned from it; a busy machine may take 1.5 times as long, and what that "
-            "cuts is said."
+            help="Seconds. The tests are planned to fit; a busy machine may take 1.5 times as long, and the output says what "
+            "that left out."
         ),
     ] = _BUDGET,
     as_json: JsonOption = False,
@@ -117,26 +56,34 @@ def check(
     tests must reject verifiers that are broken on purpose.
 
     The exit code is 0 if all of that holds and 1 if not. --seed also fixes
-    the noise of the check itself: another one looks at other samples.
+    the noise of the check itself: another seed looks at other samples.
     """
     check_budget(budget)
-    models = Models.of(context)
     models.check()
-    given = None if prompts is None else prompts_of(prompts)
+    given = None if prompts is None else read_prompts_file(prompts)
+    from foredraft.bench.failures import failure_warnings
     from foredraft.certificate import check as certify
-    from foredraft.cli import render
+    from foredraft.cli.render.progress import spinner
 
-    params = sampling_params(context)
+    params = sampling.params(structure.structured_outputs())
     llm = models.load()
-    with render.status("checking") as say:
-        found = certify(llm, params, prompts=given, budget=budget, progress=say)
+    with spinner("checking") as show:
+        certificate = certify(llm, params, prompts=given, budget=budget, progress=show)
+    warnings = failure_warnings(llm.fallbacks)
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(certificate.as_dict() | {"warnings": warnings}))
     else:
-        console = render.output_console()
-        for table in render.certificate_tables(found):
-            console.print(table)
-        for line in render.certificate_lines(found):
-            console.out(line, highlight=False)
-    if not found.passed:
+        _print(certificate, warnings)
+    if not certificate.passed:
         raise typer.Exit(_NOT_PASSED)
+
+
+def _print(certificate: Certificate, warnings: Sequence[str]) -> None:
+    from foredraft.cli.render.certificate import certificate_lines, certificate_tables
+    from foredraft.cli.render.console import output_console, write_lines
+
+    console = output_console()
+    for table in certificate_tables(certificate):
+        console.print(table)
+    write_lines(console, (f"warning: {line}" for line in warnings))
+    write_lines(console, certificate_lines(certificate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,9 +12,11 @@ if TYPE_CHECKING:
     from foredraft.tools.demo import Comparison
 
 
-def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams, gamma: int | str) -> Comparison:
-    from foredraft.cli.render import progress_bar
+def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams) -> Comparison:
+    """With the number of draft tokens that the LLM has."""
+    from foredraft.cli.render.progress import count_bar
     from foredraft.tools.demo import NUM_RUNS, compare
 
-    with progress_bar("measuring", 2 * NUM_RUNS) as advance:
-        return compare(llm, prompt, params, gamma, progress=advance)
+    num_done = count(1)
+    with count_bar("measuring", 2 * NUM_RUNS) as show:
+        return compare(llm, prompt, params, llm.speculative_tokens, progress=lambda: show(next(num_done)))

@@ -10,36 +10,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli.app import app
+from foredraft.cli.groups import Without, option_groups
 from foredraft.cli.inputs import read_text
-from foredraft.cli.options import (
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    Models,
-    QuantizationOption,
-    RevisionOption,
-    ThreadsOption,
-    TrustOption,
-    set_threads,
-)
+from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions, set_threads
+from foredraft.cli.options import JsonOption
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import EMBEDDED
 from foredraft.utils import startup
 
 if TYPE_CHECKING:
-    from foredraft.model import LoadOptions
+    from foredraft.tools.inspection import Inspection
     from foredraft.tools.quality import QualityReport
 
 _QUALITY_TOKENS = 20_000
 
 
 @app.command()
+@option_groups
 def inspect(
-    context: typer.Context,
-    model: ModelOption = None,
-    draft_model: DraftOption = None,
+    models: Annotated[
+        ModelOptions,
+        WITHOUT_DRAFTER,
+        Without("settings_file", "cache_memory", "draft_quantization", "batch_invariant"),
+    ],
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Load the models and measure, or only predict.")
     ] = True,
@@ -52,54 +45,59 @@ def inspect(
     quality_tokens: Annotated[
         int, typer.Option("--quality-tokens", help="The most tokens of that text to use.")
     ] = _QUALITY_TOKENS,
-    dtype: DtypeOption = "auto",
-    quantization: QuantizationOption = None,
-    device: DeviceOption = "auto",
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    num_threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do these two fit, what will they cost in memory, what exactness does this machine give.
+    """Do two models fit, what memory will they take, and what exactness does this machine give?
 
     The exit code is 0 if they fit and 2 if not. What does not fit is not loaded.
 
     --quality loads the target twice, one after the other: in float32, and
-    as it would run. It says how much the perplexity of the text rises, and
-    how often both find the same token likeliest. In --json: "quality".
+    as it would run. It reports how much the perplexity of the text rises,
+    and how often both find the same token likeliest. In --json: "quality".
     """
-    models = Models.of(context)
     models.check(has_weights=load)
     if quality is not None and not load:
         raise ForedraftError("--quality has to load the target: leave out --no-load")
     text = None if quality is None else read_text(quality)
-    target: str = model or str(EMBEDDED / "target")
-    draft = draft_model or (None if model else str(EMBEDDED / "draft"))
-    from foredraft.cli import render
+    inspection = _inspect(models, load)
+    report = None if text is None or not inspection.fits else _measure_quality(models, text, quality_tokens)
+    if as_json:
+        typer.echo(json.dumps(inspection.as_dict() | {"quality": None if report is None else asdict(report)}))
+    else:
+        _print(inspection, report)
+    if not inspection.fits:
+        raise ForedraftError(inspection.reason)
+
+
+def _target(models: ModelOptions) -> str:
+    return models.model or str(EMBEDDED / "target")
+
+
+def _inspect(models: ModelOptions, load: bool) -> Inspection:
+    from foredraft.cli.render.progress import spinner
     from foredraft.tools.inspection import inspect_models
 
+    draft = models.draft_model or (None if models.model else str(EMBEDDED / "draft"))
     startup.ready()
-    set_threads(num_threads)
-    options = models.options()
-    with render.spinner("inspecting"):
-        found = inspect_models(target, draft, options, load=load)
-    measured = None
-    if text is not None and found.fits:
-        measured = _measure_quality(target, text, options, quality_tokens)
-    if as_json:
-        typer.echo(json.dumps(found.as_dict() | {"quality": None if measured is None else asdict(measured)}))
-    else:
-        console = render.output_console()
-        console.print(render.inspection_table(found))
-        for line in [*render.inspection_lines(found), *(render.quality_lines(measured) if measured else [])]:
-            console.out(line, highlight=False)
-    if not found.fits:
-        raise ForedraftError(found.reason)
+    set_threads(models.num_threads)
+    with spinner("inspecting"):
+        return inspect_models(_target(models), draft, models.load_options(), load=load)
 
 
-def _measure_quality(target: str, text: str, options: LoadOptions, max_tokens: int) -> QualityReport:
-    from foredraft.cli.render import spinner
+def _measure_quality(models: ModelOptions, text: str, max_tokens: int) -> QualityReport:
+    from foredraft.cli.render.progress import spinner
     from foredraft.tools.quality import measure_quality
 
     with spinner("measuring quality"):
-        return measure_quality(target, text, options, max_tokens=max_tokens)
+        return measure_quality(_target(models), text, models.load_options(), max_tokens=max_tokens)
+
+
+def _print(inspection: Inspection, quality: QualityReport | None) -> None:
+    from foredraft.cli.render.console import output_console, write_lines
+    from foredraft.cli.render.inspection import inspection_lines, inspection_table, quality_lines
+
+    console = output_console()
+    console.print(inspection_table(inspection))
+    write_lines(console, inspection_lines(inspection))
+    if quality is not None:
+        write_lines(console, quality_lines(quality))

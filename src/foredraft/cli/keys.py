@@ -13,22 +13,22 @@ VARIABLE = "FOREDRAFT_API_KEY"
 
 
 def api_keys(options: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Those of the options and of the file; where there are neither, those of the environment. () where there are none.
+    """The keys of the options and of the file; if there are none, those of the environment; if none there either, ().
 
     Raises ForedraftError for a file without a key, and for an empty key.
     """
     of_file = [] if file is None else _lines(read_text(file))
     if file is not None and not of_file:
         raise ForedraftError(f"{file} holds no key: give one a line")
-    found = [*(options or ()), *of_file]
-    if not found and VARIABLE in os.environ:
-        found = _lines(os.environ[VARIABLE]) or [""]
-    if "" in found:
+    keys = [*(options or ()), *of_file]
+    if not keys and VARIABLE in os.environ:
+        keys = _lines(os.environ[VARIABLE]) or [""]
+    if "" in keys:
         raise ForedraftError("the API key is empty: give one, or none")
-    return tuple(found)
+    return tuple(keys)
 
 
 def _lines(text: str) -> list[str]:
-    """One key a line. Empty lines, and those that begin with #, are none."""
+    """One key per line. Empty lines and those that begin with # are ignored."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]

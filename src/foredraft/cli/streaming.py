@@ -1,4 +1,4 @@
-"""One text shown as it is written."""
+"""One text, shown as it is generated."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    """Show one text as it is written; its output."""
-    from foredraft.cli import render
+    """Show one text while it is generated; return its output."""
+    from foredraft.cli.render.console import output_console
+    from foredraft.cli.render.origins import OriginPieces, write_pieces
 
-    console = render.output_console()
-    stream = closing_stream(llm, prompt, params)
+    console = output_console()
     pieces = None
-    with stream as deltas:
+    with closing_stream(llm, prompt, params) as deltas:
         for delta in deltas:
             if pieces is None and llm.tokenizer is not None:
-                pieces = render.OriginPieces(llm.tokenizer, llm.frontend.prepare(prompt, params).prompt_ids)
+                pieces = OriginPieces(llm.tokenizer, llm.frontend.prepare(prompt, params).prompt_ids)
             if pieces is not None:
-                render.write_pieces(console, pieces.split(delta.text, delta.token_ids, delta.origins))
+                write_pieces(console, pieces.split(delta.text, delta.token_ids, delta.origins))
             if delta.output is not None:
                 return delta.output
     raise AssertionError("a stream ends with its output")
 
 
 def closing_stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> closing[Generator[Delta, None, None]]:
-    """A stream whose request ends with the block, Ctrl-C included."""
+    """A stream whose request ends with the block, also when Ctrl-C ends it."""
     return closing(llm.stream(prompt, params))

@@ -10,7 +10,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.errors import ForedraftError
 
-trace = typer.Typer(no_args_is_help=True, help="See what a recording (--trace FILE) holds.")
+trace = typer.Typer(no_args_is_help=True, help="Show a recording (--trace FILE).")
 app.add_typer(trace, name="trace")
 
 
@@ -21,13 +21,13 @@ def view(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: beside FILE, ending in .html.")
     ] = None,
 ) -> None:
-    """Write one HTML page that shows the rounds, to be opened from disk; it needs no network.
+    """Write one HTML page that shows the rounds. It opens from disk and needs no network.
 
-    The page's name goes to standard output.
+    The name of the page goes to standard output.
     """
     from foredraft.trace import read_trace, write_page
 
-    found, page = read_trace(file), output or file.with_suffix(".html")
+    recording, page = read_trace(file), output or file.with_suffix(".html")
     if page.resolve() == file.resolve():
         raise ForedraftError(f"{page}: the page would replace the trace: give another --output")
-    typer.echo(write_page(found, page))
+    typer.echo(write_page(recording, page))

@@ -1,4 +1,4 @@
-"""Plain decoding beside speculation: the same request, run both ways on one engine."""
+"""Plain decoding beside speculation: the same request, run with and without drafts on one engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.outputs import RequestOutput
 from foredraft.text.request import Prompt
 
-# of eight such prompts the one on which the embedded target repeats itself least; its acceptance is about their median
+# of eight candidates, the prompt on which the embedded target repeats itself least; its acceptance is near their median
 DEMO_PROMPT = (
     "def binary_search(items, target):\n"
     '    """Return the index of target in the sorted list items, or -1 if it is not there."""'
@@ -29,7 +29,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way of decoding: medians over its runs, times in seconds."""
+    """Plain or speculative decoding: medians over its runs, times in seconds."""
 
     tokens_per_second: float
     inter_token_latency: float | None
@@ -42,7 +42,7 @@ class Comparison:
 
     stats: of the speculative runs together. identical: whether every run of both sides wrote the same tokens;
     None where that is not promised (sampling without a seed). first_difference: the output position of the first token
-    that differs. repeated_share: of the output tokens, those inside an 8-gram that comes more than once; a looping text flatters
+    that differs. repeated_share: the share of output tokens inside an 8-gram that occurs more than once; a looping text flatters
     every drafter.
     """
 
@@ -68,14 +68,14 @@ class Comparison:
         return formula_acceptance_length(self.stats)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything the table shows, for JSON; ratios that have no denominator are null."""
-        found = asdict(self)
-        found["stats"] |= {
+        """Everything the table shows, for JSON; ratios without a denominator are null."""
+        fields = asdict(self)
+        fields["stats"] |= {
             "mean_acceptance_length": self.stats.mean_acceptance_length,
             "draft_acceptance_rate": self.stats.draft_acceptance_rate,
             "conditional_acceptance": self.stats.conditional_acceptance,
         }
-        return found | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
+        return fields | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
 
 
 def compare(
@@ -88,32 +88,31 @@ def compare(
     budget: float = BUDGET,
     progress: Callable[[], None] | None = None,
 ) -> Comparison:
-    """Run the request both ways in alternation, after one short warm-up each.
+    """Run the request with and without drafts in alternation, after one short warm-up each.
 
-    num_runs: of each way; fewer, but one at least, once `budget` seconds are spent. progress: called after each run.
+    num_runs: of each; fewer, but at least one, once `budget` seconds are spent. progress: called after each run.
 
-    Raises ForedraftError where there is nothing to compare, or the request cannot be honoured.
+    Raises ForedraftError if there is nothing to compare, or if the request cannot be served.
     """
     if llm.method == "none" or speculative_tokens == 0:
         raise ForedraftError("nothing to compare: plain decoding against itself; give a drafter and draft tokens")
-    ways = (replace(params, speculative_tokens=0), replace(params, speculative_tokens=speculative_tokens))
+    variants = (replace(params, speculative_tokens=0), replace(params, speculative_tokens=speculative_tokens))
     runs: tuple[list[RequestOutput], list[RequestOutput]] = ([], [])
-    for way in ways:
-        _run(
-            llm, prompt, replace(way, min_tokens=0, max_tokens=min(way.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS))
-        )
+    num_warm_up = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
+    for variant in variants:
+        _run(llm, prompt, replace(variant, min_tokens=0, max_tokens=num_warm_up))
     started = time.perf_counter()
     while len(runs[0]) < num_runs and (not runs[0] or time.perf_counter() - started < budget):
-        # who goes first alternates, so that neither side always finds the machine as the other left it
+        # the first one alternates, so that neither always runs in the state that the other left
         for side in (0, 1) if len(runs[0]) % 2 == 0 else (1, 0):
-            runs[side].append(_run(llm, prompt, ways[side]))
+            runs[side].append(_run(llm, prompt, variants[side]))
             if progress is not None:
                 progress()
     return _compared(llm, params, speculative_tokens, *runs)
 
 
 def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    # every run reads the prompt itself: keys and values kept from the last one would favour whoever comes second
+    # every run reads the prompt itself: keys and values kept from the last run would favour the second one
     llm.engine.drop_retained()
     return llm.generate([prompt], params)[0]
 
@@ -127,7 +126,7 @@ def _compared(
 ) -> Comparison:
     texts = [_token_ids(output) for output in (*plain, *speculative)]
     differences = (first_difference(*pair) for text in texts for pair in zip(texts[0], text, strict=True))
-    difference = next((found for found in differences if found is not None), None)
+    difference = next((position for position in differences if position is not None), None)
     is_promised = params.seed is not None or _is_greedy(plain[0], llm, params)
     return Comparison(
         method=llm.method,
@@ -144,7 +143,7 @@ def _compared(
 
 
 def _is_greedy(output: RequestOutput, llm: LLM, params: SamplingParams) -> bool:
-    """With the checkpoint's own temperature where the request gives none."""
+    """The checkpoint's own temperature applies where the request gives none."""
     return llm.frontend.prepare(output.prompt_token_ids, params).params.is_greedy
 
 

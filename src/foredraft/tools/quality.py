@@ -1,7 +1,7 @@
-"""What a precision costs in quality: the model as it would be run, against the same checkpoint in float32, on a text.
+"""What a precision costs in quality: the model as it would run, against the same checkpoint in float32, on a text.
 
-Two figures say it. Perplexity: how much less likely the text has become. Agreement: how often both would write the same
-next token, which is what greedy decoding shows.
+There are two figures. Perplexity: how much less likely the text becomes. Agreement: how often both predict the same next
+token, which is what greedy decoding depends on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from foredraft.model.loading import context_len_of, load_config
 from foredraft.text.text import encode_prompt
 
 LEAST_TOKENS = 64
-"""With fewer, perplexity says more about the words than about the model."""
+"""With fewer, perplexity depends more on the words than on the model."""
 
 _ROWS = 512
-"""Of a window, and of a pass: what a prefill reads at once."""
+"""Of a window and of a pass: as many as a prefill reads at once."""
 
 _LOGIT_ROWS = 64
-"""Rows whose logits are widened to float64 together: a large vocabulary in 512 rows would take a gigabyte."""
+"""Rows whose logits are converted to float64 together: 512 rows of a large vocabulary would take a gigabyte."""
 
 _LONGEST_TOKEN = 32
-"""Characters that a token has at most, on average: no text of use has longer ones, and a huge file is not tokenised whole."""
+"""Upper bound of the mean characters per token, so that a huge file is not tokenised whole."""
 
 
 class Window(NamedTuple):
@@ -43,8 +43,8 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What one model makes of a text. loss: [N] float64, nats, of each token given those before it in its window.
-    likeliest: [N] int64, the id it would have written instead, or just so."""
+    """One model's predictions on a text. loss: [N] float64, nats, of each token given those before it in its window.
+    likeliest: [N] int64, the id with the largest logit."""
 
     loss: Tensor
     likeliest: Tensor
@@ -61,7 +61,7 @@ class QualityReport:
 
     dtype, quantization: of the run; the reference is float32. num_tokens: predicted, in windows of at most window_len.
     perplexity_increase: of the run over the reference, in percent; negative where the run did better.
-    agreement: of how many tokens in a hundred both find the same one likeliest.
+    agreement: the percentage of positions at which both find the same token likeliest.
     """
 
     dtype: str
@@ -79,10 +79,10 @@ def measure_quality(
 ) -> QualityReport:
     """Load the checkpoint twice, first in float32 and then as the options say, never both at once, and read the text.
 
-    max_tokens: how many tokens of the text are used at most.
+    max_tokens: the most tokens of the text to use.
 
     Raises ForedraftError, one line: for a text of fewer than LEAST_TOKENS tokens, and for a checkpoint that cannot be
-    loaded, as the options say or in float32.
+    loaded, with the options or in float32.
     """
     name = os.fspath(source)
     window_len = min(_ROWS, context_len_of(load_config(name, options), name))
@@ -105,10 +105,8 @@ def measure_quality(
 
 
 def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[list[int], list[int]]:
-    """What every window begins with (the token that begins a text, where the tokenizer writes one; else nothing), and
-    the ids of the text, at most max_tokens.
-
-    Raises ForedraftError where there are fewer than LEAST_TOKENS.
+    """-> the ids that every window begins with (the tokenizer's beginning-of-text token, if it adds one), and the ids of the
+    text, at most max_tokens. Raises ForedraftError if there are fewer than LEAST_TOKENS.
     """
     if max_tokens < LEAST_TOKENS:
         raise ForedraftError(f"quality is measured on at least {LEAST_TOKENS} tokens, not on {max_tokens}")
@@ -124,8 +122,8 @@ def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) ->
 
 
 def cut(begins: Sequence[int], ids: Sequence[int], window_len: int) -> list[Window]:
-    """Windows of at most window_len ids to read, each from `begins` on. Every id is predicted once, but for the very
-    first where `begins` is empty."""
+    """Windows of at most window_len ids to read, each from `begins` on. Every id is predicted once, except the very
+    first if `begins` is empty."""
     step = window_len - len(begins)
     windows = []
     for start in range(0 if begins else 1, len(ids), step):
@@ -136,7 +134,7 @@ def cut(begins: Sequence[int], ids: Sequence[int], window_len: int) -> list[Wind
 
 
 def predict(model: LanguageModel, windows: Sequence[Window]) -> Predictions:
-    """Read the windows as the engine reads prompts. Raises ModelError where the model has no logit for an id."""
+    """Read the windows as the engine reads prompts. Raises ModelError if the model has no logit for an id."""
     largest = max(max(window.read + window.predicted) for window in windows)
     if largest >= model.traits.vocab_size:
         raise ModelError(
@@ -148,20 +146,20 @@ def predict(model: LanguageModel, windows: Sequence[Window]) -> Predictions:
 
 
 def _loaded_and_read(name: str, windows: Sequence[Window], options: LoadOptions) -> tuple[Predictions, str]:
-    """What the model says, and the dtype it says it in; the model itself is gone afterwards."""
+    """-> the predictions, and the dtype of the model. The model is freed."""
     model = load_model(name, options)
     try:
         return predict(model, windows), str(model.hf.dtype).removeprefix("torch.")
     finally:
         del model
-        gc.collect()  # a model holds itself in cycles
+        gc.collect()  # models contain reference cycles
 
 
 def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """As many windows to a pass as its rows allow."""
+    """As many windows per pass as its rows allow."""
     batch: list[Window] = []
     for window in windows:
-        if batch and sum(len(one.read) for one in [*batch, window]) > _ROWS:
+        if batch and sum(len(each.read) for each in [*batch, window]) > _ROWS:
             yield batch
             batch = []
         batch.append(window)
@@ -178,9 +176,9 @@ def _read(model: LanguageModel, batch: Sequence[Window]) -> Predictions:
 
 def _scored(logits: Tensor, predicted: list[int]) -> Predictions:
     """logits: [N, V]; predicted: [N]"""
-    wanted = torch.tensor(predicted, device=logits.device)
+    target_ids = torch.tensor(predicted, device=logits.device)
     losses = [
         torch.nn.functional.cross_entropy(rows.double(), ids, reduction="none")
-        for rows, ids in zip(torch.split(logits, _LOGIT_ROWS), torch.split(wanted, _LOGIT_ROWS), strict=True)
+        for rows, ids in zip(torch.split(logits, _LOGIT_ROWS), torch.split(target_ids, _LOGIT_ROWS), strict=True)
     ]
     return Predictions(torch.cat(losses).cpu(), logits.argmax(dim=-1).cpu())

@@ -1,4 +1,4 @@
-"""What to use on the user's models, prompts and machine: measure, predict, run the few best, say so."""
+"""Find the best settings for the user's models, prompts and machine: measure, predict, run the few best, advise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few best of the predictions, run against plain decoding; and what to use."""
+"""Tuning: measure, predict, run the settings with the best predictions against plain decoding, advise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import astuple, dataclass, replace
 from math import exp, fsum, log, sqrt
 
 from foredraft.bench import BenchResult, Configuration, Interval, Ratio, Workload, built_in_workload, run_bench
-from foredraft.bench.budget import Now, told
+from foredraft.bench.budget import Now, describe_cuts
 from foredraft.bench.runner import check_fits, check_settings
 from foredraft.drafters import REGISTRY
 from foredraft.engine.methods import NO_DRAFT, name_of
 from foredraft.engine.proposal import Drafter
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.sampling import AUTO, SamplingParams
+from foredraft.sampling import SamplingParams
+from foredraft.tune.finalists import Setting, configurations_to_run, setting_of
 from foredraft.tune.measure import Measurement, measure, settings_for
 from foredraft.tune.predict import PlainSpeed, Prediction, Predictor, predict
 
@@ -23,24 +24,19 @@ DEFAULT_TOKENS = 64
 MOST_DRAFT_TOKENS = 8
 _LOOKUPS = ("suffix", "ngram")
 _MEASURING, _CHECKING = 0.5, 0.92
-"""Of the budget: the share that goes into what predictions rest on, and the share by which everything is to be run."""
+"""Shares of the budget: for the runs that predictions rest on, and for these and the finalists' runs together."""
 WORTH, RISK = 1.03, 0.95
-"""The least speedup to expect of a setting that is advised, and the least that its interval may leave possible: prompts
-differ, and an interval over a few dozen of them is often wider than what is to be won."""
-_LEAST = 1e-3
-"""Seconds that are left for running finalists when the budget is spent: each is run once all the same."""
-_NUM_FINALISTS = 3
+"""The least expected speedup of a setting that is advised, and the least lower bound of its interval. Prompts differ, and an
+interval over a few dozen of them is often wider than the gain."""
+_LEAST_SECONDS = 1e-3
+"""For running the finalists when the budget is spent: each still runs once."""
 _MOST_PASSES = 12
-_NEAR = 0.9
-
-Setting = tuple[str, int | str]
-"""Drafter and number of draft tokens, whatever the batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """What was run. predicted: None where there is no prediction ("auto" decides on the way). measured: speedup over plain
-    decoding of the same batch size, same questions."""
+    """A setting that was run. predicted: None without a prediction ("auto" decides while it runs). measured: the speedup over
+    plain decoding with the same batch size and questions."""
 
     configuration: Configuration
     predicted: Prediction | None
@@ -49,7 +45,7 @@ class Finalist:
 
     @property
     def expected(self) -> Ratio:
-        """The geometric mean of both, bounds alike: the same prompts, and two measurements of their times."""
+        """The geometric mean of prediction and measurement, and of their bounds: both rest on the same prompts."""
         if self.predicted is None:
             return self.measured
         ours, theirs = self.measured, self.predicted.speedup
@@ -61,10 +57,8 @@ class Finalist:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """configuration: what to use; its batch size says nothing. is_plain: whether that is not to speculate.
-
-    of: the measurements behind it, one for each batch size: of what is advised, or of the best that was not good enough.
-    """
+    """configuration: what to use, at any batch size. of: the measurements behind it, one for each batch size: of the advised
+    setting, or of the best that was not good enough. is_plain: whether the advice is not to speculate."""
 
     configuration: Configuration
     of: tuple[Finalist, ...]
@@ -77,9 +71,8 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class TuneResult:
     """predictions: of every drafter, γ and batch size, the best first within each batch size. bench: of the finalists.
-
-    num_groups: how many groups of questions the predictions rest on, by batch size. seconds: all of it together. cut: what
-    the budget had no room for, in lines.
+    num_groups: of questions that the predictions rest on, by batch size. seconds: for everything. cut: what the budget had
+    no room for, in lines.
     """
 
     predictions: tuple[Prediction, ...]
@@ -106,60 +99,71 @@ def run_tune(
 ) -> TuneResult:
     """Find the drafter and number of draft tokens for these models, prompts and this machine.
 
-    methods: candidates; None takes those of `llm`, suffix and ngram. Names with "+" between them are tried together under
-        "auto", and each by itself. batch_sizes: prompts at a time; the advice is for all of them alike.
+    methods: candidates; None takes those of `llm`, suffix and ngram. Names joined by "+" are tried together under "auto",
+        and each by itself. batch_sizes: prompts at a time; one advice is given for all of them.
     workload: None takes the built-in prompts. params: for every request; None is greedy, 64 tokens. most: draft tokens.
-    budget: seconds. Where it is too short for one group of questions under every candidate, the last candidates are left out
-        and texts are shorter; `cut` of the result says so. now: the clock that it goes by.
+    budget: seconds. If it is too short for one group of questions under every candidate, the last candidates are left out
+        and texts are shortened; `cut` of the result says so. now: the clock of the budget.
 
     Raises ForedraftError before anything is measured for what cannot run, and RequestError for a request that fails.
     """
     started = now()
-    params = settings_for(params, DEFAULT_TOKENS)
-    check_settings(params, budget, None)
+    requested = settings_for(params, DEFAULT_TOKENS)
+    check_settings(requested, budget, None)
     if most < 1:
         raise ForedraftError(f"tuning needs at least 1 draft token to try, not {most}")
     sizes = _checked_sizes(batch_sizes)
     workload = workload or built_in_workload()
-    check_fits(llm, workload, params)
-    singles, joined = _candidates(llm, methods)
+    check_fits(llm, workload, requested)
+    drafters, joined = _candidates(llm, methods)
     show = progress or (lambda share: None)
     measurement = measure(
         llm,
-        singles,
+        drafters,
         sizes,
         workload,
-        params,
+        requested,
         most=most,
         budget=_MEASURING * budget,
         progress=lambda share: show(_MEASURING * share),
         now=now,
     )
-    wanted, params = params, measurement.params
     predictions = predict_all(measurement, most)
-    left = _CHECKING * budget - (now() - started)
-    result = run_bench(
+    bench = run_bench(
         llm,
-        [Configuration.plain(size) for size in sizes]
-        + [Configuration(m, g, size) for size in sizes for m, g in _to_run(predictions, measurement, joined)],
+        configurations_to_run(predictions, measurement, joined),
         workload,
-        params,
-        budget=max(left, _LEAST),
+        measurement.params,
+        budget=max(_CHECKING * budget - (now() - started), _LEAST_SECONDS),
         repeats=_MOST_PASSES,
         progress=lambda share: show(_MEASURING + (1.0 - _MEASURING) * share),
         least=len(sizes) + 1,
         now=now,
     )
-    finalists = _finalists(result, predictions)
+    return _result(predictions, measurement, bench, requested, seconds=now() - started, budget=budget)
+
+
+def _result(
+    predictions: Sequence[Prediction],
+    measurement: Measurement,
+    bench: BenchResult,
+    requested: SamplingParams,
+    *,
+    seconds: float,
+    budget: float,
+) -> TuneResult:
+    """requested: the parameters before texts were shortened."""
+    finalists = _finalists(bench, predictions)
+    tokens = [(params.max_tokens or 0, 0) for params in (requested, measurement.params)]
     return TuneResult(
         predictions=tuple(predictions),
         finalists=finalists,
         advice=choose(finalists),
-        bench=result,
-        num_groups={size: len({trial.group for trial in measurement.plain(size)}) for size in sizes},
-        seconds=now() - started,
+        bench=bench,
+        num_groups={size: len({trial.group for trial in measurement.plain(size)}) for size in measurement.batch_sizes},
+        seconds=seconds,
         budget=budget,
-        cut=told(measurement.left_out, *[(one.max_tokens or 0, 0) for one in (wanted, params)]) + result.cut,
+        cut=describe_cuts(measurement.left_out, *tokens) + bench.cut,
     )
 
 
@@ -177,32 +181,27 @@ def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
 
 
 def choose(finalists: Sequence[Finalist]) -> Advice:
-    """The setting with the greatest expected speedup (the geometric mean over batch sizes), of those that pay at some batch size
-    and whose interval lies below 1 at none. Where none pays, plain decoding: it then costs at most what WORTH says."""
+    """The setting with the greatest expected speedup (the geometric mean over batch sizes), among those that pay at one batch
+    size or more and are slower than plain decoding at none. Plain decoding if no setting pays."""
     by_setting: dict[Setting, list[Finalist]] = {}
-    for one in finalists:
-        by_setting.setdefault(_setting(one.configuration), []).append(one)
+    for finalist in finalists:
+        by_setting.setdefault(setting_of(finalist.configuration), []).append(finalist)
     ranked = sorted(by_setting.values(), key=_mean_speedup, reverse=True)
-    best = next((found for found in ranked if _pays(found)), None)
+    best = next((finalists for finalists in ranked if _pays(finalists)), None)
     if best is None:
         return Advice(Configuration.plain(), tuple(ranked[0]))
     return Advice(replace(best[0].configuration, batch_size=1), tuple(best))
 
 
-def _pays(found: Sequence[Finalist]) -> bool:
-    """One group of questions gives no interval, and decides nothing."""
-    expected = [one.expected for one in found]
-    is_worth = any(one.value >= WORTH and one.interval and one.interval.low >= RISK for one in expected)
-    return is_worth and all(one.interval and one.interval.high >= 1.0 for one in expected)
+def _pays(finalists: Sequence[Finalist]) -> bool:
+    """finalists: one setting, by batch size. One group of questions gives no interval, and decides nothing."""
+    expected = [finalist.expected for finalist in finalists]
+    is_worth = any(ratio.value >= WORTH and ratio.interval and ratio.interval.low >= RISK for ratio in expected)
+    return is_worth and all(ratio.interval and ratio.interval.high >= 1.0 for ratio in expected)
 
 
-def _mean_speedup(found: Sequence[Finalist]) -> float:
-    return exp(fsum(log(one.expected.value) for one in found) / len(found))
-
-
-def _setting(configuration: Configuration) -> Setting:
-    assert configuration.speculative_tokens is not None
-    return name_of(configuration.method or NO_DRAFT), configuration.speculative_tokens
+def _mean_speedup(finalists: Sequence[Finalist]) -> float:
+    return exp(fsum(log(finalist.expected.value) for finalist in finalists) / len(finalists))
 
 
 def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
@@ -213,10 +212,10 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
 
 
 def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list[str | Drafter], list[str]]:
-    """-> each drafter by itself, and the names that are to be tried together"""
+    """-> each drafter, and the joined names that are to be tried together"""
     if methods is None:
-        own = [name for name in llm.method.split("+") if name in REGISTRY and name != NO_DRAFT]
-        return list(dict.fromkeys([*own, *_LOOKUPS])), []
+        of_llm = [name for name in llm.method.split("+") if name in REGISTRY and name != NO_DRAFT]
+        return list(dict.fromkeys([*of_llm, *_LOOKUPS])), []
     singles: dict[str, str | Drafter] = {}
     for method in methods:
         parts: list[str | Drafter] = [*method.split("+")] if isinstance(method, str) else [method]
@@ -226,48 +225,17 @@ def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list
     return list(singles.values()), [method for method in methods if isinstance(method, str) and "+" in method]
 
 
-def _to_run(
-    predictions: Sequence[Prediction], measurement: Measurement, joined: Sequence[str]
-) -> list[tuple[str | Drafter, int | str]]:
-    """The same settings at every batch size: the few best fixed ones, and "auto" over the drafters that came near them."""
-    scores: dict[Setting, float] = {}
-    for one in predictions:
-        key = _setting(one.configuration)
-        scores[key] = scores.get(key, 0.0) + log(one.speedup.value) / len(measurement.batch_sizes)
-    ranked = sorted(scores, key=lambda key: -scores[key])
-    best_of = [next(p for p in predictions if p.configuration.batch_size == size) for size in measurement.batch_sizes]
-    tops = [ranked[0], *(_setting(one.configuration) for one in best_of)]
-    firsts = {name: key for key in reversed(ranked) for name in [key[0]]}  # each drafter's own best
-    near = [
-        firsts[name] for name in _by_score(firsts, scores) if scores[firsts[name]] >= scores[ranked[0]] + log(_NEAR)
-    ]
-    chosen = list(dict.fromkeys([*tops, *near, *ranked]))[: max(_NUM_FINALISTS, len(set(tops)))]
-    fixed: list[tuple[str | Drafter, int | str]] = [(measurement.methods[name], gamma) for name, gamma in chosen]
-    return fixed + [(method, AUTO) for method in _autos(near, measurement, joined)]
-
-
-def _by_score(firsts: Mapping[str, Setting], scores: Mapping[Setting, float]) -> list[str]:
-    return sorted(firsts, key=lambda name: -scores[firsts[name]])
-
-
-def _autos(near: Sequence[Setting], measurement: Measurement, joined: Sequence[str]) -> list[str | Drafter]:
-    """The best drafter alone, and those near it together; drafters that are objects have no name to join."""
-    names = [name for name, _ in near if isinstance(measurement.methods[name], str)]
-    together = ["+".join(names)] if len(names) > 1 else []
-    return list(dict.fromkeys([measurement.methods[near[0][0]], *(joined or together)]))
-
-
 def _finalists(result: BenchResult, predictions: Sequence[Prediction]) -> tuple[Finalist, ...]:
     """The fastest first within each batch size."""
-    predicted = {one.configuration.name: one for one in predictions}
-    found = [
+    predicted = {prediction.configuration.name: prediction for prediction in predictions}
+    finalists = [
         Finalist(
-            configuration=one,
-            predicted=predicted.get(one.name),
-            measured=result.typical_speedup(one.name, Configuration.plain(one.batch_size).name),
-            tokens_per_second=result.figures(one.name).tokens_per_second,
+            configuration=configuration,
+            predicted=predicted.get(configuration.name),
+            measured=result.typical_speedup(configuration.name, Configuration.plain(configuration.batch_size).name),
+            tokens_per_second=result.figures(configuration.name).tokens_per_second,
         )
-        for one in result.configurations
-        if not one.is_plain
+        for configuration in result.configurations
+        if not configuration.is_plain
     ]
-    return tuple(sorted(found, key=lambda one: (one.configuration.batch_size, -one.expected.value)))
+    return tuple(sorted(finalists, key=lambda one: (one.configuration.batch_size, -one.expected.value)))

@@ -1,4 +1,4 @@
-"""What a step takes at a depth at which it was not measured."""
+"""The time of a step at depths that were not measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENOUGH, _SHARE = 8, 0.1
 
 
 class Line:
-    """The mean of what was seen at each x, with straight lines between, flat beyond the ends."""
+    """The mean value at each measured x, interpolated linearly, constant beyond the ends."""
 
     def __init__(self) -> None:
         self._samples: defaultdict[int, list[float]] = defaultdict(list)
@@ -25,13 +25,12 @@ class Line:
         self._points = None
 
     def at(self, x: float) -> float:
-        """0 where nothing was seen."""
+        """0 where nothing was measured."""
         xs, means = self.points()
         return float(np.interp(x, xs, means)) if xs else 0.0
 
     def points(self) -> tuple[list[int], list[float]]:
-        """x and mean. What was seen seldom (the last rounds of a text ask for less) says little, and counts only where there
-        is nothing else."""
+        """x and mean. An x with few samples (the last rounds of a text draft less) counts only if all others have few too."""
         if self._points is None:
             most = max(map(len, self._samples.values()), default=0)
             enough = max(_ENOUGH, _SHARE * most)
@@ -41,10 +40,10 @@ class Line:
 
 
 class StepCosts:
-    """Verification by sequences and rows, which is v(n) of docs/guides/tuning.md, and drafting by requests and depth, both of one
-    drafter: another one leaves other things in the processor's caches.
+    """Verification time by sequences and rows, which is v(n) of docs/guides/tuning.md, and drafting time by requests and depth.
+    Both belong to one drafter: each leaves different data in the processor's caches.
 
-    rounds: at several depths, those without drafts included.
+    rounds: at several depths, including those without drafts.
     """
 
     def __init__(self, rounds: Iterable[Round]) -> None:
@@ -62,12 +61,12 @@ class StepCosts:
         return _line(self._drafts, num_requests).at(depth) if depth and num_requests else 0.0
 
     def usual_seconds(self, one: Round) -> float:
-        """What the step took, but for a stall."""
+        """The time of the step, without a stall."""
         expected = self.verify_seconds(one.num_sequences, one.num_rows(one.depth))
         return min(one.seconds, STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
 
     def difference(self, one: Round, speculative_tokens: int) -> float:
-        """What the step would have taken more, had no more than so many draft tokens been asked for. Usually below 0."""
+        """How much longer the step would have taken with at most this many draft tokens requested. Usually below 0."""
         depth = min(one.depth, speculative_tokens)
         if depth == one.depth:
             return 0.0
@@ -77,5 +76,5 @@ class StepCosts:
 
 
 def _line(lines: dict[int, Line], n: int) -> Line:
-    """The nearest one that was measured."""
+    """The line of the nearest n that was measured."""
     return lines[min(lines, key=lambda known: abs(known - n))] if lines else Line()

@@ -11,7 +11,7 @@ from math import isqrt
 from foredraft.bench import Configuration, Question, Workload
 from foredraft.bench.budget import Clock, Now
 from foredraft.bench.configurations import Contender, contenders_for
-from foredraft.bench.runner import fitted, hold_together, in_order, run_group
+from foredraft.bench.runner import fit_to_budget, hold_together, in_order, run_group
 from foredraft.engine.methods import name_of
 from foredraft.engine.proposal import Drafter
 from foredraft.llm import LLM
@@ -84,7 +84,7 @@ def measure(
     fields = [_Field.of(llm, methods, size, most, workload, params) for size in batch_sizes]
     depths = len(depths_for(most))
     for one in fields:
-        params = fitted(one.contenders, one.groups[0], params, clock, 1 + depths)
+        params = fit_to_budget(one.contenders, one.groups[0], params, clock, 1 + depths)
         one.forget()
     found = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes), params)
     num_rounds = max(len(one.groups) for one in fields)

@@ -1,5 +1,5 @@
-"""The speed of every γ from runs at a few, by the model of arXiv:2211.17192 with measured verification: tokens of a round,
-E[τ] = 1 + Σ_k Π_{i≤k} α_i, over its seconds, γ·draft + v(rows). No models, no clock."""
+"""The speed of every γ from runs at a few, by the model of arXiv:2211.17192 with measured verification times: the tokens of a
+round, E[τ] = 1 + Σ_k Π_{i≤k} α_i, over its seconds, γ·draft + v(rows). Uses neither models nor a clock."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Prediction:
 
 
 class PlainSpeed:
-    """Plain decoding, as it was measured, stalls apart. trials: of a group's repeats the middle one counts."""
+    """Plain decoding as measured, without stalls. trials: of a group's repeats the median one counts."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         costs = StepCosts(one for trial in trials for one in trial.rounds)
-        trials = _middle_ones(trials)
+        trials = _median_trials(trials)
         self.num_groups = _num_groups(trials)
         kinds = {trial.group: trial.category for trial in trials}
         self.categories = [kinds[group] for group in range(self.num_groups)]
@@ -38,24 +38,24 @@ class PlainSpeed:
         self._seconds = _by_group(trials, [t.seconds - stall for t, stall in zip(trials, stalls, strict=True)])
 
     def rate(self, drawn: Indices) -> Floats:
-        """Tokens per second of a draw of groups. drawn: [R, N] -> [R]"""
+        """Tokens per second of resampled groups. drawn: [R, N] -> [R]"""
         rates: Floats = _sums(self._tokens, drawn) / _sums(self._seconds, drawn)
         return rates
 
 
 class Predictor:
-    """One drafter at one batch size. runs: by the depth that was asked for, the same groups under each, none of depth 0.
+    """One drafter at one batch size. runs: by the depth that was requested, the same groups under each, none of depth 0.
 
-    A draft cut to γ emits min(accepted, γ) + 1 tokens, so a run at a depth says E[τ] of every smaller γ. But for where the
-    rounds begin: shorter drafts begin more of them where the text is easy. How much that matters is known at the depths that
-    were run, and between two of them it is taken to change evenly.
+    A draft cut to γ emits min(accepted, γ) + 1 tokens, so a run at one depth gives E[τ] of every smaller γ, except for one
+    effect: with shorter drafts, more rounds begin where the text is easy. The size of this effect is known at the depths
+    that were run, and interpolated linearly between them.
     """
 
     def __init__(self, runs: Mapping[int, Sequence[Trial]]) -> None:
         if not runs or min(runs) < 1:
             raise ForedraftError(f"a prediction needs runs with drafts, and depths are {sorted(runs)}")
         self._costs = StepCosts(one for trials in runs.values() for trial in trials for one in trial.rounds)
-        self._runs = {depth: _middle_ones(trials) for depth, trials in sorted(runs.items())}
+        self._runs = {depth: _median_trials(trials) for depth, trials in sorted(runs.items())}
         self._known: dict[tuple[int, int], _Sums] = {}
 
     @property
@@ -63,7 +63,7 @@ class Predictor:
         return max(self._runs)
 
     def rate(self, speculative_tokens: int, drawn: Indices) -> Floats:
-        """Tokens per second of a draw of groups. drawn: [R, N] -> [R]"""
+        """Tokens per second of resampled groups. drawn: [R, N] -> [R]"""
         depth = min(d for d in self._runs if d >= speculative_tokens)
         sums = self._sums(depth, speculative_tokens)
         pace = sums.pace(drawn) * self._correction(depth, speculative_tokens, drawn)
@@ -73,26 +73,26 @@ class Predictor:
         return rates
 
     def expected_length(self, speculative_tokens: int) -> float:
-        """E[τ]: tokens of a sequence's round, from the nearest run that asked for as many."""
+        """E[τ]: tokens of a sequence's round, from the nearest run that requested at least as many."""
         depth = min(d for d in self._runs if d >= speculative_tokens)
         rounds = [one for trial in self._runs[depth] for one in trial.rounds]
         return sum(one.num_tokens(speculative_tokens) for one in rounds) / sum(one.num_sequences for one in rounds)
 
     def verify_curve(self, num_sequences: int, most: int) -> list[float]:
-        """Seconds of a step, drafting apart, by draft tokens per sequence from 0."""
+        """Seconds of a step without drafting, by draft tokens per sequence from 0."""
         return [self._costs.verify_seconds(num_sequences, num_sequences * (1 + g)) for g in range(most + 1)]
 
     def draft_curve(self, num_requests: int, most: int) -> list[float]:
-        """Seconds of a draft of 1, 2, ... tokens for so many requests."""
+        """Seconds of a draft of 1, 2, ... tokens for this many requests."""
         return [self._costs.draft_seconds(num_requests, depth) for depth in range(1, most + 1)]
 
     def _correction(self, depth: int, speculative_tokens: int, drawn: Indices) -> Floats | float:
         below = max((d for d in self._runs if d < depth), default=None)
         if below is None or depth == speculative_tokens:
             return 1.0
-        found = self._sums(below, below).pace(drawn) / self._sums(depth, below).pace(drawn)
+        ratio = self._sums(below, below).pace(drawn) / self._sums(depth, below).pace(drawn)
         share = (depth - speculative_tokens) / (depth - below)
-        corrections: Floats = 1.0 + share * (found - 1.0)
+        corrections: Floats = 1.0 + share * (ratio - 1.0)
         return corrections
 
     def _sums(self, depth: int, speculative_tokens: int) -> _Sums:
@@ -104,9 +104,9 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of a run as if no more than γ tokens had been asked for, by group. [N] each
+    """Sums over a run as if at most γ tokens had been requested, by group. [N] each
 
-    opening_*: of the steps in which prompts were read, and of what no step accounts for.
+    opening_*: of the steps in which prompts were read, and of the time that belongs to no step.
     """
 
     tokens: Floats
@@ -133,17 +133,17 @@ class _Sums:
         return cls(*(_by_group(trials, column) for column in columns))
 
     def pace(self, drawn: Indices) -> Floats:
-        """Seconds per token once the prompts are read; 0 where nothing is written then."""
+        """Seconds per token after the prompts are read; 0 if no token follows."""
         tokens = _sums(self.round_tokens, drawn)
         paces: Floats = _sums(self.round_seconds, drawn) / np.where(tokens == 0, np.inf, tokens)
         return paces
 
 
 def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuration) -> Prediction:
-    """configuration: its speculative_tokens are a number, 1 to the deepest that was run.
+    """configuration: its speculative_tokens are a number, from 1 to the largest depth that was run.
 
-    The interval is the percentile bootstrap's over groups of questions, the categories in the same proportions; the costs
-    stay what they are.
+    The interval is the percentile bootstrap's over groups of questions, with fixed proportions of the categories. Costs are
+    not resampled. Raises ForedraftError for another number of draft tokens.
     """
     gamma = configuration.speculative_tokens
     if not isinstance(gamma, int) or not 1 <= gamma <= predictor.max_depth:
@@ -157,8 +157,8 @@ def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuratio
     return Prediction(configuration, float(predictor.rate(gamma, everything)[0]), speedup)
 
 
-def _middle_ones(trials: Sequence[Trial]) -> list[Trial]:
-    """Of each group's repeats the one with the median speed (of two the faster): what the machine did once does not count."""
+def _median_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Of each group's repeats the one with the median speed, of two the faster one: a single disturbance does not count."""
     of_group: dict[int, list[Trial]] = {}
     for trial in trials:
         of_group.setdefault(trial.group, []).append(trial)

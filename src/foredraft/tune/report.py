@@ -1,4 +1,4 @@
-"""What tuning found, as a table, a sentence, JSON, and the settings to use."""
+"""The result of tuning as a table, sentences, JSON, and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUM_SHOWN = 3
 
 
 def table_rows(result: TuneResult, *, num_shown: int = _NUM_SHOWN) -> list[list[str]]:
-    """Under COLUMNS: for each batch size what was run, the fastest first, then the best predictions of what was not."""
+    """Rows under COLUMNS: for each batch size the settings that were run, the fastest first, then the best predictions."""
     rows: list[list[str]] = []
     for size in result.num_groups:
         run = [one for one in result.finalists if one.configuration.batch_size == size]
@@ -50,7 +50,7 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def sentences(result: TuneResult) -> list[str]:
-    """The advice first, then what must stand beside it."""
+    """The advice, then its context."""
     advice, of = result.advice, result.advice.of
     best = name_of(of[0].configuration.method or ""), of[0].configuration.speculative_tokens
     named = f"{best[0]} with {_tokens(best[1])}"
@@ -142,7 +142,7 @@ def _prediction(one: Prediction) -> dict[str, Any]:
 
 
 def as_settings(result: TuneResult, **models: Any) -> tuple[Settings, dict[str, Any]]:
-    """The advice as settings, and what it rests on for the file's table. models: the other fields of Settings.
+    """-> the advice as settings, and the measurements behind it for the file's table. models: the other fields of Settings.
 
     Raises ForedraftError for a drafter that is an object: a file can only name one.
     """

@@ -1,4 +1,4 @@
-"""What is kept of a run for prediction: each step's times and counts."""
+"""What a prediction needs of a run: each step's times and counts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from foredraft.engine.step import Step
 class Round:
     """One step. Times in seconds.
 
-    seconds: of the clock, from the end of the step before where that belongs to the same batch. draft_seconds: of these,
-    the drafter's. depth: the longest draft that was asked for. num_asked: sequences it was asked for.
-    num_drafted, num_kept: of each sequence, draft tokens that were verified and tokens that reached the text.
+    seconds: from the end of the previous step of the same batch. draft_seconds: the drafter's share of them. depth: the
+    longest draft that was requested. num_asked: sequences with such a request. num_drafted, num_kept: for each sequence, the
+    draft tokens that were verified and the tokens that reached the text.
     """
 
     seconds: float
@@ -30,20 +30,20 @@ class Round:
         return len(self.num_kept)
 
     def num_rows(self, speculative_tokens: int) -> int:
-        """Of the target's pass, had no more than so many been asked for."""
+        """Rows of the target's pass if at most this many draft tokens had been requested."""
         return len(self.num_drafted) + sum(min(drafted, speculative_tokens) for drafted in self.num_drafted)
 
     def num_tokens(self, speculative_tokens: int) -> int:
-        """That the texts would have got: what stood, and the target's own."""
+        """Tokens that the texts would have received: accepted draft tokens, and the target's own."""
         return sum(min(kept, speculative_tokens + 1) for kept in self.num_kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One group of questions under one setting, once.
+    """One run of a group of questions under one setting.
 
-    group: which. category: of its questions. num_tokens, seconds: of all answers, as a benchmark counts them. openings: the steps in which a prompt was
-    read. rounds: all others.
+    group: its index. category: of its questions. num_tokens, seconds: of all answers, as a benchmark counts them.
+    openings: the steps in which a prompt was read. rounds: all others.
     """
 
     group: int
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Recorder:
-    """An engine's observer. clock: seconds that it has run."""
+    """An engine's observer. clock: the seconds that the engine has run."""
 
     clock: Callable[[], float] = time.perf_counter
     openings: list[Round] = field(default_factory=list)
@@ -66,10 +66,10 @@ class Recorder:
     def observe(self, step: Step) -> None:
         now = self.clock()
         is_opening = any(item.num_unread != 1 for item in step.scheduled)
-        # what lies between two batches belongs to neither
+        # the time between two batches belongs to neither
         seconds = step.total_time if is_opening or self._ended is None else now - self._ended
         asked = [item.max_draft for item in step.scoring if item.max_draft and item.drafter in step.draft_times]
-        found = Round(
+        current = Round(
             seconds=seconds,
             draft_seconds=step.draft_time,
             depth=max(asked, default=0),
@@ -77,11 +77,11 @@ class Recorder:
             num_drafted=tuple([outcome.num_drafted for outcome in step.outcomes]),
             num_kept=tuple(step.num_kept),
         )
-        (self.openings if is_opening else self.rounds).append(found)
+        (self.openings if is_opening else self.rounds).append(current)
         self._ended = now
 
     def take(self) -> tuple[list[Round], list[Round]]:
-        """The openings and the rounds since the last time."""
+        """The openings and the rounds since the last call."""
         taken = self.openings, self.rounds
         self.openings, self.rounds, self._ended = [], [], None
         return taken

@@ -1,4 +1,4 @@
-"""Recording what a command writes."""
+"""--trace: recording what a command generates."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foredraft.cli.inputs import require_place
+from foredraft.cli.inputs import require_writable
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
 
 
 def check_trace(trace: Path | None) -> None:
-    """Before anything is loaded. Raises ForedraftError for a file that cannot be written."""
+    """Called before anything is loaded. Raises ForedraftError for a file that cannot be written."""
     if trace is not None:
-        require_place(trace)
+        require_writable(trace)
 
 
-def recorded(llm: LLM, trace: Path | None) -> AbstractContextManager[object]:
-    """Records into the file that --trace names, if it names one."""
+def recording(llm: LLM, trace: Path | None) -> AbstractContextManager[object]:
+    """Record into the file of --trace, where it is given."""
     if trace is None:
         return nullcontext()
     from foredraft.trace import record

@@ -1,0 +1,181 @@
+"""The options that choose the models and the drafter, and that say how to load and run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from foredraft.cli.groups import Without
+from foredraft.cli.inputs import parse_bytes
+from foredraft.engine.methods import choose_methods
+from foredraft.model.checkpoint import refuse_unusable
+from foredraft.sampling import AUTO
+from foredraft.settings import Settings
+from foredraft.utils import arguments, startup
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+    from foredraft.model import LoadOptions
+
+ThreadsOption = Annotated[int | None, Option("--num-threads", help="Threads of PyTorch's CPU kernels.")]
+DtypeOption = Annotated[str, Option(help="auto, float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")]
+
+WITHOUT_DRAFTER = Without("method", "speculative_tokens", "min_acceptance_rate", "max_draft_memory")
+"""For commands that try several drafters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Target, draft model and drafter. An option wins over the settings file."""
+
+    model: Annotated[
+        str | None, Option("--model", help="The target: hub id or directory. Default: the embedded pair.")
+    ] = None
+    draft_model: Annotated[
+        str | None, Option("--draft-model", help="The draft model; it must share the target's vocabulary.")
+    ] = None
+    method: Annotated[
+        str | None,
+        Option(
+            help="none, ngram, suffix, draft_model or self-int8, or several joined by + to choose from. Default: "
+            "draft_model where there is one, else suffix."
+        ),
+    ] = None
+    speculative_tokens: Annotated[
+        str | None,
+        Option(
+            "--speculative-tokens",
+            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: auto.",
+        ),
+    ] = None
+    settings_file: Annotated[
+        Path | None,
+        Option("--config", metavar="FILE", help="Settings as foredraft tune writes them; options win over the file."),
+    ] = None
+    min_acceptance_rate: Annotated[
+        float | None,
+        Option("--min-acceptance-rate", help="Pause a drafter whose recent acceptance rate is below this."),
+    ] = None
+    max_draft_memory: Annotated[
+        str | None,
+        Option("--max-draft-memory", help="Pause a drafter that holds more cache memory than this, as 512MiB."),
+    ] = None
+    cache_memory: Annotated[
+        str | None,
+        Option("--cache-memory", help="For keys and values, as 4GiB. Default: by context and free memory."),
+    ] = None
+    dtype: DtypeOption = "auto"
+    quantization: Annotated[
+        str | None,
+        Option(help="int8 rounds the linear layers as they are loaded, the draft model's too. Default: none."),
+    ] = None
+    draft_quantization: Annotated[
+        str | None,
+        Option("--draft-quantization", help="For the draft model: int8 or none. Default: as the target."),
+    ] = None
+    device: DeviceOption = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Option("--batch-invariant", help="On a GPU: a text never depends on what it is batched with. Somewhat slower."),
+    ] = False
+    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with the checkpoint.")
+    ] = False
+    num_threads: ThreadsOption = None
+
+    @property
+    def draft_len(self) -> int | str | None:
+        """`speculative_tokens`, as a number where it is one."""
+        text = self.speculative_tokens
+        return int(text) if text is not None and text.isdecimal() else text
+
+    @property
+    def max_draft_bytes(self) -> int | None:
+        return None if self.max_draft_memory is None else parse_bytes(self.max_draft_memory)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        return None if self.cache_memory is None else parse_bytes(self.cache_memory)
+
+    @property
+    def target(self) -> str | None:
+        """The target that the options or the settings file name; None is the embedded one."""
+        target: str | None = self._settings().model
+        return target
+
+    def check(self, *, has_weights: bool = True) -> None:
+        """Refuse what can be refused without importing PyTorch; `load` would refuse it too, but later.
+
+        has_weights: whether the weights will be loaded, so that they must be there. Raises ForedraftError.
+        """
+        settings = self._settings()
+        arguments.check_threads(settings.num_threads)
+        arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
+        arguments.check_numbers(cache_memory=(self.cache_bytes, 1))
+        arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
+        arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
+        is_embedded = settings.model is None and settings.method in (None, "draft_model")
+        choose_methods(settings.method, has_draft_model=settings.draft_model is not None or is_embedded)
+        for source in (settings.model, settings.draft_model):
+            if source is not None:
+                refuse_unusable(source, has_weights=has_weights)
+
+    def load(self, **settings: Any) -> LLM:
+        """settings: arguments of LLM that are not among these options."""
+        self.check()
+        from foredraft.cli.render.progress import spinner
+        from foredraft.llm import LLM
+
+        startup.ready()
+        with spinner(f"loading {self.target or 'the embedded pair'}"):
+            return LLM(
+                self.model,
+                self.draft_model,
+                method=self.method,
+                speculative_tokens=self.draft_len,
+                min_acceptance_rate=self.min_acceptance_rate,
+                max_draft_memory=self.max_draft_bytes,
+                cache_memory=self.cache_bytes,
+                dtype=self.dtype,
+                device=self.device,
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
+                quantization=self.quantization,
+                draft_quantization=self.draft_quantization,
+                batch_invariant=self.batch_invariant,
+                num_threads=self.num_threads,
+                config=self.settings_file,
+                **settings,
+            )
+
+    def load_options(self) -> LoadOptions:
+        from foredraft.model import LoadOptions
+
+        return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
+
+    def _settings(self) -> Settings:
+        """The settings file with the options over it."""
+        settings = Settings() if self.settings_file is None else Settings.read(self.settings_file)
+        return settings.under(
+            model=self.model,
+            draft_model=self.draft_model,
+            method=self.method,
+            speculative_tokens=self.draft_len,
+            quantization=self.quantization,
+            draft_quantization=self.draft_quantization,
+            num_threads=self.num_threads,
+        )
+
+
+def set_threads(num_threads: int | None) -> None:
+    """For commands that load no LLM. Raises ForedraftError for more threads than the machine can run."""
+    arguments.check_threads(num_threads)
+    if num_threads is not None:
+        import torch
+
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,119 @@
+"""What `foredraft inspect` reports, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foredraft.cli.render.units import bytes_text
+
+if TYPE_CHECKING:
+    from foredraft.tools.inspection import Inspection, MemoryReport, ModelReport
+    from foredraft.tools.quality import QualityReport
+    from foredraft.utils.machine import MachineReport
+
+
+def inspection_table(inspection: Inspection) -> Table:
+    """The models, side by side."""
+    models = [model for model in (inspection.target, inspection.draft) if model is not None]
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("", "target", "draft")[: len(models) + 1]:
+        table.add_column(title, overflow="fold")
+    for name, show in _MODEL_ROWS.items():
+        table.add_row(name, *(show(model) for model in models))
+    return table
+
+
+def inspection_lines(inspection: Inspection) -> list[str]:
+    """What holds for the pair and the machine, a line each."""
+    fits = "yes" if inspection.fits else f"no: {inspection.reason}"
+    return [
+        *_memory_lines(inspection.memory),
+        f"machine: {_machine(inspection.machine)}",
+        f"exactness: {inspection.exactness}",
+        f"fits: {fits}",
+    ]
+
+
+def _memory_lines(memory: MemoryReport) -> list[str]:
+    weights = f"weights {bytes_text(memory.weight_bytes)}"
+    free = f"{bytes_text(memory.available_bytes)} {memory.when} on {memory.device}"
+    lines = [f"memory: {weights}; {free}"]
+    if memory.full_context_bytes is not None:
+        num_fit = "" if memory.num_full_contexts is None else f" ({memory.num_full_contexts} fit by default)"
+        lines.append(
+            f"cache: {bytes_text(memory.cache_bytes_per_token)} per token, {bytes_text(memory.full_context_bytes)} for a "
+            f"full context, draft included{num_fit}"
+        )
+    if memory.peak_bytes is not None:
+        before = f", {bytes_text(memory.process_bytes)} of it before the first weight" if memory.process_bytes else ""
+        lines.append(f"peak: {bytes_text(memory.peak_bytes)}, with one text of the full context{before}")
+    return lines
+
+
+def quality_lines(quality: QualityReport) -> list[str]:
+    """What the run's precision costs, a line for each figure."""
+    run = quality.dtype if quality.quantization is None else f"{quality.dtype} with {quality.quantization} weights"
+    return [
+        f"quality: {run} against float32, over {quality.num_tokens:,} tokens in windows of {quality.window_len}",
+        f"perplexity: {quality.perplexity:.4f} against {quality.reference_perplexity:.4f} "
+        f"({quality.perplexity_increase:+.3f} %)",
+        f"agreement: the same likeliest token at {quality.agreement:.2f} % of positions",
+    ]
+
+
+def _machine(machine: MachineReport) -> str:
+    features = f" with {', '.join(machine.cpu_features)}" if machine.cpu_features else ""
+    return (
+        f"{machine.cpu_capability}{features}, {machine.num_threads} threads for torch {machine.torch}, "
+        f"transformers {machine.transformers}"
+    )
+
+
+def _both(predicted: int | None, measured: int | None) -> str:
+    """One figure where the two agree."""
+    if measured is None:
+        return f"{bytes_text(predicted)} (predicted)"
+    if predicted is None or bytes_text(predicted) == bytes_text(measured):
+        return bytes_text(measured)
+    return f"{bytes_text(measured)} (predicted {bytes_text(predicted)})"
+
+
+def _weights(model: ModelReport) -> str:
+    return _both(model.predicted.weight_bytes, model.measured.weight_bytes if model.measured else None)
+
+
+def _cache(model: ModelReport) -> str:
+    return _both(
+        model.predicted.cache_bytes_per_token, model.measured.cache_bytes_per_token if model.measured else None
+    )
+
+
+def _dtype(model: ModelReport) -> str:
+    return model.dtype if model.quantization is None else f"{model.dtype}, linear layers in {model.quantization}"
+
+
+def _attention(model: ModelReport) -> str:
+    return ", ".join(f"{count} × {kind}" for kind, count in model.attention.items())
+
+
+def _row_exact(model: ModelReport) -> str:
+    return {None: "not measured", True: "yes", False: "no"}[model.row_exact]
+
+
+_MODEL_ROWS: dict[str, Callable[[ModelReport], str]] = {
+    "name": lambda model: model.name,
+    "architecture": lambda model: model.architecture,
+    "attention": _attention,
+    "dtype": _dtype,
+    "parameters": lambda model: "unknown" if model.num_parameters is None else f"{model.num_parameters / 1e6:,.1f} M",
+    "weights": _weights,
+    "cache per token": _cache,
+    "context": lambda model: f"{model.context_len:,} tokens",
+    "vocabulary": lambda model: "no tokenizer" if model.num_tokens is None else f"{model.num_tokens:,} tokens",
+    "logits": lambda model: "unknown" if model.logit_width is None else f"{model.logit_width:,} wide",
+    "rows bit-exact here": _row_exact,
+}

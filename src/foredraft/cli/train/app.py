@@ -1,0 +1,35 @@
+"""The group of commands, and the checks that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import typer
+
+from foredraft.cli.app import app
+from foredraft.errors import ForedraftError
+from foredraft.model.checkpoint import refuse_unusable
+
+train = typer.Typer(no_args_is_help=True, help="Make a draft model for a target, and see what it is worth.")
+app.add_typer(train, name="train")
+
+
+def require_sources(models: Iterable[str], files: Iterable[Path]) -> None:
+    """Raises ForedraftError for a model that cannot be loaded, and for a file that is not there."""
+    for model in models:
+        refuse_unusable(model)
+    for file in files:
+        if not file.is_file():
+            raise ForedraftError(f"{file}: cannot be read: {'it is a directory' if file.is_dir() else 'no such file'}")
+
+
+def parse_named(items: Sequence[str] | None, option: str) -> dict[str, str]:
+    """items: NAME=FILE each, of this option. Raises ForedraftError for any other form."""
+    named = {}
+    for item in items or ():
+        name, equals, file = item.partition("=")
+        if not equals or not name or not file:
+            raise ForedraftError(f"{option} takes NAME=FILE, not {item!r}")
+        named[name] = file
+    return named

@@ -1,0 +1,161 @@
+"""foredraft train evaluate"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from foredraft.cli.groups import option_groups
+from foredraft.cli.inputs import parse_budget
+from foredraft.cli.models import DeviceOption, DtypeOption, ThreadsOption, set_threads
+from foredraft.cli.options import JsonOption
+from foredraft.cli.train.app import parse_named, require_sources, train
+from foredraft.cli.train.options import DocumentOptions
+from foredraft.errors import ForedraftError
+from foredraft.utils import startup
+from foredraft.utils.arguments import check_precision, check_threads
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+    from foredraft.train import KindReport, SpeedPrediction
+
+Texts = Mapping[str, Sequence[str]]
+"""Documents by the kind of their text."""
+
+_NO_BUDGET = "none"
+_PROMPT_CHARACTERS, _PROMPTS_PER_KIND = 80, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """The two models, loaded to be compared."""
+
+    target: Annotated[str, Option(help="Hub id or directory.")]
+    draft: Annotated[str, Option(help="The draft model: hub id or directory.")]
+    dtype: DtypeOption = "auto"
+    device: DeviceOption = "auto"
+    num_threads: ThreadsOption = None
+
+    def check(self) -> None:
+        """Refuse what can be refused without importing PyTorch. Raises ForedraftError."""
+        check_threads(self.num_threads)
+        check_precision(self.dtype, None)
+
+    def load(self, speculative_tokens: int) -> LLM:
+        from foredraft.llm import LLM
+
+        return LLM(self.target, self.draft, dtype=self.dtype, device=self.device, speculative_tokens=speculative_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """What to measure."""
+
+    temperature: Annotated[list[float] | None, Option(help="Repeatable; 0 is greedy. Default: 0 and 0.8.")] = None
+    speculative_tokens: Annotated[
+        list[int] | None, Option("--speculative-tokens", help="Repeatable. Default: 1, 2, 4 and 8.")
+    ] = None
+    num_texts: Annotated[int, Option("--num-texts", help="Texts of each kind that the target generates.")] = 24
+    max_tokens: Annotated[int, Option("--max-tokens", min=1, help="Tokens of each text.")] = 128
+    measures: Annotated[
+        bool, Option("--check", help="Also run the draft on the same prompts, and report what it did.")
+    ] = False
+    budget: Annotated[
+        str, Option(help="Time to measure what steps and drafts cost here, as 20s; none leaves speed out.")
+    ] = "20s"
+    seed: Annotated[int, Option(help="Of the generated texts.")] = 0
+
+    def check(self) -> None:
+        """Raises ForedraftError."""
+        _ = self.seconds
+        if min(self.gammas) < 1 or self.num_texts < 1 or self.max_tokens < 2:
+            raise ForedraftError("--speculative-tokens and --num-texts must be at least 1, and --max-tokens at least 2")
+
+    @property
+    def temperatures(self) -> list[float]:
+        return self.temperature or [0.0, 0.8]
+
+    @property
+    def gammas(self) -> list[int]:
+        return sorted(set(self.speculative_tokens or [1, 2, 4, 8]))
+
+    @property
+    def seconds(self) -> float | None:
+        """For the prediction of speed; None: no prediction."""
+        return None if self.budget == _NO_BUDGET else parse_budget(self.budget)
+
+
+@train.command()
+@option_groups
+def evaluate(
+    pair: PairOptions,
+    evaluation: EvaluationOptions,
+    documents: DocumentOptions,
+    data: Annotated[
+        list[str] | None, Option(metavar="NAME=FILE", help="Text that neither model has seen, by kind; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a draft is worth: acceptance by place, the expected tokens per target pass, and the speed.
+
+    No draft is sampled: the expectation is computed on texts that the
+    target generates. docs/guides/training.md says how.
+    """
+    pair.check()
+    evaluation.check()
+    files = {kind: Path(file) for kind, file in parse_named(data, "--data").items()}
+    if not files:
+        raise ForedraftError("give --data NAME=FILE: held-out text")
+    require_sources([pair.target, pair.draft], files.values())
+    set_threads(pair.num_threads)
+    from foredraft.cli.render.evaluation import evaluation_as_dict, print_evaluation
+
+    startup.ready()
+    texts = {kind: documents.read(file) for kind, file in files.items()}
+    llm = pair.load(max(evaluation.gammas))
+    reports = _evaluate(llm, texts, evaluation)
+    speeds = _predict_speed(llm, texts, evaluation)
+    if as_json:
+        typer.echo(json.dumps(evaluation_as_dict(reports, speeds)))
+    else:
+        print_evaluation(reports, speeds)
+
+
+def _evaluate(llm: LLM, texts: Texts, evaluation: EvaluationOptions) -> list[KindReport]:
+    from foredraft.cli.render.progress import share_bar
+    from foredraft.train import evaluate
+
+    with share_bar("evaluating") as show:
+        return evaluate(
+            llm,
+            texts,
+            evaluation.temperatures,
+            evaluation.gammas,
+            num_texts=evaluation.num_texts,
+            max_tokens=evaluation.max_tokens,
+            measures=evaluation.measures,
+            seed=evaluation.seed,
+            progress=show,
+        )
+
+
+def _predict_speed(llm: LLM, texts: Texts, evaluation: EvaluationOptions) -> list[SpeedPrediction]:
+    """On the beginnings of a few documents of each kind; nothing where no time is given for it."""
+    if evaluation.seconds is None:
+        return []
+    from foredraft.sampling import SamplingParams
+    from foredraft.train import predict_speed
+
+    prompts = [
+        document[:_PROMPT_CHARACTERS].strip()
+        for documents in texts.values()
+        for document in documents[:_PROMPTS_PER_KIND]
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+    return predict_speed(llm, prompts, params, evaluation.gammas, budget=evaluation.seconds)

@@ -1,0 +1,130 @@
+"""foredraft train lm, foredraft train distill"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli.groups import option_groups
+from foredraft.cli.models import set_threads
+from foredraft.cli.options import JsonOption
+from foredraft.cli.train.app import require_sources, train
+from foredraft.cli.train.options import (
+    ArchitectureOption,
+    DataOptions,
+    DistillationOptions,
+    DocumentOptions,
+    OutOption,
+    RecipeOptions,
+)
+from foredraft.utils import startup
+
+if TYPE_CHECKING:
+    from foredraft.train import Outcome, Watch
+
+_INTERRUPTED = 130
+
+
+@train.command()
+@option_groups
+def lm(
+    out: OutOption,
+    data: DataOptions,
+    documents: DocumentOptions,
+    recipe: RecipeOptions,
+    architecture: ArchitectureOption = None,
+    init: Annotated[str | None, typer.Option(help="Continue from this model instead of a new one.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="The folder of the tokenizer, usually the target's. Default: that of --init."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a language model from text: a draft for a target that uses the same tokenizer.
+
+    Give the same command again to continue after a kill. docs/guides/training.md
+    says what is written to --out.
+    """
+    _check(data, recipe, architecture, init)
+    from foredraft.train import Start, train_lm
+
+    start = Start(init=init, architecture=architecture, tokenizer=tokenizer)
+    with _watch() as watch:
+        outcome = train_lm(data.of(documents), start, recipe.recipe(is_new=init is None), out, watch)
+    _report(outcome, out, as_json)
+
+
+@train.command()
+@option_groups
+def distill(
+    target: Annotated[str, typer.Option(help="The model to draft for: hub id or directory.")],
+    out: OutOption,
+    data: DataOptions,
+    documents: DocumentOptions,
+    distillation: DistillationOptions,
+    recipe: RecipeOptions,
+    init: Annotated[
+        str | None, typer.Option(help="A draft model to continue from; it must share the target's vocabulary.")
+    ] = None,
+    architecture: ArchitectureOption = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(help="A new draft: the target with this many of its layers. Default, if nothing is given: 1."),
+    ] = None,
+    own_head: Annotated[
+        bool, typer.Option("--own-head", help="Untie the draft's head from its embeddings: memory, no time.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a draft for a target from the target's own distribution, or fit an existing draft.
+
+    Give the same command again to continue after a kill. docs/guides/training.md
+    says what is written to --out, and how to choose.
+    """
+    _check(data, recipe, architecture, target, init)
+    from foredraft.train import Start, train_distill
+
+    start = Start(init=init, architecture=architecture, layers=layers, own_head=own_head)
+    with _watch() as watch:
+        settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
+        outcome = train_distill(target, data.of(documents), start, settings, out, watch)
+    _report(outcome, out, as_json)
+
+
+def _check(data: DataOptions, recipe: RecipeOptions, architecture: Path | None, *models: str | None) -> None:
+    """Refuse what can be refused before PyTorch is imported."""
+    recipe.check()
+    files = [*data.files, *([] if architecture is None else [architecture])]
+    require_sources([model for model in models if model is not None], files)
+    set_threads(recipe.num_threads)
+
+
+@contextmanager
+def _watch() -> Iterator[Watch]:
+    """Shows the run as a bar on a terminal."""
+    from foredraft.cli.render.progress import training_bar
+    from foredraft.train import Watch
+
+    startup.ready()
+    with training_bar() as bar:
+        yield Watch(bar.stage, bar.share, lambda step: bar.step(step.progress, step.loss, step.acceptance))
+
+
+def _report(outcome: Outcome, out: Path, as_json: bool) -> None:
+    if not outcome.complete:
+        typer.echo(f"stopped at step {outcome.step}: give the same command again to continue", err=True)
+        raise typer.Exit(_INTERRUPTED)
+    if as_json:
+        typer.echo(json.dumps(asdict(outcome)))
+        return
+    first, last = outcome.history[0], outcome.history[-1]
+    for kind, acceptance in last.acceptance.items():
+        before = first.acceptance[kind]
+        typer.echo(f"{kind}: acceptance {acceptance:.3f} (before: {before:.3f}), loss {last.loss[kind]:.3f}")
+    typer.echo(f"{outcome.step} steps, {outcome.num_parameters} parameters; model: {out}")

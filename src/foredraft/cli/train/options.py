@@ -1,0 +1,183 @@
+"""The options of a training run: its data, its length, and its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from foredraft.cli.inputs import parse_budget, parse_seconds
+from foredraft.cli.models import DeviceOption, ThreadsOption
+from foredraft.cli.train.app import parse_named
+from foredraft.utils.arguments import check_autocast, check_threads
+
+if TYPE_CHECKING:
+    from foredraft.train import Data, LearningRates, Recipe
+
+ArchitectureOption = Annotated[
+    Path | None, Option("--architecture", metavar="CONFIG.json", help="The shape of a new model.")
+]
+OutOption = Annotated[
+    Path, Option("--out", metavar="DIR", help="The run and the model; give it again to continue the run.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentOptions:
+    """Where one document of a file ends and the next begins."""
+
+    separator: Annotated[str, Option(help="What stands between documents.")] = "<|endoftext|>"
+    separator_line: Annotated[
+        str | None, Option("--separator-line", help="A line that starts with this ends a document too, and is dropped.")
+    ] = None
+    text_field: Annotated[str, Option("--text-field", help="The field with the text, in .jsonl files.")] = "text"
+
+    def read(self, file: Path) -> tuple[str, ...]:
+        """The documents of a file."""
+        from foredraft.train.corpus import read_file
+
+        return read_file(
+            file, separator=self.separator, separator_line=self.separator_line, field=self.text_field
+        ).documents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """The text to train on, and the text to validate on."""
+
+    data: Annotated[
+        list[Path] | None, Option("--data", metavar="FILE", help="Text to train on, .gz and .jsonl too; repeatable.")
+    ] = None
+    exclude: Annotated[
+        list[Path] | None,
+        Option("--exclude", metavar="FILE", help="Keep the documents of this file out; repeatable."),
+    ] = None
+    validation: Annotated[
+        list[str] | None,
+        Option("--validation", metavar="NAME=FILE", help="Held-out text of a kind; kept out of training; repeatable."),
+    ] = None
+    validation_share: Annotated[
+        float, Option("--validation-share", help="The share of documents held out where no file is given.")
+    ] = 0.02
+    licence: Annotated[
+        list[str] | None, Option("--licence", metavar="FILE=LICENCE", help="For the model card; repeatable.")
+    ] = None
+
+    @property
+    def files(self) -> list[Path]:
+        """All that are named. Raises ForedraftError for a --validation without a name."""
+        return [*(self.data or ()), *(self.exclude or ()), *self._validation().values()]
+
+    def of(self, documents: DocumentOptions) -> Data:
+        from foredraft.train import Data
+
+        return Data(
+            files=tuple(self.data or ()),
+            exclude=tuple(self.exclude or ()),
+            validation=self._validation(),
+            validation_share=self.validation_share,
+            **asdict(documents),
+            licences=parse_named(self.licence, "--licence"),
+        )
+
+    def _validation(self) -> dict[str, Path]:
+        return {kind: Path(file) for kind, file in parse_named(self.validation, "--validation").items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """How long to train, and how."""
+
+    steps: Annotated[int | None, Option(help="How long to train, in steps.")] = None
+    epochs: Annotated[float | None, Option(help="How long to train, in passes over the data.")] = None
+    budget: Annotated[str | None, Option(help="How long to train, as 90s, 20m or 2h.")] = None
+    block_len: Annotated[int, Option("--context", help="Tokens per block.")] = 512
+    batch_size: Annotated[int, Option("--batch-size", help="Blocks per step.")] = 8
+    optimiser: Annotated[str, Option(help="muon (AdamW for what is not a matrix) or adamw.")] = "muon"
+    learning_rate: Annotated[
+        float | None, Option("--learning-rate", help="Of AdamW. Default: 0.002 for new models, 0.0006 with --init.")
+    ] = None
+    muon_learning_rate: Annotated[
+        float | None, Option("--muon-learning-rate", help="Of Muon. Default: 0.02 for new models, 0.005 with --init.")
+    ] = None
+    warm_up: Annotated[float, Option("--warm-up", help="The share of the run in which the rates rise.")] = 0.02
+    clip: Annotated[float, Option(help="The largest norm of a gradient.")] = 1.0
+    dtype: Annotated[str, Option("--dtype", help="float32, or bfloat16 for mixed precision.")] = "float32"
+    device: DeviceOption = "auto"
+    seed: Annotated[int, Option(help="Of initial weights, of the order of the data and of generated texts.")] = 0
+    checkpoint_every: Annotated[str, Option("--checkpoint-every", help="How often to save, as 60s or 5m.")] = "60s"
+    num_threads: ThreadsOption = None
+
+    def check(self) -> None:
+        """Refuse what can be refused without importing PyTorch. Raises ForedraftError."""
+        check_threads(self.num_threads)
+        check_autocast(self.dtype)
+        if self.budget is not None:
+            parse_budget(self.budget)
+        parse_seconds(self.checkpoint_every)
+
+    def recipe(self, *, is_new: bool, loss: str | None = None, **settings: Any) -> Recipe:
+        """is_new: whether training starts from no other model; defaults depend on it. settings: fields of Recipe that are
+        not among these options. Raises ForedraftError for a value that is out of range."""
+        from foredraft.train import Recipe
+
+        return Recipe(
+            steps=self.steps,
+            epochs=self.epochs,
+            seconds=None if self.budget is None else parse_budget(self.budget),
+            context=self.block_len,
+            batch_size=self.batch_size,
+            optimiser=self.optimiser,
+            rates=self._rates(is_new),
+            clip=self.clip,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed,
+            loss=loss or ("kl+tv" if is_new else "tv"),
+            checkpoint_every=parse_seconds(self.checkpoint_every),
+            **settings,
+        )
+
+    def _rates(self, is_new: bool) -> LearningRates:
+        from foredraft.train import FITTING, LearningRates
+
+        default = LearningRates() if is_new else FITTING
+        return LearningRates(
+            default.matrices if self.muon_learning_rate is None else self.muon_learning_rate,
+            default.others if self.learning_rate is None else self.learning_rate,
+            self.warm_up,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationOptions:
+    """What a draft model learns from its target, and from which texts."""
+
+    loss: Annotated[
+        str | None,
+        Option(
+            help="tv (total variation: the rejections themselves), kl, or kl+tv: first the one, then the other. Default: tv "
+            "with --init, else kl+tv."
+        ),
+    ] = None
+    kl_until: Annotated[float, Option("--kl-until", help="With kl+tv: the share of the run in which KL fades out.")] = (
+        0.5
+    )
+    temperature: Annotated[
+        list[float] | None, Option(help="The temperature it will serve at; repeatable, 0 is greedy. Default: 1.")
+    ] = None
+    only_generations: Annotated[
+        bool, Option("--only-generations", help="Train on generated texts alone; --data only gives their beginnings.")
+    ] = False
+    generations: Annotated[int, Option(help="Texts that the target generates, to train on as well.")] = 0
+
+    def recipe_fields(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss,
+            "kl_until": self.kl_until,
+            "temperatures": tuple(self.temperature or (1.0,)),
+            "only_generations": self.only_generations,
+            "generations": self.generations,
+        }

@@ -1,0 +1,53 @@
+"""The prompts of commands that measure, and the sampling that they measure with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from foredraft.cli.inputs import read_text
+from foredraft.cli.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from foredraft.bench import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    workload: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="In a .jsonl file an object per line with turns (as in Spec-Bench and MT-bench) or prompt, and category and "
+            "question_id; in any other a prompt per line. Default: built-in prompts.",
+        ),
+    ] = None
+    num_prompts: Annotated[
+        int | None,
+        Option("--num-prompts", help="Only this many, taken from the categories in turn. Default: all."),
+    ] = None
+
+    def read(self) -> Workload:
+        """Raises ForedraftError for a file that cannot be read or holds no question."""
+        workload = self._read_all()
+        return workload if self.num_prompts is None else workload.first(self.num_prompts)
+
+    def _read_all(self) -> Workload:
+        from foredraft.bench import Workload, built_in_workload
+
+        file = self.workload
+        if file is None:
+            return built_in_workload()
+        if file.suffix == ".jsonl":
+            return Workload.parse(read_text(file), file.name)
+        return Workload.of([line for line in read_text(file).split("\n") if line.strip()], file.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuringOptions(SamplingOptions):
+    """Greedy by default."""
+
+    temperature: Annotated[float | None, Option(help="0 is greedy.")] = 0.0

@@ -1,0 +1,15 @@
+"""Do two models fit, what memory will they take, and what exactness does this machine give: the answers as data."""
+
+from foredraft.tools.inspection.inspect import exactness_of, inspect_models
+from foredraft.tools.inspection.memory import resident_bytes
+from foredraft.tools.inspection.report import Costs, Inspection, MemoryReport, ModelReport
+
+__all__ = [
+    "Costs",
+    "Inspection",
+    "MemoryReport",
+    "ModelReport",
+    "exactness_of",
+    "inspect_models",
+    "resident_bytes",
+]

@@ -1,0 +1,116 @@
+"""Predict everything, load what fits, measure."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.engine.engine import NEAR_TIE
+from foredraft.errors import ModelError, VocabularyError
+from foredraft.model import LanguageModel, LoadOptions, check_vocabulary, load_model, load_tokenizer
+from foredraft.model.packed import weight_bytes
+from foredraft.tools.inspection.memory import memory_report, resident_bytes
+from foredraft.tools.inspection.prediction import predict
+from foredraft.tools.inspection.report import Costs, Inspection, MemoryReport, ModelReport
+from foredraft.utils.machine import this_machine
+
+logger = logging.getLogger("foredraft")
+
+
+Source = str | os.PathLike[str]
+
+
+def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *, load: bool = True) -> Inspection:
+    """Predict everything first; load only what fits, and then measure.
+
+    draft: None inspects the target alone. load: False only predicts.
+
+    Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
+    """
+    sources = [target] if draft is None else [target, draft]
+    reports = [predict(source, options) for source in sources]
+    tokenizers = [_load_tokenizer(source, options) for source in sources]
+    reports = [
+        replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
+        for report, tokenizer in zip(reports, tokenizers, strict=True)
+    ]
+    # libraries, configurations and tokenizers are loaded by now, weights are not
+    process_bytes = resident_bytes() if options.torch_device().type == "cpu" else 0
+    memory = memory_report(reports, options, process_bytes, is_loaded=False)
+    reason = _difference(tokenizers) or _too_big(memory)
+    if load and reason is None:
+        reports, memory = _measure(sources, reports, options, process_bytes)
+    return Inspection(
+        fits=reason is None,
+        reason=reason,
+        target=reports[0],
+        draft=reports[1] if len(reports) > 1 else None,
+        memory=memory,
+        machine=this_machine(),
+        exactness=exactness_of(reports[0]),
+    )
+
+
+def exactness_of(target: ModelReport) -> str:
+    """How far greedy and seeded texts equal plain decoding's on this machine. The draft model's bits never matter."""
+    if target.row_exact is None:
+        return "unknown until the target is loaded"
+    if target.row_exact:
+        return f"bit-identical in {target.dtype}: greedy and seeded texts are plain decoding's, token for token"
+    if target.dtype == "float32":
+        return f"identical except where the top two of log p + noise are closer than {NEAR_TIE:g}; those are counted"
+    return (
+        f"identical except at near ties: in {target.dtype} this machine's kernels change a row's last bits with its "
+        f"company, by more than the {NEAR_TIE:g} within which ties are counted"
+    )
+
+
+def _load_tokenizer(source: Source, options: LoadOptions) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tokenizer(source, options)
+    except ModelError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def _difference(tokenizers: list[PreTrainedTokenizerBase | None]) -> str | None:
+    target, draft = tokenizers[0], tokenizers[-1]
+    if len(tokenizers) < 2 or target is None or draft is None:
+        return None
+    try:
+        check_vocabulary(target, draft)
+    except VocabularyError as error:
+        return str(error)
+    return None
+
+
+def _too_big(memory: MemoryReport) -> str | None:
+    if memory.weight_bytes is None or memory.available_bytes is None or memory.weight_bytes <= memory.available_bytes:
+        return None
+    return (
+        f"the weights take {memory.weight_bytes / 2**30:.1f} GiB and {memory.available_bytes / 2**30:.1f} GiB are free "
+        f"on {memory.device}: use smaller models, or a quantised checkpoint"
+    )
+
+
+def _measure(
+    sources: list[Source], reports: list[ModelReport], options: LoadOptions, process_bytes: int | None
+) -> tuple[list[ModelReport], MemoryReport]:
+    # all stay loaded until the free memory is read
+    models = [load_model(source, options) for source in sources]
+    measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
+    return measured, memory_report(measured, options, process_bytes, is_loaded=True)
+
+
+def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
+    return replace(
+        report,
+        dtype=str(model.hf.dtype).removeprefix("torch."),
+        context_len=model.traits.context_len,
+        logit_width=model.traits.vocab_size,
+        measured=Costs(weight_bytes(model.hf), model.traits.bytes_per_token),
+        row_exact=model.traits.row_exact,
+    )

@@ -1,0 +1,104 @@
+"""A model predicted from its configuration and its file headers, without reading a weight."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections import Counter
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from foredraft.model import LanguageModel, LoadOptions, Read, Traits
+from foredraft.model.loading import context_len_of, load_config, refuse_unsupported
+from foredraft.tools.inspection.report import Costs, ModelReport
+from foredraft.tools.inspection.weights import layout_of, load_bytes, predicted_weights
+
+logger = logging.getLogger("foredraft")
+
+
+def predict(source: str | os.PathLike[str], options: LoadOptions) -> ModelReport:
+    """Read the configuration and file headers only. Raises ModelError for a model that the configuration rules out."""
+    name = os.fspath(source)
+    config = load_config(name, options)
+    refuse_unsupported(config, name)
+    context_len, layout = context_len_of(config, name), layout_of(config, options)
+    skeleton = _skeleton(config, layout.dtype, options)
+    weights = predicted_weights(name, config, skeleton, layout)
+    bytes_per_token, logit_width = _dry_read(skeleton, context_len) if skeleton is not None else (None, None)
+    return ModelReport(
+        name=name,
+        architecture=_architecture(config),
+        attention=_attention_kinds(config),
+        dtype=str(layout.dtype).removeprefix("torch."),
+        num_parameters=None if skeleton is None else sum(p.numel() for p in skeleton.parameters()),
+        context_len=context_len,
+        num_tokens=None,
+        logit_width=logit_width,
+        predicted=Costs(weights, bytes_per_token or _cache_by_config(config, layout.dtype)),
+        quantization=layout.quantization,
+        load_bytes=load_bytes(skeleton, layout, weights),
+    )
+
+
+def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel | None:
+    """The model on the meta device, without storage; None where its code needs real tensors."""
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), dtype=dtype, trust_remote_code=options.trust_remote_code
+            )
+    except Exception as error:  # any model's own code
+        logger.debug("no skeleton: %s", error)
+        return None
+    skeleton.eval()
+    return skeleton
+
+
+def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, int | None]:
+    """(cache bytes per token, logit width), from a pass of two tokens over shapes alone. Nones where the model reads
+    values, as expert routers do."""
+    model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
+    cache = model.scratch_cache([2])
+    try:
+        logits = model.read([Read(0, [0, 0], 2)], cache)
+    except Exception as error:  # any model's own code
+        logger.debug("no dry read: %s", error)
+        return None, None
+    return cache.region(0).bytes_per_token, int(logits.shape[-1])
+
+
+def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None:
+    """Keys and values of every layer, where the configuration uses the usual names."""
+    text: Any = config.get_text_config()
+    layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    if not layers or not heads:
+        return None
+    if getattr(text, "kv_lora_rank", None):  # latent attention: the cache holds the expanded heads
+        widths = heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
+    else:
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        widths = 2 * (getattr(text, "num_key_value_heads", None) or heads) * head_dim
+    return int(layers * widths * dtype.itemsize)
+
+
+def _architecture(config: PretrainedConfig) -> str:
+    names = getattr(config, "architectures", None)
+    return str(names[0]) if names else str(config.model_type)
+
+
+def _attention_kinds(config: PretrainedConfig) -> dict[str, int]:
+    text: Any = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        is_sliding = bool(window) and getattr(text, "use_sliding_window", True)
+        kinds = ["sliding_attention" if is_sliding else "full_attention"] * int(getattr(text, "num_hidden_layers", 0))
+    return dict(Counter(_kind_name(str(kind), window) for kind in kinds))
+
+
+def _kind_name(kind: str, window: int | None) -> str:
+    name = kind.removesuffix("_attention")
+    return f"{name} ({window})" if name == "sliding" and window else name

@@ -1,0 +1,121 @@
+"""How much memory weights take: in the model, and while they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from foredraft.model import LoadOptions
+from foredraft.model.loading import compiled_kernels
+from foredraft.model.packed import packs, weight_bytes
+
+_BYTES_PER_OUTPUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The dtype of weights in the file, while they are read, and in the loaded model.
+
+    dtype: in the loaded model, of what is not quantised. is_packed: whether linear layers are repacked for their kernels,
+    one after the other, each into a new copy.
+    """
+
+    stored_in: torch.dtype
+    read_in: torch.dtype
+    dtype: torch.dtype
+    quantization: str | None
+    is_packed: bool
+
+    def packed_bytes(self, weight: Tensor, num_outputs: int) -> int:
+        """Of one packed matrix; in int8 each output has a scale and a correction."""
+        if self.quantization is None:
+            return weight.numel() * self.dtype.itemsize
+        return weight.numel() + _BYTES_PER_OUTPUT * num_outputs
+
+
+def layout_of(config: PretrainedConfig, options: LoadOptions) -> Layout:
+    device, read_in = options.torch_device(), options.torch_dtype(config)
+    stored_in = getattr(config.get_text_config(), "dtype", None) or read_in
+    if options.quantization is not None and device.type == "cpu" and not _is_quantised(config):
+        return Layout(stored_in, read_in, torch.bfloat16, options.quantization, is_packed=True)
+    is_compiled = compiled_kernels(options) is not None
+    return Layout(stored_in, read_in, read_in, None, is_packed=packs(read_in, device, is_compiled=is_compiled))
+
+
+def _is_quantised(config: PretrainedConfig) -> bool:
+    return getattr(config, "quantization_config", None) is not None
+
+
+def predicted_weights(
+    name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, layout: Layout
+) -> int | None:
+    """In bytes: by the files for a quantised checkpoint or one without a skeleton, by the parameters for any other."""
+    files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    if files and (_is_quantised(config) or skeleton is None):
+        return sum(file.stat().st_size for file in files)
+    if skeleton is None or _is_quantised(config):
+        return None
+    if not layout.is_packed:
+        return weight_bytes(skeleton)
+    matrices = _matrices(skeleton)
+    replaced = {id(weight): weight for weight, _ in matrices}
+    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it gets a copy of its own
+    kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
+    return kept + sum(layout.packed_bytes(weight, out) for weight, out in matrices)
+
+
+def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
+    """Peak bytes on the host while loading.
+
+    First everything is read; where it is converted, the file's pages stay mapped until the last conversion. Then layer
+    after layer is repacked and its original freed. So the peak is the larger of what was read and what remains, plus what
+    one layer (or the head, which comes last) needs while it is repacked.
+    """
+    if skeleton is None or weights is None:
+        return weights
+    read = _bytes_in(skeleton, layout.read_in)
+    file = _bytes_in(skeleton, layout.stored_in) if layout.stored_in != layout.read_in else 0
+    if not layout.is_packed:
+        return read + file
+    head = skeleton.get_output_embeddings()
+    head_bytes = 0 if head is None else head.weight.numel() * layout.read_in.itemsize
+    repacking = max((_repacking_bytes(layer, layout) for layer in _layers_of(skeleton)), default=0)
+    return max(read + file, max(read, weights) + repacking, weights + head_bytes)
+
+
+def _matrices(skeleton: nn.Module) -> list[tuple[Tensor, int]]:
+    """What packing replaces: the weight of every linear layer, and its number of outputs."""
+    linears: list[Any] = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
+    transposed: list[Any] = [m for m in skeleton.modules() if type(m) is Conv1D]
+    return [(m.weight, m.weight.shape[0]) for m in linears] + [(m.weight, m.weight.shape[1]) for m in transposed]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _layers_of(skeleton: PreTrainedModel) -> list[nn.Module]:
+    lists = [list(module) for module in skeleton.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def _repacking_bytes(layer: nn.Module, layout: Layout) -> int:
+    """The most that repacking a layer takes before its original is freed: the two largest matrices (gate and up) are joined,
+    in int8 rounded, and by then all but the last (down) are packed."""
+    matrices = _matrices(layer)
+    joined = sum(sorted(weight.numel() for weight, _ in matrices)[-2:])
+    rounded = 0 if layout.quantization is None else joined
+    return joined * layout.read_in.itemsize + rounded + sum(layout.packed_bytes(*matrix) for matrix in matrices[:-1])
+
+
+def _bytes_in(skeleton: PreTrainedModel, dtype: torch.dtype) -> int:
+    """The size of the weights, if they were in this dtype."""
+    num_floats = sum(int(p.numel()) for p in skeleton.parameters() if p.is_floating_point())
+    total: int = weight_bytes(skeleton) + (dtype.itemsize - skeleton.dtype.itemsize) * num_floats
+    return total

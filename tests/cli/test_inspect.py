@@ -1,0 +1,77 @@
+"""foredraft inspect."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from foredraft.model import EMBEDDED
+from tests.command_line import BABYLLAMA, QUICK, assert_refused, json_lines, run
+
+
+def test_inspect_says_that_the_embedded_pair_fits() -> None:
+    (found,) = json_lines(run("inspect", "--json", *QUICK))
+    assert found["fits"] is True
+    assert found["target"]["measured"]["cache_bytes_per_token"] == 8192
+    shown = run("inspect", "--no-load", *QUICK)
+    assert shown.exit_code == 0
+    assert "fits: yes" in shown.stdout
+
+
+def test_inspect_ends_with_2_where_two_models_do_not_fit() -> None:
+    if not BABYLLAMA.is_dir():
+        pytest.skip("needs ../shared/models/babyllama105, a draft of another vocabulary")
+    result = run("inspect", "--draft-model", BABYLLAMA, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["fits"] is False
+    (line,) = result.stderr.splitlines()
+    assert "105 tokens against 4096" in line
+
+
+def test_inspect_of_nothing_is_one_line() -> None:
+    assert_refused(run("inspect", "--model", "/nowhere/at/all"), "/nowhere/at/all")
+
+
+def test_inspect_measures_quality_on_a_text(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(Path(__file__).read_text()[:4000])
+    options = ("--model", EMBEDDED / "draft", "--quality", text, "--quality-tokens", "300", *QUICK)
+    (found,) = json_lines(run("inspect", "--json", "--dtype", "float32", *options))
+    assert found["quality"]["num_tokens"] == 300
+    assert found["quality"]["perplexity_increase"] == 0
+    assert found["quality"]["agreement"] == 100
+    shown = run("inspect", "--quantization", "int8", *options)
+    assert shown.exit_code == 0, shown.stderr
+    assert re.search(r"quality: bfloat16 with int8 weights against float32, over 300 tokens", shown.stdout)
+    assert re.search(r"perplexity: [0-9.]+ against [0-9.]+ \([+-][0-9.]+ %\)", shown.stdout)
+    assert re.search(r"agreement: the same likeliest token at [0-9.]+ % of positions", shown.stdout)
+
+
+def test_inspect_without_quality_says_nothing_of_it() -> None:
+    (found,) = json_lines(run("inspect", "--no-load", "--json", *QUICK))
+    assert found["quality"] is None
+    assert "perplexity" not in run("inspect", "--no-load", *QUICK).stdout
+
+
+def test_quality_on_no_text_is_one_line(tmp_path: Path) -> None:
+    short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
+    short.write_text("Hello.")
+    binary.write_bytes(b"\xff" * 100)
+    draft = ("--model", EMBEDDED / "draft", *QUICK)
+    assert_refused(run("inspect", *draft, "--quality", short), "too short")
+    assert_refused(run("inspect", *draft, "--quality", binary), "binary.txt is no UTF-8 text")
+    assert_refused(run("inspect", *draft, "--quality", tmp_path / "none.txt"), "none.txt", "cannot be read")
+    assert_refused(run("inspect", *draft, "--quality", short, "--no-load"), "--no-load")
+    assert_refused(run("inspect", *draft, "--quantization", "int3"), "int3")
+
+
+def test_inspect_predicts_what_int8_saves() -> None:
+    (plain,) = json_lines(run("inspect", "--no-load", "--json", *QUICK))
+    (narrow,) = json_lines(run("inspect", "--no-load", "--json", "--quantization", "int8", *QUICK))
+    assert narrow["memory"]["weight_bytes"] < plain["memory"]["weight_bytes"]
+    shown = run("inspect", "--no-load", "--quantization", "int8", *QUICK)
+    assert "linear layers in int8" in shown.stdout
+    assert re.search(r"peak: [0-9.]+ [MG]iB, with one text of the full context", shown.stdout)

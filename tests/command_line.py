@@ -1,0 +1,114 @@
+"""How tests run commands: in this process, in one of their own, and in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+import foredraft
+from foredraft.cli import app
+
+PROMPT = "def read_lines(path):"
+
+
+BABYLLAMA = Path(__file__).parents[2] / "shared" / "models" / "babyllama105"
+
+
+QUICK = ("--num-threads", "1")
+
+
+COMMAND = (sys.executable, "-m", "foredraft.cli")
+
+
+def run(*args: str | Path, stdin: str | bytes | None = None) -> Any:
+    return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+
+
+def generate(*args: str | Path, stdin: str | bytes | None = None) -> Any:
+    return run("generate", *args, *QUICK, stdin=stdin)
+
+
+def json_lines(result: Any) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    """One line that says why, exit code 2, and nothing where the output belongs."""
+    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(foredraft.__file__).parents[1])
+    path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
+    return {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")} | {
+        "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": ""
+    }  # fmt: skip
+
+
+def heed_interrupts() -> None:
+    # a background job of a shell is born deaf to them
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def started(*args: str | Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([*COMMAND, *map(str, args)], env=environment(), preexec_fn=heed_interrupts, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def piped(*args: str | Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    return started(*args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def in_a_terminal(*args: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[bytes], None], Any]]:
+    """The process, a function that types, and one that reads until what was shown satisfies it."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def read_until(enough: Callable[[bytes], bool], seconds: float = 300) -> bytes:
+        end = time.monotonic() + seconds
+        while not enough(bytes(shown)):
+            assert time.monotonic() < end, bytes(shown)
+            if select.select([ours], [], [], 0.5)[0]:
+                try:
+                    shown.extend(os.read(ours, 4096))
+                except OSError:  # the other side is closed
+                    break
+        return bytes(shown)
+
+    def type_in(text: bytes) -> None:
+        shown.clear()
+        os.write(ours, text)
+
+    with started(*args, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        try:
+            yield process, type_in, read_until
+        finally:
+            os.close(ours)
