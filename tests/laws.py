@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -26,7 +27,19 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel, Read
-from foredraft.sampling import Bits, Choice, Row, Sampler, choose, has_id, only_id
+from foredraft.sampling import (
+    Bits,
+    Choice,
+    Pending,
+    Row,
+    Sampler,
+    adjusted,
+    choose,
+    has_id,
+    only_id,
+    pending_choice,
+    token_probs_of,
+)
 from foredraft.testing.rules import EXACT
 from foredraft.testing.statistics import FALSE_ALARM, chi_square, independence
 from foredraft.testing.toys import (
@@ -41,7 +54,7 @@ from foredraft.testing.toys import (
     toy,
     toys,
 )
-from foredraft.verify import Case, OutcomeLaw
+from foredraft.verify import Case, OutcomeLaw, Verifier, mutations
 
 __all__ = [
     "BROKEN",
@@ -51,6 +64,7 @@ __all__ = [
     "Prefix",
     "Toy",
     "ToyConstraint",
+    "adjusted_row",
     "cache_violations",
     "chi_square",
     "constrained",
@@ -77,6 +91,7 @@ __all__ = [
     "text_error",
     "toy",
     "toys",
+    "verifier_error",
     "walk_law_error",
     "walk_violations",
 ]
@@ -234,13 +249,15 @@ class _Run:
         params: Mapping[str, Any],
         padding: tuple[int, int] = (0, CERTAIN),
         proposal: Proposal | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         samplers = [sampler_for(params, **case.settings)] * len(drafts)
         proposal = proposal or case.proposal(drafts, padding)
+        self._verifier = verifier
         self._inputs = (case.target_rows(drafts), proposal, samplers, [(0,)] * len(drafts))
 
     def __call__(self) -> Verdict:
-        return verification.verify(*self._inputs)[0]
+        return (self._verifier or verification.verify)(*self._inputs)
 
 
 def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: OutcomeLaw) -> Tensor:
@@ -282,6 +299,75 @@ def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: Outcom
     return torch.stack(parts, dim=1)
 
 
+def verifier_error(case: Toy, rule: str, verifier: Verifier) -> float:
+    """law_error for any verifier made of `verify`. Besides the draws of rules, the tokens that it has the target choose and
+    those that it draws from a distribution are enumerated, one for each sequence; every draft token is drawn from a law."""
+    full = case.drafts()
+    drafts = [x[:n] for n in range(1, case.depth + 1) for x in full]
+    run = _Run(case, drafts, {**case.params, "verification": rule}, verifier=verifier)
+    emitted: list[dict[Prefix, float]] = [defaultdict(float) for _ in range(case.depth)]
+    for odds, verdict in _every_verdict(run, case.vocab_size):
+        outcomes = zip(drafts, odds.tolist(), verdict.num_accepted, verdict.next_ids, strict=True)
+        for b, (draft, mass, stop, token) in enumerate(outcomes):
+            if mass > 0:
+                emitted[b // len(full)][(*draft[:stop], token)] += mass * case.odds(full[b % len(full)])
+    return max(text_error(case, texts) for texts in emitted)
+
+
+def _every_verdict(run: _Run, vocab_size: int) -> Iterator[tuple[Tensor, Verdict]]:
+    """-> (its odds in each sequence [B], the verdict)"""
+    laws: list[Tensor] = []
+
+    def measure(c: Case, law: OutcomeLaw, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        laws.append(draw_law(original, c, law))
+        return original(c, law, uniforms)
+
+    original = verification.draw
+    with patch.object(verification, "draw", measure):
+        size = len(run().next_ids)
+    law = laws[0] if laws else torch.ones(size, 1, 1, dtype=torch.float64)
+    for stop, column in product(range(law.shape[1]), range(law.shape[2])):
+        for token in range(vocab_size):
+            choice = _ForcedChoice(token)
+            with choice.patched(), patch.object(verification, "draw", _forced_draw(stop, column)):
+                verdict = run()
+            if choice.odds is None and token > 0:
+                break  # it had no token to choose
+            yield law[:, stop, column] * (1 if choice.odds is None else choice.odds), verdict
+
+
+def _forced_draw(stop: int, column: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def draw(case: Case, law: OutcomeLaw, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        return case.lens.clamp(max=stop), torch.full_like(case.lens, column)
+
+    return draw
+
+
+class _ForcedChoice:
+    """The same token wherever one is drawn but by a rule. odds: [B], of that; None until one was drawn."""
+
+    def __init__(self, token: int) -> None:
+        self.odds: Tensor | None = None
+        self._token = token
+
+    def patched(self) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(patch.object(verification, "pending_choice", self._choice))
+        stack.enter_context(patch.object(mutations, "inverse_cdf", self._inverse_cdf))
+        return stack
+
+    def _choice(self, logits: Tensor, rows: Sequence[Row], **options: Any) -> Pending[Choice]:
+        if rows[0].sampler.is_greedy:
+            return pending_choice(logits, rows, **options)
+        probs = token_probs_of(adjusted(logits, rows).logits, rows).dense(logits.shape[1])
+        return Pending.of(Choice(self._inverse_cdf(probs)))
+
+    def _inverse_cdf(self, weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
+        assert self.odds is None, "one token for each sequence"
+        self.odds = weights[:, self._token] / weights.sum(1)
+        return torch.full((len(weights),), self._token)
+
+
 # --- law 1 where rows only compare ids ----------------------------------------------------------------------------
 
 
@@ -293,32 +379,34 @@ def walk_law_error(case: Toy) -> float:
     run = _Run(case, [draft], case.params)
     for own in case.texts():
         odds = math.prod(float(case.p[draft[:i]][token]) for i, token in enumerate(own))
-        with patch.object(verification, "choose", lambda *_, own=own, **__: Choice(torch.tensor(own))):
+        choice = Pending.of(Choice(torch.tensor(own)))
+        with patch.object(verification, "pending_choice", lambda *_, choice=choice, **__: choice):
             verdict = run()
-        emitted[(*draft[: int(verdict.num_accepted[0])], int(verdict.next_ids[0]))] += odds
+        emitted[(*draft[: verdict.num_accepted[0]], verdict.next_ids[0])] += odds
     return text_error(case, emitted)
 
 
 def walk_violations(
-    walk: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], vocab_size: int, depth: int
+    walk: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], int]], vocab_size: int, depth: int
 ) -> int:
     """Every target walk against every draft, of every length; the target's tokens after a draft that left its walk are
-    arbitrary, and so is the padding. How often the output is not the walk, as far as the draft follows it and one on."""
-    own_rows, drafts, lens, expected = [], [], [], []
+    arbitrary. How often the output is not the walk, as far as the draft follows it and one on."""
+    count = 0
     for text, draft, garbage in product(
         product(range(vocab_size), repeat=depth + 1), product(range(vocab_size), repeat=depth), range(vocab_size)
     ):
         common = next((i for i in range(depth) if text[i] != draft[i]), depth)
         for length in range(depth + 1):
-            own_rows.append([text[i] if i <= min(common, length) else garbage for i in range(depth + 1)])
-            drafts.append(draft)
-            lens.append(length)
-            expected.append((min(common, length), text[min(common, length)]))
-    got = walk(torch.tensor(own_rows), torch.tensor(drafts).reshape(len(lens), depth), torch.tensor(lens))
-    return int((torch.stack(got, dim=1) != torch.tensor(expected)).any(1).sum())
+            stood = min(common, length)
+            own_ids = [text[i] if i <= stood else garbage for i in range(length + 1)]
+            path, next_id = walk(own_ids, draft[:length])
+            count += (list(path), next_id) != (list(range(stood)), text[stood])
+    return count
 
 
-def invisibility_violations(case: Toy, *, seeds: Sequence[int | None], **params: Any) -> int:
+def invisibility_violations(
+    case: Toy, *, seeds: Sequence[int | None], verifier: Verifier | None = None, **params: Any
+) -> int:
     """Greedy (seeds [None], temperature 0) and seeded requests: how many drafts change the text that the target's own
     token-by-token choice writes. Every draft of every length, sampled ones included, in one batch."""
     drafts = [x[:n] for n in range(case.depth + 1) for x in product(range(case.vocab_size), repeat=n)]
@@ -328,8 +416,8 @@ def invisibility_violations(case: Toy, *, seeds: Sequence[int | None], **params:
         samplers = [sampler_for({**params, "seed": seed}, **case.settings) for _ in drafts]
         text = plain_text(case, sampler_for({**params, "seed": seed}, **case.settings))
         rows, proposal = case.target_rows(drafts), case.proposal(drafts)
-        verdict, _ = verification.verify(rows, proposal, samplers, [(0,)] * len(drafts))
-        for draft, n, token in zip(drafts, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True):
+        verdict = (verifier or verification.verify)(rows, proposal, samplers, [(0,)] * len(drafts))
+        for draft, n, token in zip(drafts, verdict.num_accepted, verdict.next_ids, strict=True):
             common = next((i for i, x in enumerate(draft) if x != text[i]), len(draft))
             count += (*draft[:n], token) != text[: common + 1]
     return count
@@ -386,10 +474,17 @@ def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
     for start in range(len(output) + 1):
         history = prompt + output[:start]
         for drafted in ([], output[start:], [7, 7, 7], output[start : start + 1], [6], [], [5, 6]):
-            fresh = sampler_for(params, prompt=prompt, **settings).adjust(logits, history + drafted, [])
+            fresh = adjusted_row(sampler_for(params, prompt=prompt, **settings), logits, history + drafted)
             for split in ((history, drafted), (history + drafted, [])):
-                count += not torch.equal(used.adjust(logits, *split), fresh)
+                count += not torch.equal(adjusted_row(used, logits, *split), fresh)
     return count
+
+
+def adjusted_row(sampler: Sampler, logits: Tensor, history: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
+    """The logits of one row that does not fail, before the temperature. logits: [V] -> [V]"""
+    out, failed = adjusted(logits[None], [Row(sampler, history, drafted)])
+    assert not failed, failed
+    return out[0]
 
 
 # --- growth, cache, agreement of target and draft -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The laws of a test by betting: fair under the claim, exactly; and able to find what it says it finds."""
+"""The laws of a test by betting: fair under the claim, exactly; and able to find the faults that it states."""
 
 from __future__ import annotations
 
@@ -13,54 +13,56 @@ from torch import Tensor
 
 from foredraft.certificate.betting import FALSE_ALARM, Bet, Bets
 from foredraft.certificate.distribution import (
-    _bonus,
-    _bonus_pairs,
-    _every_token,
-    _first_of_step,
-    _Firsts,
-    _Outcome,
-    _Tokens,
+    BetResult,
+    StepStarts,
+    Tokens,
+    bonus,
+    bonus_pairs,
+    every_token,
+    first_of_step,
 )
-from foredraft.certificate.draws import _against, _Ladder, _stands, _surprise, _warped
-from foredraft.certificate.trial import Text
-from foredraft.certificate.wording import bets_figures, bets_line
+from foredraft.certificate.texts import Text
+from foredraft.certificate.verification import (
+    SortedRatios,
+    centred_surprise,
+    other_residual,
+    stands,
+    temperature_score,
+)
 from foredraft.engine.sequence import Origin
 from foredraft.sampling import Sampler, SamplingParams, TokenProbs
-
-POWER = 0.99
 
 
 @st.composite
 def laws(draw: st.DrawFn, count: int = 2) -> list[Tensor]:
     """Laws over a few ids, some of which are impossible."""
     size = draw(st.integers(2, 6))
-    found = []
+    rows = []
     for _ in range(count):
         weights = draw(st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0, 5.0]), min_size=size, max_size=size))
         weights[draw(st.integers(0, size - 1))] = 1.0
         row = torch.tensor(weights, dtype=torch.float64)
-        found.append(row / row.sum())
-    return found
+        rows.append(row / row.sum())
+    return rows
 
 
 def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tensor, Tensor]]:
-    """Bet -> (g of every possible token, its probability), for the bets of texts. before: what came before said so much of
-    the noise."""
+    """Bet -> (g of every possible token, its probability), for the bets of texts. before: Tokens.cdf of the token before."""
     tokens = p.nonzero()[:, 0]
-    case = _Tokens.of(TokenProbs(p.expand(len(tokens), -1)), tokens)
+    case = Tokens.of(TokenProbs(p.expand(len(tokens), -1)), tokens)
     past = torch.full((len(tokens),), before, dtype=torch.float64)
-    found: dict[str, _Outcome] = _every_token(case, past) | _first_of_step(*began(p, q, tokens)) | _bonus(case, past)
-    return {name: (outcome.g, p[tokens]) for name, outcome in found.items()}
+    results: dict[str, BetResult] = every_token(case, past) | first_of_step(*began(p, q, tokens)) | bonus(case, past)
+    return {name: (result.g, p[tokens]) for name, result in results.items()}
 
 
-def began(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[_Tokens, _Firsts]:
+def began(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tokens, StepStarts]:
     """Steps that begin with these tokens, each behind the likeliest token."""
     count = len(tokens)
     both = torch.stack([p.argmax().expand(count), tokens], dim=1).flatten()
     nothing = torch.zeros(count, dtype=torch.bool)
     rows = 2 * torch.arange(count) + 1
-    firsts = _Firsts(rows, q.expand(count, -1), nothing, torch.full((count,), -1), nothing)
-    return _Tokens.of(TokenProbs(p.expand(2 * count, -1)), both), firsts
+    firsts = StepStarts(rows, q.expand(count, -1), nothing, torch.full((count,), -1), nothing)
+    return Tokens.of(TokenProbs(p.expand(2 * count, -1)), both), firsts
 
 
 @given(laws(), st.floats(-1, 1))
@@ -81,7 +83,7 @@ def test_bonus_tokens_are_paired_with_the_one_that_ended_the_step_before() -> No
 
     first = text(plain, accepted, bonus, accepted, accepted, bonus, bonus, recovered, bonus)
     second = text(bonus, accepted, bonus)
-    assert _bonus_pairs([first, second]) == ([5, 6, 11], [2, 5, 9])
+    assert bonus_pairs([first, second]) == ([5, 6, 11], [2, 5, 9])
 
 
 @given(laws(3))
@@ -89,14 +91,14 @@ def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tens
     """By enumeration: the second token's law depends on the first token, and so does what is bet on it."""
     p, *seconds = three
     stakes = torch.tensor(Bet("").stakes, dtype=torch.float64)
-    first = _Tokens.of(TokenProbs(p.expand(len(p), -1)), torch.arange(len(p)))
-    own = first.place
+    first = Tokens.of(TokenProbs(p.expand(len(p), -1)), torch.arange(len(p)))
+    own = first.cdf
     total = torch.zeros_like(stakes)
     for token in p.nonzero()[:, 0].tolist():
         law = seconds[token % 2]
         tokens = torch.arange(len(law))
-        second = _Tokens.of(TokenProbs(law.expand(len(law), -1)), tokens)
-        g = second.place * own[token]
+        second = Tokens.of(TokenProbs(law.expand(len(law), -1)), tokens)
+        g = second.cdf * own[token]
         total += p[token] * (law[:, None] * (1 + stakes * g[:, None])).sum(0)
     torch.testing.assert_close(total, torch.ones_like(stakes), rtol=0, atol=1e-12)
 
@@ -105,8 +107,8 @@ def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tens
 def test_every_bet_on_a_draw_is_fair_and_keeps_its_bounds(pair: list[Tensor]) -> None:
     p, q = pair
     tokens = p.nonzero()[:, 0]
-    ladder, ones = _Ladder.of(p, q), torch.ones(len(tokens), dtype=torch.float64)
-    for g in (_surprise(p)[tokens], _warped(p, q)[tokens], _stands(ladder, ladder.ratio[tokens], ones)):
+    ratios, ones = SortedRatios.of(p, q), torch.ones(len(tokens), dtype=torch.float64)
+    for g in (centred_surprise(p)[tokens], temperature_score(p, q)[tokens], stands(ratios, ratios.ratio[tokens], ones)):
         assert abs(float((g * p[tokens]).sum())) < 1e-12
         assert float(g.abs().max()) <= 1 + 1e-12
 
@@ -125,23 +127,23 @@ def test_the_score_of_another_temperature_is_its_derivative() -> None:
     step = 1e-6
     slope = (out(1 + step) - out(1 - step)) / (2 * step)
     assert float(slope.abs().max()) > 0.01
-    torch.testing.assert_close(_warped(p, q) * 8 * p, slope, rtol=0, atol=1e-6)
+    torch.testing.assert_close(temperature_score(p, q) * 8 * p, slope, rtol=0, atol=1e-6)
 
 
-def test_a_gross_fault_is_put_into_words() -> None:
+def test_the_summary_of_a_gross_fault_is_finite() -> None:
     """It wins more than a float holds."""
     bets = Bets({"a": Bet("it is wrong")})
-    bets.settle("a", torch.full((5000,), 0.9, dtype=torch.float64))
+    bets.update("a", torch.full((5000,), 0.9, dtype=torch.float64))
     assert bets.log_evidence > 400
-    assert "10^" in bets_line(bets)
-    assert bets_figures(bets)["log10_evidence"] == bets.log_evidence
+    assert "10^" in bets.summary
+    assert bets.figures["log10_evidence"] == bets.log_evidence
 
 
-def test_tokens_that_are_counted_are_settled_as_one_by_one() -> None:
+def test_counted_tokens_update_like_single_ones() -> None:
     g, times = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([3.0, 2.0], dtype=torch.float64)
     counted, each = Bets({"a": Bet("")}), Bets({"a": Bet("")})
-    counted.settle("a", g, times=times)
-    each.settle("a", g.repeat_interleave(times.long()))
+    counted.update("a", g, counts=times)
+    each.update("a", g.repeat_interleave(times.long()))
     assert counted.num_tokens("a") == each.num_tokens("a") == 5
     assert counted.log_evidence == pytest.approx(each.log_evidence)
 
@@ -157,13 +159,13 @@ def test_every_bet_on_a_text_keeps_its_bounds(pair: list[Tensor]) -> None:
 @given(laws(), st.floats(0.01, 1.0), st.floats(1.0, 100.0))
 def test_bets_on_residuals_are_fair_and_keep_their_bounds(pair: list[Tensor], scale: float, more: float) -> None:
     p, q = pair
-    ladder = _Ladder.of(p, q)
+    ratios = SortedRatios.of(p, q)
     tokens = p.nonzero()[:, 0]
     one, other = (torch.full((len(tokens),), s, dtype=torch.float64) for s in (scale, scale * more))
-    g = _against(ladder, ladder.ratio[tokens], one, other)
+    g = other_residual(ratios, ratios.ratio[tokens], one, other)
     assert abs(float((g * p[tokens]).sum())) < 1e-9
     assert float(g.abs().max()) <= 1 + 1e-9
-    assert float(ladder.residual(one)[0]) == pytest.approx(float((scale * p - q).clamp(min=0).sum()), abs=1e-12)
+    assert float(ratios.residual(one)[0]) == pytest.approx(float((scale * p - q).clamp(min=0).sum()), abs=1e-12)
 
 
 @given(laws())
@@ -179,9 +181,9 @@ def played(p: Tensor, true: Tensor, q: Tensor, num_tokens: int, seed: int) -> Be
     tokens = torch.from_numpy(np.random.default_rng(seed).choice(len(p), num_tokens, p=true.numpy()))
     bets = Bets({"likeliest": Bet(""), "draft stands": Bet("")})
     for part in tokens.split(1000):
-        case = _Tokens.of(TokenProbs(p.expand(len(part), -1)), part)
-        bets.settle("likeliest", *_every_token(case, torch.zeros(len(part), dtype=torch.float64))["likeliest"])
-        bets.settle("draft stands", *_first_of_step(*began(p, q, part))["draft stands"])
+        case = Tokens.of(TokenProbs(p.expand(len(part), -1)), part)
+        bets.update("likeliest", *every_token(case, torch.zeros(len(part), dtype=torch.float64))["likeliest"])
+        bets.update("draft stands", *first_of_step(*began(p, q, part))["draft stands"])
     return bets
 
 
@@ -193,8 +195,8 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     """In 1,000 tests of 2,000 tokens odds of 1/k come at most about every k-th time (Ville): to be wrong about that by the
     margin allowed here has odds below 1e-6."""
     evidence = [played(P, P, Q, 2000, seed).log_evidence for seed in range(1000)]
-    assert not any(one >= -math.log10(FALSE_ALARM) for one in evidence)
-    assert sum(one >= 1.0 for one in evidence) <= 150
+    assert not any(log10 >= -math.log10(FALSE_ALARM) for log10 in evidence)
+    assert sum(log10 >= 1.0 for log10 in evidence) <= 150
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_the_smallest_share_stated_is_found(bet: str, wrong: Tensor) -> None:
     assert missed <= 9
 
 
-def test_fewer_tokens_are_said_to_find_less() -> None:
+def test_fewer_tokens_find_less() -> None:
     shares = [played(P, P, Q, n, 0).smallest_share("draft stands") for n in (1000, 4000, 16_000)]
     assert all(share is not None for share in shares[1:])
     known = [1.0 if share is None else share for share in shares]
@@ -227,11 +229,11 @@ def test_a_token_of_probability_zero_ends_it() -> None:
 
 @settings(max_examples=30)
 @given(st.floats(-1, 1), st.integers(1, 50))
-def test_settling_at_once_and_in_turn_gives_the_same_fortunes(value: float, count: int) -> None:
+def test_one_update_and_many_give_the_same_fortunes(value: float, count: int) -> None:
     g = torch.full((count,), value, dtype=torch.float64)
     once, turn = Bets({"a": Bet("")}), Bets({"a": Bet("")})
-    once.settle("a", g, g * 0)
-    for one in g:
-        turn.settle("a", one[None], one[None] * 0)
+    once.update("a", g, g * 0)
+    for x in g:
+        turn.update("a", x[None], x[None] * 0)
     assert turn.num_tokens("a") == once.num_tokens("a") == count
     assert turn.log_evidence >= once.log_evidence - 1e-9

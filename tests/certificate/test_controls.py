@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from foredraft.certificate.betting import Bets
-from foredraft.certificate.controls import CONTROLS, Seen, applying, left_out
-from foredraft.certificate.draws import Chosen, Draws, Pair
+from foredraft.certificate.controls import CONTROLS, Conditions, applying, left_out
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
+from foredraft.certificate.verification import Draws, Pair, Pairs
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
 from tests.laws import random_laws
 
 SMALL = {"late residual", "warmer q"}
-"""Too small for the laws of a toy; tests/certificate/test_check.py has them on the laws of models."""
-BY_DRAWS = [control for control in CONTROLS if DRAWN in control.tests and control.name not in SMALL]
+"""Too small for these toys: test_certify.py has them on the laws of models."""
+BY_DRAWS = [control for control in CONTROLS if DRAWN in control.kinds and control.name not in SMALL]
 PARAMS: dict[str, dict[str, object]] = {
     "whole": {"temperature": 1.0},
     "cooler": {"temperature": 0.7},
@@ -32,10 +32,10 @@ def pairs() -> list[Pair]:
 
 def bets_on(verifier: Verifier, params: dict[str, object], num_tokens: int) -> Bets:
     resolved = SamplingParams(**params).resolve({})  # type: ignore[arg-type]
-    draws = Draws(Chosen(pairs(), pairs()), resolved, 3, verifier, 0, most_drafts=2000)
+    draws = Draws(Pairs(pairs(), pairs()), resolved, 3, verifier, 0, most_drafts=2000)
     bets = draws.new_bets()
     while draws.num_tokens < num_tokens and not bets.is_rejected:
-        draws.settle(bets)
+        draws.place(bets)
     return bets
 
 
@@ -52,12 +52,12 @@ def test_every_broken_draw_is_rejected(control: object, params: str) -> None:
 
 def test_every_kind_has_a_control_even_without_drafts() -> None:
     for kind in (GREEDY, SEEDED, SAMPLED):
-        assert applying(kind, Seen(0, 0, "block", 4))
+        assert applying(kind, Conditions(0, 0, "block", 4))
 
 
 def test_controls_apply_where_they_can_show() -> None:
     def names(kind: str, *seen: Any) -> set[str]:
-        return {control.name for control in applying(kind, Seen(*seen))}
+        return {control.name for control in applying(kind, Conditions(*seen))}
 
     assert "accept all" not in names(SAMPLED, 0, 0, "block", 4)
     assert "accept all" in names(SAMPLED, 9, 0, "block", 4)
@@ -68,16 +68,22 @@ def test_controls_apply_where_they_can_show() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen", [Seen(0, 0, "block", 4), Seen(9, 0, "block", 4), Seen(9, 9, "rejection", 4), Seen(9, 9, "block", 1)]
+    "conditions",
+    [
+        Conditions(0, 0, "block", 4),
+        Conditions(9, 0, "block", 4),
+        Conditions(9, 9, "rejection", 4),
+        Conditions(9, 9, "block", 1),
+    ],
 )
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED, SAMPLED, DRAWN])
-def test_a_control_runs_or_is_said_to_be_left_out(kind: str, seen: Seen) -> None:
-    run, said = applying(kind, seen), " ".join(left_out(kind, seen))
-    assert all((control in run) != (control.name in said) for control in CONTROLS if kind in control.tests)
+def test_a_control_runs_or_is_said_to_be_left_out(kind: str, conditions: Conditions) -> None:
+    run, named = applying(kind, conditions), " ".join(left_out(kind, conditions))
+    assert all((control in run) != (control.name in named) for control in CONTROLS if kind in control.kinds)
 
 
 def test_the_reason_for_leaving_out_is_named() -> None:
-    (line,) = left_out(DRAWN, Seen(9, 9, "rejection", 4))
+    (line,) = left_out(DRAWN, Conditions(9, 9, "rejection", 4))
     assert "first failure" in line
     assert line.endswith("verified by rejection")
 

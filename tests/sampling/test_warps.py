@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 
 from foredraft.sampling import Row, Sampler, adjusted, choose, pick, token_probs_of
 from foredraft.sampling.token_probs import TokenProbs, joined
-from tests.laws import EXACT, FALSE_ALARM, chi_square, dense_law, prefix_violations, sampler_for
+from tests.laws import EXACT, FALSE_ALARM, adjusted_row, chi_square, dense_law, prefix_violations, sampler_for
 
 LARGE = 151_936
 
@@ -35,7 +35,7 @@ def random_logits(*shape: int, seed: int = 0, sharpness: float = 3.0, dtype: tor
 def law_through(logits: Tensor, sampler: Sampler, history: Sequence[int] = (0,)) -> Tensor:
     """One row through the production path, on the whole vocabulary."""
     rows = [Row(sampler, history)]
-    return token_probs_of(adjusted(logits[None], rows), rows).dense(len(logits))[0]
+    return token_probs_of(adjusted(logits[None], rows).logits, rows).dense(len(logits))[0]
 
 
 def assert_same_law(got: Tensor, expected: Tensor, error: float = 1e-12) -> None:
@@ -111,8 +111,10 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     sampler = sampler_for({"repetition_penalty": penalty}, prompt=prompt)
     ids = torch.tensor([prompt + output])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits[None].clone())[0]
-    torch.testing.assert_close(sampler.adjust(logits, prompt + output, []), expected, rtol=0, atol=EXACT)
-    torch.testing.assert_close(sampler.adjust(logits, prompt + output[:1], output[1:]), expected, rtol=0, atol=EXACT)
+    torch.testing.assert_close(adjusted_row(sampler, logits, prompt + output, []), expected, rtol=0, atol=EXACT)
+    torch.testing.assert_close(
+        adjusted_row(sampler, logits, prompt + output[:1], output[1:]), expected, rtol=0, atol=EXACT
+    )
 
 
 def test_bad_words_are_those_of_transformers() -> None:
@@ -124,7 +126,7 @@ def test_bad_words_are_those_of_transformers() -> None:
     for output in ([11], [11, 3], [20], [20, 20], [20, 20, 8], [3, 11], [8, 20, 20]):
         expected = processor(torch.tensor([prompt + output]), logits[None].clone())[0]
         for split in range(len(output) + 1):
-            got = sampler.adjust(logits, prompt + output[:split], output[split:])
+            got = adjusted_row(sampler, logits, prompt + output[:split], output[split:])
             assert torch.equal(got, expected), (output, split)
 
 
@@ -135,7 +137,7 @@ def test_min_tokens_is_that_of_transformers() -> None:
     for output in ([], [7], [7, 8], [7, 8, 9], [7, 8, 9, 10]):
         expected = processor(torch.tensor([prompt + output]), logits[None].clone())[0]
         for split in range(len(output) + 1):
-            assert torch.equal(sampler.adjust(logits, prompt + output[:split], output[split:]), expected)
+            assert torch.equal(adjusted_row(sampler, logits, prompt + output[:split], output[split:]), expected)
 
 
 # --- against formulas ---------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     for token in set(output):
         expected[token] -= 0.7 - 0.25 * output.count(token)
     for split in range(len(output) + 1):
-        got = sampler.adjust(logits, prompt + output[:split], output[split:])
+        got = adjusted_row(sampler, logits, prompt + output[:split], output[split:])
         torch.testing.assert_close(got, expected, rtol=0, atol=EXACT)
 
 
@@ -158,7 +160,7 @@ def test_logit_bias_is_added_after_the_penalties() -> None:
     expected = logits.clone()
     expected[2] = expected[2] / 2 if expected[2] > 0 else expected[2] * 2
     expected += torch.tensor([0, 0, 1.5, 0, -torch.inf, 100], dtype=torch.float64)
-    torch.testing.assert_close(sampler.adjust(logits, prompt, []), expected, rtol=0, atol=EXACT)
+    torch.testing.assert_close(adjusted_row(sampler, logits, prompt, []), expected, rtol=0, atol=EXACT)
 
 
 def test_only_allowed_ids_are_left_and_keep_their_logits() -> None:
@@ -168,13 +170,13 @@ def test_only_allowed_ids_are_left_and_keep_their_logits() -> None:
     expected = torch.full_like(logits, -torch.inf)
     expected[2], expected[4] = logits[2], logits[4] + 1.5 - 0.5
     for history, drafted in (([2], [4]), ([2, 4], [])):
-        torch.testing.assert_close(sampler.adjust(logits, history, drafted), expected, rtol=0, atol=EXACT)
+        torch.testing.assert_close(adjusted_row(sampler, logits, history, drafted), expected, rtol=0, atol=EXACT)
 
 
 def test_a_mask_that_leaves_nothing_fails_its_row() -> None:
     sampler = sampler_for({"allowed_token_ids": [3], "min_tokens": 2}, prompt=[1], end_ids=[3])
-    sampler.adjust(random_logits(6), [1], [])
-    assert sampler.errors == {1: "nothing is left to sample after bias, bad words and masks"}
+    _, failed = adjusted(random_logits(1, 6), [Row(sampler, [1])])
+    assert failed == {0: "nothing is left to sample after bias, bad words and masks"}
 
 
 def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order() -> None:
@@ -193,14 +195,13 @@ def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order(
     logits = random_logits(6)
     sampler = sampler_for({"logits_processors": [first, second], "logit_bias": {0: 5.0}}, prompt=[1, 2])
     before, history = logits.clone(), [1, 2, 3]
-    got = sampler.adjust(logits, history, [4, 5])
+    got = adjusted_row(sampler, logits, history, [4, 5])
     expected = (before + 1) * 2 - 3
     expected[0] += 5
     assert torch.equal(logits, before)
     assert history == [1, 2, 3]
     assert seen == [[1, 2, 3, 4, 5]]
     torch.testing.assert_close(got, expected, rtol=0, atol=EXACT)
-    assert not sampler.errors
 
 
 @pytest.mark.parametrize(
@@ -215,10 +216,11 @@ def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order(
 )
 def test_a_processor_that_fails_is_named_at_its_row(bad: Any) -> None:
     sampler = sampler_for({"logits_processors": [bad]}, prompt=[1, 2])
-    sampler.adjust(random_logits(6), [1, 2, 3], [4])
-    assert list(sampler.errors) == [4]
-    assert "logits processor" in sampler.errors[4]
-    assert "\n" not in sampler.errors[4]
+    other = sampler_for({"logit_bias": {0: 1.0}})
+    _, failed = adjusted(random_logits(2, 6), [Row(other, [1]), Row(sampler, [1, 2, 3], [4])])
+    assert list(failed) == [1]
+    assert "logits processor" in failed[1]
+    assert "\n" not in failed[1]
 
 
 @given(
@@ -332,8 +334,8 @@ def test_a_row_of_nan_is_reported_and_harms_no_other(params: dict[str, Any]) -> 
     logits[1] = torch.nan
     samplers = [sampler_for(params, prompt=[1, 2]) for _ in range(3)]
     choice = choose(logits, [Row(s, [1, 2, 3], [4]) for s in samplers])
-    assert [list(s.errors) for s in samplers] == [[], [4], []]
-    assert "NaN" in samplers[1].errors[4]
+    assert list(choice.failed) == [1]
+    assert "NaN" in choice.failed[1]
     assert bool((choice.ids >= 0).all())
     assert bool((choice.ids < 12).all())
 
@@ -342,9 +344,8 @@ def test_one_nan_among_numbers_is_reported_too() -> None:
     for params in ({}, {"seed": 1}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}):
         logits = random_logits(1, 12, dtype=torch.float32)
         logits[0, 7] = torch.nan
-        sampler = sampler_for(params)
-        choose(logits, [Row(sampler, (0,))])
-        assert list(sampler.errors) == [1], params
+        choice = choose(logits, [Row(sampler_for(params), (0,))])
+        assert list(choice.failed) == [0], params
 
 
 @pytest.mark.parametrize("params", [{}, {"seed": 1}, {"top_k": 3}, {"top_p": 0.6}, {"seed": 2, "min_p": 0.2}], ids=str)
@@ -424,5 +425,5 @@ def test_counts_are_those_of_the_prefix(prompt: list[int], rounds: list[tuple[li
                 expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
             for token in set(output):
                 expected[token] -= 0.5 + 0.25 * output.count(token)
-            torch.testing.assert_close(sampler.adjust(logits, history, draft[:n]), expected, rtol=0, atol=EXACT)
+            torch.testing.assert_close(adjusted_row(sampler, logits, history, draft[:n]), expected, rtol=0, atol=EXACT)
         history += committed

@@ -56,8 +56,8 @@ class Samples(Copies):
                     ids.append(int(choose(logits, [row]).ids[0]))
                     own.append(CERTAIN)
                     continue
-                law = token_probs_of(adjusted(logits, [row]), [row])
-                token = int(pick(token_probs_of(self.sharpness * adjusted(logits, [row]), [row]), [row])[0][0])
+                law = token_probs_of(adjusted(logits, [row]).logits, [row])
+                token = int(pick(token_probs_of(self.sharpness * adjusted(logits, [row]).logits, [row]), [row])[0][0])
                 dense = law.dense(logits.shape[1])[0]
                 if float(dense[token]) < self.share_kept:
                     break

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foredraft.certificate.controls import stops_at_first_failure, token_residual, uncapped_scale
 from foredraft.testing import RuleContract, check_rule
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, block_law, rejection_law
+from foredraft.verify.mutations import stops_at_first_failure, token_residual, uncapped_scale
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

@@ -131,7 +131,7 @@ class TokenProbs:
             for place, token in [*enumerate(drafted), (len(outcome.new_ids) - 1, outcome.new_ids[-1])]:
                 row = [Row(sequence.sampler, before, drafted[:place])]
                 logits = outcome.logits[place][None]
-                law = token_probs_of(adjusted(logits, row), row).dense(logits.shape[1])[0]
+                law = token_probs_of(adjusted(logits, row).logits, row).dense(logits.shape[1])[0]
                 found.append((float(law[token]), float(logits[0].float().softmax(-1)[token])))
             self.rounds.append(found)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.engine.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.sampling import (
     Row,
     Sampler,
@@ -77,39 +77,37 @@ def proposal_of(samplers: list[Sampler], has_certain: bool = False) -> Proposal:
     return Proposal.of(ids, prob_rows, token_probs.TokenProbs(torch.stack(drafts)) if drafts else None)
 
 
-def outcome(logits: Tensor, kind: str, near_tie: float, has_certain: bool) -> tuple[list[Any], list[Sampler]]:
+def verdict_of(logits: Tensor, kind: str, near_tie: float, has_certain: bool) -> Verdict:
     samplers = samplers_of(kind)
     proposal = proposal_of(samplers, has_certain)
     if isinstance(logits, FarTensor) and proposal.probs is not None:
         proposal = Proposal(proposal.ids, proposal.lens, proposal.prob_rows, FarTensor(proposal.probs))
-    verdict, ties = verify(logits, proposal, samplers, [(0,)] * len(LENS), near_tie=near_tie)
-    return [verdict.num_accepted.tolist(), verdict.next_ids.tolist(), ties.tolist()], samplers
+    return verify(logits, proposal, samplers, [(0,)] * len(LENS), near_tie=near_tie)
 
 
 @pytest.mark.parametrize("near_tie", [0.0, 0.3])
 @pytest.mark.parametrize("has_certain", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_verdict_is_that_of_the_cpu_and_waits_to_be_told(
+def test_a_verdict_is_that_of_the_cpu_and_waits_once_for_the_device(
     kind: str, has_certain: bool, near_tie: float, device: Elsewhere
 ) -> None:
     logits = random_logits(sum(LENS) + len(LENS))
-    expected, _ = outcome(logits, kind, near_tie, has_certain)
+    expected = verdict_of(logits, kind, near_tie, has_certain)
     with device:
-        found, _ = outcome(FarTensor(logits), kind, near_tie, has_certain)
-    assert found == expected
+        verdict = verdict_of(FarTensor(logits), kind, near_tie, has_certain)
+    assert verdict == expected
     assert device.num_waits == NUM_WAITS.get(kind, 1)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "block", "seeded"])
-def test_rows_that_are_no_law_are_told_with_the_verdict(kind: str, device: Elsewhere) -> None:
+def test_failed_rows_come_with_the_verdict(kind: str, device: Elsewhere) -> None:
     logits = random_logits(sum(LENS) + len(LENS))
     logits[4] = torch.nan  # the first of the third sequence
-    expected, samplers = outcome(logits, kind, 0.0, has_certain=False)
+    expected = verdict_of(logits, kind, 0.0, has_certain=False)
     with device:
-        found, far_samplers = outcome(FarTensor(logits), kind, 0.0, has_certain=False)
-    assert found == expected
-    assert [list(own.errors) for own in far_samplers] == [list(own.errors) for own in samplers]
-    assert any(own.errors for own in far_samplers)
+        verdict = verdict_of(FarTensor(logits), kind, 0.0, has_certain=False)
+    assert verdict == expected
+    assert [list(failed) for failed in verdict.failed] == [[], [], [0], []]
     assert device.num_waits == 1
 
 
@@ -132,9 +130,9 @@ def test_tokens_are_chosen_as_on_the_cpu(kind: str, device: Elsewhere) -> None:
     assert all(torch.equal(far_found[row], law) for row, law in found.items())
 
 
-def test_settling_waits_once(device: Elsewhere) -> None:
-    rows = [Row(own, (0,)) for own in samplers_of("block")]
+def test_checking_ids_waits_once(device: Elsewhere) -> None:
     with device:
-        assert checked_ids(FarTensor(torch.tensor([3, -1, 2, 0])), rows).tolist() == [3, 0, 2, 0]
+        ids, failed = checked_ids(FarTensor(torch.tensor([3, -1, 2, 0])))
     assert device.num_waits == 1
-    assert [bool(row.sampler.errors) for row in rows] == [False, True, False, False]
+    assert ids.tolist() == [3, 0, 2, 0]
+    assert list(failed) == [1]

@@ -197,8 +197,8 @@ def test_garbage_in_the_padding_of_rows_that_compare_ids_changes_nothing(padding
 
     def run(proposal: Proposal) -> tuple[list[int], list[int]]:
         samplers = [sampler_for({"temperature": 0.0}), *(sampler_for({"seed": i}) for i in range(3))]
-        verdict, _ = verify(case.target_rows(drafts), proposal, samplers, [(0,)] * 4)
-        return verdict.num_accepted.tolist(), verdict.next_ids.tolist()
+        verdict = verify(case.target_rows(drafts), proposal, samplers, [(0,)] * 4)
+        return verdict.num_accepted, verdict.next_ids
 
     assert run(case.proposal(drafts, padding)) == run(case.proposal(drafts))
 
@@ -211,20 +211,20 @@ def test_nan_behind_a_token_that_cannot_stand_reaches_nobody(params: dict[str, A
     logits = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan] * 3, [0.0, 0.0, 0.0]])
     probs = torch.tensor([[0.0, 0.0, 1.0], [0.25, 0.5, 0.25]])
     proposal = Proposal(torch.tensor([[2, 1]]), torch.tensor([2]), torch.tensor([[0, 1]]), probs)
-    verdict, _ = verify(logits, proposal, [sampler_for(params)], [(0,)])
-    assert verdict.num_accepted.tolist() == [0]
-    assert verdict.next_ids.tolist()[0] in (0, 1)
+    verdict = verify(logits, proposal, [sampler_for(params)], [(0,)])
+    assert verdict.num_accepted == [0]
+    assert verdict.next_ids[0] in (0, 1)
 
 
 def test_a_batch_without_any_draft_is_plain_decoding() -> None:
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=1)
     samplers = [sampler_for({"temperature": 0.0}), sampler_for({"seed": 5}), sampler_for({"top_k": 2}, seed=1)]
     proposal = Proposal.certain([()] * 3)
-    verdict, _ = verify(case.target_rows([()] * 3), proposal, samplers, [(0,)] * 3)
+    verdict = verify(case.target_rows([()] * 3), proposal, samplers, [(0,)] * 3)
     twins = [sampler_for({"temperature": 0.0}), sampler_for({"seed": 5}), sampler_for({"top_k": 2}, seed=1)]
     expected = choose(case.target_rows([()] * 3), [Row(s, (0,)) for s in twins])
-    assert verdict.num_accepted.tolist() == [0, 0, 0]
-    assert verdict.next_ids.tolist() == expected.ids.tolist()
+    assert verdict.num_accepted == [0, 0, 0]
+    assert verdict.next_ids == expected.ids.tolist()
 
 
 # --- the draw -----------------------------------------------------------------------------------------------------
@@ -303,8 +303,8 @@ def test_a_seeded_text_has_the_targets_law() -> None:
             [case.logits[texts[i] + x[:n]] for i, x in zip(open_texts, drafts, strict=True) for n in range(len(x) + 1)]
         )
         histories = [(0, *texts[i]) for i in open_texts]
-        verdict, _ = verify(rows, Proposal.certain(drafts), [samplers[i] for i in open_texts], histories)
-        accepted, next_ids = verdict.num_accepted.tolist(), verdict.next_ids.tolist()
+        verdict = verify(rows, Proposal.certain(drafts), [samplers[i] for i in open_texts], histories)
+        accepted, next_ids = verdict.num_accepted, verdict.next_ids
         for b, i in enumerate(open_texts):
             texts[i] = (*texts[i], *drafts[b][: accepted[b]], next_ids[b])
     counts = torch.zeros(3, 3, 3)
@@ -418,10 +418,10 @@ def monte_carlo(case: Toy, rule: str, num: int, seed: int) -> tuple[float, float
             draft = draw_from(1, draft)
         drafts.append(draft)
     samplers = [sampler_for({**case.params, "verification": rule}, seed=seed)] * num
-    verdict, _ = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * num)
+    verdict = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * num)
     counts = torch.zeros((case.vocab_size,) * (case.depth + 1))
     recovered = 0
-    for draft, n, token in zip(drafts, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True):
+    for draft, n, token in zip(drafts, verdict.num_accepted, verdict.next_ids, strict=True):
         recovered += n < len(draft)
         text = (*draft[:n], token)
         while len(text) <= case.depth:
@@ -463,11 +463,9 @@ def test_rows_of_every_kind_share_a_batch() -> None:
         for kind in kinds:
             samplers.append(sampler_for({**kind, "seed": i} if "seed" in kind else kind))
             samplers[-1].generator = generator
-    verdict, _ = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * len(drafts))
+    verdict = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * len(drafts))
     for k, kind in enumerate(kinds):
-        first = [
-            drafts[b][0] if int(verdict.num_accepted[b]) else int(verdict.next_ids[b]) for b in range(k, len(drafts), 5)
-        ]
+        first = [drafts[b][0] if verdict.num_accepted[b] else verdict.next_ids[b] for b in range(k, len(drafts), 5)]
         law = case.p[()]
         if "temperature" in kind:
             law = one_hot(int(law.argmax()))
@@ -481,8 +479,8 @@ def test_a_greedy_row_takes_the_argmax_whatever_the_draft_claims() -> None:
     for name, case in toys(2).items():
         rows = [x for x in prefixes(3, range(1, 3)) if len(x) == 2]
         samplers = [sampler_for({"temperature": 0.0}) for _ in rows]
-        verdict, _ = verify(case.target_rows(rows), case.proposal(rows), samplers, [(0,)] * len(rows))
-        for draft, n, token in zip(rows, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True):
+        verdict = verify(case.target_rows(rows), case.proposal(rows), samplers, [(0,)] * len(rows))
+        for draft, n, token in zip(rows, verdict.num_accepted, verdict.next_ids, strict=True):
             best = [int(case.logits[draft[:i]].argmax()) for i in range(3)]
             expected = next((i for i in range(2) if draft[i] != best[i]), 2)
             assert (n, token) == (expected, best[expected]), name
@@ -492,9 +490,9 @@ def test_near_ties_are_told_by_place() -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0 - 1e-6], [3.0, 0.0, 0.0], [2.0, 2.0 - 1e-6, 0.0]])
     samplers = [sampler_for({"temperature": 0.0})]
     for draft, expected in (((1, 0), 2), ((2, 0), 1), ((1, 2), 1)):
-        verdict, ties = verify(logits, Proposal.certain([draft]), samplers, [(0,)], near_tie=1e-4)
-        num_emitted = int(verdict.num_accepted[0]) + 1
-        assert int(ties[0, :num_emitted].sum()) == expected, (draft, verdict)
+        verdict = verify(logits, Proposal.certain([draft]), samplers, [(0,)], near_tie=1e-4)
+        num_emitted = verdict.num_accepted[0] + 1
+        assert sum(verdict.near_ties[0][:num_emitted]) == expected, (draft, verdict)
 
 
 def test_sampled_params_choose_their_rule() -> None:

@@ -124,8 +124,8 @@ def test_drawn_under_it_texts_have_the_targets_law() -> None:
     drafts = [(int(i),) for i in torch.multinomial(case.q[()], num, replacement=True, generator=generator)]
     samplers = [sampler_for({"verification": "mine"}, seed=5)] * num
     rules = {"mine": rejection_law}
-    verdict, _ = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * num, rules=rules)
-    taken = zip(drafts, verdict.num_accepted.tolist(), verdict.next_ids.tolist(), strict=True)
+    verdict = verify(case.target_rows(drafts), case.proposal(drafts), samplers, [(0,)] * num, rules=rules)
+    taken = zip(drafts, verdict.num_accepted, verdict.next_ids, strict=True)
     first = torch.tensor([draft[0] if stood else token for draft, stood, token in taken])
     assert chi_square(torch.bincount(first, minlength=3), case.p[()] * num) > 1e-6
 

@@ -1,25 +1,18 @@
-"""The whole certificate: the tests on the real verifier, then the same tests on broken ones."""
+"""The whole certificate: the checks on the real verifier, then the same checks on broken ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foredraft.certificate.controls import Control, Seen, applying, left_out
-from foredraft.certificate.distribution import DistributionTest
-from foredraft.certificate.draws import VerificationTest
-from foredraft.certificate.identity import IdentityTest
-from foredraft.certificate.prompts import PROMPTS
-from foredraft.certificate.report import (
-    GREEDY,
-    SEEDED,
-    Certificate,
-    CheckResult,
-    ControlResult,
-    verdict_of,
-)
-from foredraft.certificate.setting import OVERTIME, Deadline, Setting, measured
-from foredraft.certificate.trial import Found, Subject, Test
+from foredraft.certificate.checks import Check, CheckRun
+from foredraft.certificate.controls import Conditions, Control, applying, left_out
+from foredraft.certificate.distribution import DistributionCheck
+from foredraft.certificate.identity import IdentityCheck
+from foredraft.certificate.report import GREEDY, SEEDED, Certificate, CheckResult, ControlResult, verdict_of
+from foredraft.certificate.setting import OVERTIME, PROMPTS, Deadline, Setting, measured
+from foredraft.certificate.texts import Subject
+from foredraft.certificate.verification import VerificationCheck
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
@@ -28,7 +21,7 @@ from foredraft.text.request import Prompt
 BUDGET = 120.0
 MAX_TOKENS = 96
 NUM_TOKENS = 12_288
-"""That the distribution test looks at, where the budget has room for them."""
+"""That the distribution check looks at, where the budget has room for them."""
 
 Progress = Callable[[str], None]
 
@@ -44,12 +37,12 @@ def check(
 ) -> Certificate:
     """Is speculation lossless with this target, these drafters and these settings? See docs/internals/certificate.md.
 
-    params: as for generate, all of them; temperature 0 leaves out what is drawn. A seed also fixes the certificate's own
-    noise. logprobs and speculative_tokens 0 have no meaning here. prompts: None takes built-in ones.
-    budget: seconds. What is looked at is planned from it, in tokens and draws and no more than a test needs, by the
-    processor time that they take: a small model needs less than the budget. A busy machine takes longer over the same
-    work, at most about 1.5 times the budget by the clock on the wall; what that cuts is in left_out.
-    num_tokens: that the distribution test looks at, at most. progress: called with what comes next.
+    params: as for generate, all of them; at temperature 0 the checks of drawn tokens are left out. A seed also fixes the
+    certificate's own noise. logprobs and speculative_tokens 0 have no meaning here. prompts: None takes built-in ones.
+    budget: seconds. Work is planned from it in tokens and draws, no more than a check needs, by the processor time that
+    they take: a small model needs less than the budget. A busy machine takes longer over the same work, up to about 1.5
+    times the budget of wall-clock time; what is cut then is in left_out.
+    num_tokens: that the distribution check looks at, at most. progress: called with what comes next.
 
     Raises ForedraftError, one line, for what cannot be honoured, and while requests of the LLM run; RequestError where the
     target alone fails.
@@ -58,25 +51,27 @@ def check(
         raise ForedraftError(f"budget and num_tokens must be above 0, not {budget} and {num_tokens}")
     if prompts is not None and not prompts:
         raise ForedraftError("give one prompt at least, or None for the built-in ones")
-    return Check(setting_of(llm, params, prompts or PROMPTS, budget, num_tokens), progress or (lambda _: None)).run()
+    setting = setting_of(llm, params, prompts or PROMPTS, budget, num_tokens)
+    return Certification(setting, progress or (lambda _: None)).run()
 
 
 def setting_of(
     llm: LLM, params: SamplingParams | None, prompts: Sequence[Prompt], budget: float, num_tokens: int
 ) -> Setting:
-    """Nothing is measured yet. The parameters are complete, without what says nothing about exactness."""
+    """Before anything is measured. The parameters are complete, without those that exactness does not depend on."""
     resolved = llm.frontend.prepare([0], params or SamplingParams(max_tokens=MAX_TOKENS)).params
+    length = resolved.max_tokens or MAX_TOKENS
     chosen = replace(
         resolved,
         logprobs=None,
         prompt_logprobs=None,
-        max_tokens=resolved.max_tokens or MAX_TOKENS,
+        max_tokens=length,
         speculative_tokens=resolved.speculative_tokens or None,
     )
-    return Setting(llm, chosen, list(prompts), chosen.max_tokens or MAX_TOKENS, Deadline(budget), num_tokens)
+    return Setting(llm, chosen, list(prompts), length, Deadline(budget), num_tokens)
 
 
-class Check:
+class Certification:
     """One run of it."""
 
     def __init__(self, setting: Setting, progress: Progress) -> None:
@@ -85,66 +80,64 @@ class Check:
         self._results: list[CheckResult] = []
         self._controls: list[ControlResult] = []
         self._left_out: list[str] = []
-        self._pending: list[tuple[Control, Test]] = []
+        self._pending: list[tuple[Control, Check]] = []
         self._untried: list[str] = []
 
     def run(self) -> Certificate:
         self._progress("measuring")
         self._setting, too_long = measured(self._setting)
         self._left_out += too_long
-        real = Subject(self._setting.llm)
-        self._try(IdentityTest(self._setting, real, GREEDY))
-        if self._setting.params.is_greedy:
+        setting, real = self._setting, Subject(self._setting.llm)
+        self._run_check(IdentityCheck(setting, real, GREEDY))
+        if setting.params.is_greedy:
             self._left_out.append(
                 "distribution and seeded identity, and their controls: at temperature 0 nothing is drawn"
             )
         else:
-            self._try(IdentityTest(self._setting, real, SEEDED))
-            distribution = DistributionTest(self._setting, real)
-            self._try(distribution)
-            self._try(VerificationTest(self._setting, real, distribution.chosen))
+            self._run_check(IdentityCheck(setting, real, SEEDED))
+            distribution = DistributionCheck(setting, real)
+            self._run_check(distribution)
+            self._run_check(VerificationCheck(setting, real, distribution.texts))
         self._run_controls()
         return self._certificate()
 
-    def _try(self, test: Test) -> None:
-        """The real verifier; its controls wait until all of them are known."""
-        self._progress(f"{test.kind} tokens")
-        found = test.run()
-        self._results += found.results
-        seen = self._seen(test.kind, found)
-        self._pending += [(control, test) for control in applying(test.kind, seen)]
-        self._left_out += [*found.left_out, *left_out(test.kind, seen)]
+    def _run_check(self, check: Check) -> None:
+        """With the real verifier. The controls wait until it has passed all checks or failed some."""
+        self._progress(f"{check.kind} tokens")
+        run = check.run()
+        self._results += run.results
+        conditions = self._conditions(check.kind, run)
+        self._pending += [(control, check) for control in applying(check.kind, conditions)]
+        self._left_out += [*run.left_out, *left_out(check.kind, conditions)]
 
-    def _seen(self, kind: str, found: Found) -> Seen:
+    def _conditions(self, kind: str, run: CheckRun) -> Conditions:
         params = self._setting.params_of(kind)
         penalty = params.frequency_penalty + params.presence_penalty
-        return Seen(found.num_drafted, found.num_sampled, params.verifier, self._setting.gamma, found.max_len, penalty)
+        return Conditions(
+            run.num_drafted, run.num_sampled, params.verifier, self._setting.gamma, run.max_len, penalty
+        )  # fmt: skip
 
     def _run_controls(self) -> None:
-        for index, (control, test) in enumerate(self._pending):
+        for index, (control, check) in enumerate(self._pending):
             if not self._setting.deadline.is_over():
                 self._progress(f"control {index + 1} of {len(self._pending)}: {control.name}")
-                self._run_control(control, test)
+                self._run_control(control, check)
             else:
-                self._untried.append(f"{control.name} ({test.kind})")
+                self._untried.append(f"{control.name} ({check.kind})")
         if self._untried:
             seconds = OVERTIME * self._setting.deadline.seconds
             self._left_out.append(
                 f"broken verifiers for which {seconds:.0f} s were not enough: {', '.join(self._untried)}"
             )
 
-    def _run_control(self, control: Control, test: Test) -> None:
-        llm = self._setting.llm
-        target = control.target(llm.target) if control.target else None
-        found = test.reject(Subject(llm, control.verifier, target))
-        if found.is_cut:
-            self._untried.append(f"{control.name} ({test.kind})")
-            return
-        self._controls.append(
-            ControlResult(
-                control.name, control.says, test.kind, found.by is not None, found.by, found.num_tokens, found.power
+    def _run_control(self, control: Control, check: Check) -> None:
+        by, num_tokens, power, is_cut = check.reject(control.subject(self._setting.llm))
+        if is_cut:
+            self._untried.append(f"{control.name} ({check.kind})")
+        else:
+            self._controls.append(
+                ControlResult(control.name, control.description, check.kind, by is not None, by, num_tokens, power)
             )
-        )
 
     def _certificate(self) -> Certificate:
         setting, llm = self._setting, self._setting.llm

@@ -1,4 +1,4 @@
-"""Who is asked for drafts in a test: drafters in turn, each of them watched, and made worse for every second sequence.
+"""Drafts for the tests: the user's drafters in turn, each of them recorded, with worse drafts for every second sequence.
 
 A drafter that is nearly always right shows next to nothing of what verification does after a rejection, and one that
 seldom drafts shows nothing at all. Worse drafts are still honest ones, so what is promised holds for them too.
@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
@@ -22,13 +18,14 @@ from foredraft.sampling import Sampler, TokenProbs
 
 _HOTTER = 2.0
 _TURN = 8
+"""Tokens of a text before the next drafter's turn."""
 
 
 class InTurn:
-    """Drafters in turn, for as many tokens as the request wants: in one text one after the other, and at the same time
-    different ones in different texts. A policy that drafts what pays may draft nothing, and a test of that shows nothing.
+    """A policy that uses the drafters in turn, with as many draft tokens as the request wants. A policy that drafts what
+    pays may draft nothing, and a test of that shows nothing.
 
-    Whose turn it is follows from the number and the length of a text alone, so it cannot bias it.
+    The drafter follows from the number and the length of a text alone, so it cannot bias the text.
     """
 
     def __init__(self, drafters: Sequence[str]) -> None:
@@ -43,7 +40,7 @@ class InTurn:
             drafter.begin(running)
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        # texts come in twos, of which the second one's drafts are worsened
+        # texts come in pairs, and the second one's drafts are worsened
         turn = sequence.seq_id // 2 + len(sequence.tokens) // _TURN
         return self._drafters[turn % len(self._drafters)].draft_budget(sequence)
 
@@ -51,31 +48,26 @@ class InTurn:
         """Nothing is learnt."""
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        new = [name for drafter in self._drafters for name in drafter.cool_down(drafters, reason, num_steps)]
-        return list(dict.fromkeys(new))
+        names = [name for drafter in self._drafters for name in drafter.cool_down(drafters, reason, num_steps)]
+        return list(dict.fromkeys(names))
 
     def cooldowns(self) -> dict[str, str]:
-        return {name: why for drafter in self._drafters for name, why in drafter.cooldowns().items()}
+        return {name: reason for drafter in self._drafters for name, reason in drafter.cooldowns().items()}
 
 
-class FirstDraft(NamedTuple):
-    """What a step began with. law: one row, of its first draft token, or the token itself where it was certain. sampler: what
-    the drafter drew with. num_drafted: its draft tokens. All of it was settled before anything was drawn."""
-
-    probs: int | TokenProbs
-    sampler: Sampler
-    num_drafted: int
+FirstLaw = int | TokenProbs
+"""The law of the first draft token of a step, one row; or the token itself, where it was certain."""
 
 
 @dataclass(slots=True)
-class WatchedDrafter:
-    """Passes on to `inner`. fills: propose something, to every second sequence, where inner does not. script: full texts
-    by sequence, which are proposed to every second one in place of what inner says: so drafts stand as a whole, in part
-    and not at all, whatever inner is worth. wrong_every: certain tokens proposed to every second sequence are wrong at
-    positions that this divides.
+class RecordedDrafter:
+    """Records what `inner` drafts, and worsens it for every second sequence: drawn tokens come from a hotter law, certain
+    ones are wrong at the positions that wrong_every divides.
 
-    firsts: by sequence and position in its tokens, the drafts of each step that began there; kept for requests whose
-    draws are independent of the drafts, until `take`. num_sampled: draft tokens that were drawn from a law.
+    fills: where inner proposes nothing to such a sequence, propose its last tokens once more. script: full texts by
+    sequence, proposed in place of inner's drafts, so that drafts are accepted as a whole, in part and not at all.
+    first_laws: of the steps of each sequence, by their position in its tokens, until `take`; only for requests whose tokens
+    are drawn independently of the drafts. num_sampled: draft tokens that were drawn from a law.
     """
 
     inner: Drafter
@@ -84,15 +76,15 @@ class WatchedDrafter:
     script: Mapping[int, Sequence[int]] = field(default_factory=dict)
     num_drafted: int = 0
     num_sampled: int = 0
-    firsts: dict[int, dict[int, FirstDraft]] = field(default_factory=dict)
+    first_laws: dict[int, dict[int, FirstLaw]] = field(default_factory=dict)
     _hotter: dict[int, Sampler] = field(default_factory=dict)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        requests = [self._worsened(request) for request in requests]
+        requests = [self._with_hotter_law(request) for request in requests]
         proposal = self.inner.propose(requests)
         if any(_is_worsened(request) for request in requests):
-            proposal = _with_wrong_tokens(self._filled(proposal, requests), requests, self.wrong_every)
-        self._note(proposal, requests)
+            proposal = self._worsened(proposal, requests)
+        self._record(proposal, requests)
         return proposal
 
     @property
@@ -104,49 +96,66 @@ class WatchedDrafter:
             self._hotter.pop(seq_id, None)
         self.inner.forget(seq_ids)
 
-    def take(self, seq_id: int) -> dict[int, FirstDraft]:
-        """What was noted of a sequence; it is not kept longer."""
-        return self.firsts.pop(seq_id, {})
+    def take(self, seq_id: int) -> dict[int, FirstLaw]:
+        """The first laws of a sequence, which are dropped here."""
+        return self.first_laws.pop(seq_id, {})
 
-    def _worsened(self, request: DraftRequest) -> DraftRequest:
-        """Who draws from a law draws from a hotter one."""
+    def _with_hotter_law(self, request: DraftRequest) -> DraftRequest:
         if not _is_worsened(request) or _is_certain(request):
             return request
         sampler = self._hotter.get(request.seq_id)
         if sampler is None:
-            sampler = self._hotter[request.seq_id] = hotter(request.sampler, request.tokens)
+            sampler = self._hotter[request.seq_id] = _hotter(request)
         return replace(request, sampler=sampler)
 
-    def _filled(self, proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
-        if not self.fills:
-            return proposal
-        lens = proposal.lens.tolist()
-        extra = Proposal.certain([self._extra(request, n) for request, n in zip(requests, lens, strict=True)])
-        return _replaced(proposal, extra) if extra.ids.numel() else proposal
+    def _worsened(self, proposal: Proposal, requests: list[DraftRequest]) -> Proposal:
+        rows, sources = list[list[int]](), list[list[int]]()
+        columns = (proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist())
+        for request, ids, prob_rows, length in zip(requests, *columns, strict=True):
+            row, source = ids[:length], prob_rows[:length]
+            if _is_worsened(request):
+                if self.fills and (others := list(self._replacement(request, length))):
+                    row, source = others, [CERTAIN] * len(others)
+                row = self._with_wrong_tokens(row, source, request)
+            rows.append(row)
+            sources.append(source)
+        return Proposal.of(rows, sources, proposal.token_probs)
 
-    def _extra(self, request: DraftRequest, length: int) -> Sequence[int]:
-        """What to propose in place of so many tokens of inner's; nothing leaves those. Without a script the last few tokens
-        once more, where inner had nothing to say."""
-        if not _is_worsened(request) or not request.max_len:
+    def _replacement(self, request: DraftRequest, length: int) -> Sequence[int]:
+        """Proposed in place of inner's `length` draft tokens; if empty, those are kept."""
+        if not request.max_len:
             return ()
         if request.seq_id in self.script:
             return self.script[request.seq_id][len(request.tokens) :][: request.max_len]
         return () if length else request.tokens[-request.max_len :]
 
-    def _note(self, proposal: Proposal, requests: list[DraftRequest]) -> None:
+    def _with_wrong_tokens(self, row: list[int], source: list[int], request: DraftRequest) -> list[int]:
+        start = len(request.tokens)
+        is_wrong = [s == CERTAIN and (start + i) % self.wrong_every == 0 for i, s in enumerate(source)]
+        return [_another(token, request) if wrong else token for token, wrong in zip(row, is_wrong, strict=True)]
+
+    def _record(self, proposal: Proposal, requests: list[DraftRequest]) -> None:
         drafted = proposal.drafted
         self.num_drafted += int(drafted.sum())
         self.num_sampled += int((drafted & (proposal.prob_rows != CERTAIN)).sum())
         for b, (request, length) in enumerate(zip(requests, proposal.lens.tolist(), strict=True)):
             if length and not _is_certain(request):
-                first = FirstDraft(_first_law(proposal, b), request.sampler, length)
-                self.firsts.setdefault(request.seq_id, {})[len(request.tokens)] = first
+                self.first_laws.setdefault(request.seq_id, {})[len(request.tokens)] = _first_law(proposal, b)
 
 
-def hotter(sampler: Sampler, tokens: Sequence[int]) -> Sampler:
-    """The same request at a higher temperature. tokens: its history, or more of it."""
+def _hotter(request: DraftRequest) -> Sampler:
+    """The request's sampler at a higher temperature."""
+    sampler = request.sampler
     temperature = _HOTTER * (sampler.params.temperature or 1.0)
-    return sampler.fresh(tokens[: sampler.prompt_len], replace(sampler.params, temperature=temperature))
+    return sampler.fresh(request.tokens[: sampler.prompt_len], replace(sampler.params, temperature=temperature))
+
+
+def _first_law(proposal: Proposal, b: int) -> FirstLaw:
+    """A copy: a proposal may share its memory with the next one."""
+    row, laws = int(proposal.prob_rows[b, 0]), proposal.token_probs
+    if row == CERTAIN or laws is None:
+        return int(proposal.ids[b, 0])
+    return TokenProbs(laws.probs[row : row + 1].clone(), None if laws.ids is None else laws.ids[row : row + 1].clone())
 
 
 def _is_worsened(request: DraftRequest) -> bool:
@@ -154,52 +163,10 @@ def _is_worsened(request: DraftRequest) -> bool:
 
 
 def _is_certain(request: DraftRequest) -> bool:
-    """Whether the request's own tokens are settled by its history, so that nothing is there to bet on."""
+    """Whether the history fixes the request's own tokens, which leaves nothing to bet on."""
     return request.sampler.is_greedy or request.sampler.is_coupled
 
 
-def _with_wrong_tokens(proposal: Proposal, requests: list[DraftRequest], wrong_every: int) -> Proposal:
-    ids = proposal.ids.clone()
-    certain = (proposal.drafted & (proposal.prob_rows == CERTAIN)).tolist()
-    for b, request in enumerate(requests):
-        if _is_worsened(request):
-            for i, is_certain in enumerate(certain[b]):
-                if is_certain and (len(request.tokens) + i) % wrong_every == 0:
-                    ids[b, i] = _another(int(ids[b, i]), request)
-    return replace(proposal, ids=ids)
-
-
 def _another(token: int, request: DraftRequest) -> int:
-    """A token of the text, where it has another one: it is likelier to be almost right."""
+    """A wrong token, taken from the text where that has another one, because it is more likely to be almost right."""
     return next((t for t in reversed(request.tokens[:-1]) if t != token), token - 1 if token else 1)
-
-
-def _replaced(proposal: Proposal, extra: Proposal) -> Proposal:
-    """The rows of extra where it has any."""
-    width = max(proposal.ids.shape[1], extra.ids.shape[1])
-    is_new = (extra.lens > 0)[:, None]
-    return Proposal(
-        torch.where(is_new, _wide(extra.ids, width, 0), _wide(proposal.ids, width, 0)),
-        torch.where(is_new[:, 0], extra.lens, proposal.lens),
-        torch.where(is_new, CERTAIN, _wide(proposal.prob_rows, width, CERTAIN)),
-        proposal.probs,
-        proposal.kept_ids,
-    )
-
-
-def _wide(rows: Tensor, width: int, fill: int) -> Tensor:
-    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=fill)
-
-
-def _first_law(proposal: Proposal, b: int) -> int | TokenProbs:
-    row = int(proposal.prob_rows[b, 0])
-    return int(proposal.ids[b, 0]) if row == CERTAIN else law_of(proposal, row)
-
-
-def law_of(proposal: Proposal, row: int) -> TokenProbs:
-    """One of the laws that drafts were drawn from, copied: a proposal may share its memory with the next one."""
-    assert proposal.probs is not None
-    kept_ids = proposal.kept_ids
-    return TokenProbs(
-        proposal.probs[row : row + 1].clone(), None if kept_ids is None else kept_ids[row : row + 1].clone()
-    )

@@ -1,8 +1,8 @@
-"""What all tests of a certificate have in common: models, parameters, prompts, and how much is looked at.
+"""What all checks of a certificate share: models, parameters, prompts, and how much is looked at.
 
-Work is planned, in tokens and draws, from the budget and from how fast this machine is when it is left alone. So a busy
-machine takes longer over the same work, and what a test can find does not depend on its neighbours. It has a limit
-all the same: after OVERTIME times the budget, by the clock on the wall, what is left is cut, and said.
+Work is planned, in tokens and draws, from the budget and from how fast this machine is when it is idle. So a busy machine
+takes longer over the same work, and what a check can find does not depend on what else the machine does. A limit remains:
+after OVERTIME times the budget of wall-clock time, the rest is cut, and the certificate says so.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foredraft.certificate.drafts import InTurn
-from foredraft.certificate.reading import row_noise
 from foredraft.certificate.report import GREEDY, SEEDED
-from foredraft.certificate.trial import Subject, Text, Trial, plain
+from foredraft.certificate.texts import Subject, Text, Trial, row_noise, without_drafts
 from foredraft.engine.methods import NO_DRAFT
 from foredraft.llm import LLM
 from foredraft.sampling import AUTO, SamplingParams
@@ -27,20 +26,37 @@ OVERTIME = 1.5
 """The most that a busy machine may take, in budgets."""
 
 _IDENTITY_SHARE, _SAMPLED_SHARE = 0.4, 0.3
-"""Of the budget: what the tests of identity and their controls take, and the texts of the distribution test."""
+"""Of the budget: for the checks of identity and their controls, and for the texts of the distribution check."""
 _DRAWS_PER_SECOND = 10_000
-"""Tokens of the test of the verifier alone, for each second of the budget; a processor draws several times as many."""
+"""Tokens of the verification check for each second of the budget; a processor draws several times as many."""
 _MOST_DRAWS = 900_000
 
-_SOME = 4
-_WRITTEN = 9
-"""How often all prompts are completed for the tests of identity, controls included, about."""
+_NUM_MEASURED = 4
+"""Prompts that are completed to measure the speed."""
+_NUM_COMPLETIONS = 9
+"""How often all prompts are completed for the checks of identity, controls included, about."""
 _MOST_COPIES = 8
+
+PROMPTS = (
+    "def fibonacci(n):",
+    'def count_words(text):\n    """Return how often each word of the text occurs."""',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
+    "import os\nimport sys\n\ndef main():\n    parser =",
+    "for row in rows:\n    for column in columns:\n        total +=",
+    "Once upon a time there was a little girl who",
+    "The dog saw a cat on the wall. The cat",
+    'Tom and his mother went to the park. "Look," said Tom,',
+    "The capital of France is",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,",
+    "red green blue red green blue red green",
+    "| name | age | town |\n|---|---|---|\n| Ann | 31 | Rome |\n|",
+)
+"""Completed where the user gives none: code, prose, lists and tables, some of which repeat themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """seconds: of the budget, from `began`, by the clock on the wall."""
+    """seconds: of the budget, from `began`, wall-clock time."""
 
     seconds: float
     began: float = field(default_factory=time.perf_counter)
@@ -55,9 +71,8 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """params: the request's, complete. length: tokens of a text, at most. num_tokens, num_draws: that the test of the
-    distribution and that of the verifier alone look at, at most. noise: how far a logit may be off (reading.row_noise).
-    """
+    """params: the request's, complete. length: tokens of a text, at most. num_tokens, num_draws: that the checks of the
+    distribution and of verification look at, at most. noise: how far a logit may be off (texts.row_noise)."""
 
     llm: LLM
     params: SamplingParams
@@ -71,34 +86,34 @@ class Setting:
     @property
     def is_auto(self) -> bool:
         """Whether the policy decides on drafters and numbers."""
-        return self.drafts_at_all and self._wanted == AUTO
+        return self.has_drafter and self._speculative_tokens == AUTO
 
     @property
     def gamma(self) -> int:
-        """Draft tokens of a step in the tests, at most."""
-        return DRAFT_LEN if isinstance(self._wanted, str) else self._wanted
+        """Draft tokens of a step in the checks, at most."""
+        return DRAFT_LEN if isinstance(self._speculative_tokens, str) else self._speculative_tokens
 
     @property
-    def _wanted(self) -> int | str:
+    def _speculative_tokens(self) -> int | str:
         wanted = self.params.speculative_tokens
         return self.llm.speculative_tokens if wanted is None else wanted
 
     @property
-    def drafts_at_all(self) -> bool:
+    def has_drafter(self) -> bool:
         return NO_DRAFT not in self.llm.drafters
 
     @property
     def drafters(self) -> list[str]:
-        """Those that may be asked: a fixed number is asked of the first one."""
+        """All of them if the policy decides; a fixed number of draft tokens comes from the first."""
         names = list(self.llm.drafters)
         return names if self.is_auto else names[:1]
 
     @property
     def drafts_line(self) -> str:
-        """How drafts are asked for."""
+        """How drafts are requested."""
         tokens = f"{self.gamma} draft tokens a step from {' and '.join(self.drafters)}"
         if not self.is_auto:
-            return tokens if self.drafts_at_all else "none"
+            return tokens if self.has_drafter else "none"
         in_turn = " in turn" if len(self.drafters) > 1 else ""
         return (
             f"{tokens}{in_turn}, so that there are some; what the policy itself chooses is tested in the texts of auto"
@@ -111,7 +126,7 @@ class Setting:
 
     @property
     def num_copies(self) -> int:
-        """Texts of a prompt in the tests of identity: as many as the request wants, in pairs (drafts.py), and not too many."""
+        """Texts of a prompt in the checks of identity: as many as the request wants, in pairs (drafts.py), up to a limit."""
         return min(2 * -(-self.params.n // 2), _MOST_COPIES)
 
     def params_of(self, kind: str) -> SamplingParams:
@@ -130,19 +145,13 @@ class Setting:
         return replace(base, seed=None, verification=rule)
 
     def trial(self, subject: Subject, script: Sequence[Text] = (), *, is_auto: bool = False) -> Trial:
-        """is_auto: ask as the LLM's own policy does, if the parameters leave it the number."""
+        """is_auto: draft as the LLM's own policy decides, if the parameters leave it the number."""
         return Trial(subject, self.seed, None if is_auto else InTurn(self.drafters), self.gamma, script)
 
 
-def shortened(params: SamplingParams, length: int) -> SamplingParams:
-    """The same for texts of at most so many tokens: what they begin with does not change."""
-    length = min(length, params.max_tokens or length)
-    return replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length))
-
-
 def measured(setting: Setting) -> tuple[Setting, list[str]]:
-    """How fast this goes, and from that how much of it there will be. -> (the setting for that, what it leaves out)"""
-    some = setting.prompts[:_SOME]
+    """Measure the speed and plan the work. -> (the setting with that plan, what it leaves out)"""
+    prompts = setting.prompts[:_NUM_MEASURED]
     params = replace(
         setting.params_of(GREEDY),
         max_tokens=min(8, setting.length),
@@ -152,20 +161,20 @@ def measured(setting: Setting) -> tuple[Setting, list[str]]:
         ignore_eos=setting.params.structured_outputs is None,
     )
     trial = setting.trial(Subject(setting.llm))
-    trial.write(some[:1], params)  # whatever only a first pass has to do
+    trial.write(prompts[:1], params)  # what only a first pass has to do
     wall, processor = time.perf_counter(), time.process_time()
-    texts = trial.write(some, plain(params))
-    # where others take turns with this process the clock on the wall runs on, and that of the process does not
+    texts = trial.write(prompts, without_drafts(params))
+    # where other processes run in between, the wall clock goes on and the process's own does not
     spent = min(time.perf_counter() - wall, time.process_time() - processor)
     rate = sum(len(text.output_ids) for text in texts) / max(spent, 1e-6)
-    planned, left_out = _planned(setting, rate)
-    return replace(planned, noise=row_noise(setting.llm.target, texts[0].tokens)), left_out
+    plan, left_out = planned(setting, rate)
+    return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens)), left_out
 
 
-def _planned(setting: Setting, rate: float) -> tuple[Setting, list[str]]:
-    """rate: tokens that plain decoding writes in a second."""
+def planned(setting: Setting, rate: float) -> tuple[Setting, list[str]]:
+    """rate: tokens that plain decoding writes in a second. -> (the setting with this plan, what it leaves out)"""
     budget, num_prompts = setting.deadline.seconds, len(setting.prompts)
-    affordable = _IDENTITY_SHARE * budget * rate / _WRITTEN * 2 / setting.num_copies
+    affordable = _IDENTITY_SHARE * budget * rate / _NUM_COMPLETIONS * 2 / setting.num_copies
     length = int(min(setting.length, max(8, affordable / num_prompts)))
     num_kept = max(1, min(num_prompts, int(affordable / length)))
     num_tokens = max(length, min(setting.num_tokens, int(_SAMPLED_SHARE * budget * rate)))

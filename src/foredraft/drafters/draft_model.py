@@ -57,6 +57,14 @@ class _Draft:
     def row(self) -> Row:
         return Row(self.request.sampler, self.request.tokens, self.ids)
 
+    def append(self, token: int, prob_row: int, *, row_failed: bool) -> None:
+        """One more token; a row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
+        if row_failed:
+            self.is_open = False
+            return
+        self.ids.append(token)
+        self.prob_rows.append(prob_row)
+
 
 class DraftModelDrafter:
     """Classic speculation with a draft model (arXiv:2211.17192): greedy and seeded requests get certain drafts (given
@@ -206,9 +214,9 @@ class DraftModelDrafter:
         rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
         certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.is_coupled]
         if certain:
-            chosen = choose(select(logits, certain), [rows[i] for i in certain]).ids.tolist()
-            for i, token in zip(certain, chosen, strict=True):
-                _append(drafts[i], rows[i], token, CERTAIN)
+            choice = choose(select(logits, certain), [rows[i] for i in certain])
+            for r, (i, token) in enumerate(zip(certain, choice.ids.tolist(), strict=True)):
+                drafts[i].append(token, CERTAIN, row_failed=r in choice.failed)
         for group in sampled_groups(rows):
             if not rows[group[0]].sampler.is_coupled:
                 self._sample(drafts, rows, group, logits, token_probs)
@@ -217,21 +225,13 @@ class DraftModelDrafter:
         self, drafts: list[_Draft], rows: list[Row], group: list[int], logits: Tensor, token_probs: list[TokenProbs]
     ) -> None:
         group_rows = [rows[i] for i in group]
-        probs = token_probs_of(adjusted(select(logits, group), group_rows), group_rows)
-        ids = checked_ids(pick(probs, group_rows)[0], group_rows)
+        group_logits, failed = adjusted(select(logits, group), group_rows)
+        probs = token_probs_of(group_logits, group_rows)
+        ids, not_a_distribution = checked_ids(pick(probs, group_rows)[0])
         first = _num_rows(token_probs)
         token_probs.append(probs)
-        for offset, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
-            _append(drafts[i], rows[i], token, first + offset)
-
-
-def _append(draft: _Draft, row: Row, token: int, prob_row: int) -> None:
-    """A row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
-    if row.prefix_len in row.sampler.errors:
-        draft.is_open = False
-        return
-    draft.ids.append(token)
-    draft.prob_rows.append(prob_row)
+        for r, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
+            drafts[i].append(token, first + r, row_failed=r in failed or r in not_a_distribution)
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:

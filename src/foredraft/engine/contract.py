@@ -43,16 +43,16 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     for b, (request, length) in enumerate(zip(requests, lens, strict=True)):
         if length > request.max_len:
             raise DrafterError(f"{name} proposed {length} tokens in row {b}: its max_len is {request.max_len}")
-    bad = _outside(proposal.ids, lens, 0, vocab_size)
+    bad = _outside(proposal.draft_ids, 0, vocab_size)
     if bad is not None:
         b, token = bad
         raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
     num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
-    bad = _outside(proposal.prob_rows, lens, CERTAIN, num_prob_rows)
+    bad = _outside(proposal.draft_prob_rows, CERTAIN, num_prob_rows)
     if bad is not None:
-        b, law = bad
+        b, prob_row = bad
         raise DrafterError(
-            f"{name} named row {law} of probs in row {b}, and probs has {num_prob_rows} rows: "
+            f"{name} named row {prob_row} of probs in row {b}, and probs has {num_prob_rows} rows: "
             f"{CERTAIN} stands for a token that was certain"
         )
 
@@ -76,9 +76,8 @@ def check_probs(drafter: object, proposal: Proposal) -> None:
         raise DrafterError(f"{name} proposed an id whose probability is 0 under the row of probs that it names")
 
 
-def _outside(table: Tensor, lens: Sequence[int], least: int, end: int) -> tuple[int, int] | None:
-    """The first number of table[b, :lens[b]] that is not in [least, end), and its row. None: all are."""
-    rows = [row[:length] for row, length in zip(table.tolist(), lens, strict=True)]
+def _outside(rows: Sequence[Sequence[int]], least: int, end: int) -> tuple[int, int] | None:
+    """The first number that is not in [least, end), and its row. None: all are."""
     if all(least <= min(row) and max(row) < end for row in rows if row):
         return None
     return next((b, number) for b, row in enumerate(rows) for number in row if not least <= number < end)

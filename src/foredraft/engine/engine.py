@@ -22,7 +22,7 @@ from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.engine.stats import PrefixStats, SpeculationStats
-from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence
+from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, outcomes_of
 from foredraft.errors import ForedraftError, PromptLengthError, shown
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
@@ -292,14 +292,14 @@ class Engine:
     def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
         """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
-        drafts = iter(zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True))
+        drafts = iter(proposal.draft_ids)
         for item in scheduled:
             starts.append(self.cache.num_held(item.sequence.seq_id))
             tokens = item.sequence.tokens[starts[-1] : starts[-1] + item.num_unread]
             num_logits = 0
             if item.scores:
-                ids, length = next(drafts)
-                tokens, num_logits = tokens + ids[:length], length + 1
+                draft_ids = next(drafts)
+                tokens, num_logits = tokens + draft_ids, len(draft_ids) + 1
             if self._wants_prompt_logprobs(item.sequence):
                 num_logits = len(tokens)
             reads.append(Read(item.sequence.seq_id, tokens, num_logits))
@@ -311,8 +311,8 @@ class Engine:
         for item, start, part in zip(scheduled, starts, parts, strict=True):
             if self._wants_prompt_logprobs(item.sequence):
                 record_prompt(item.sequence, start, part)
-        lens = iter(proposal.lens.tolist())
-        return [part[-(next(lens) + 1) :] for item, part in zip(scheduled, parts, strict=True) if item.scores]
+        drafts = iter(proposal.draft_ids)
+        return [part[-(len(next(drafts)) + 1) :] for item, part in zip(scheduled, parts, strict=True) if item.scores]
 
     @staticmethod
     def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
@@ -320,18 +320,9 @@ class Engine:
 
     def _verify(self, scoring: list[ScheduledSequence], proposal: Proposal, logits: list[Tensor]) -> list[Outcome]:
         samplers = [item.sequence.sampler for item in scoring]
-        for sampler in samplers:
-            sampler.errors.clear()
         histories = [item.sequence.tokens for item in scoring]
-        verdict, ties = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
-        rows = (t.tolist() for t in (proposal.ids, proposal.lens, verdict.num_accepted, verdict.next_ids))
-        near_ties = ties.tolist() if self._near_tie else [[]] * len(scoring)
-        return [
-            Outcome(num_drafted, [*ids[:num_accepted], next_id], own_logits, row_ties)
-            for ids, num_drafted, num_accepted, next_id, own_logits, row_ties in zip(
-                *rows, logits, near_ties, strict=True
-            )
-        ]
+        verdict = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+        return outcomes_of(verdict, proposal, logits)
 
     def _commit(self, item: ScheduledSequence, outcome: Outcome) -> int:
         """-> how many of the outcome's tokens the text kept"""
@@ -345,11 +336,11 @@ class Engine:
     def _grow(self, item: ScheduledSequence, outcome: Outcome) -> None:
         sequence, new_ids = item.sequence, outcome.new_ids
         num_accepted = outcome.num_accepted
-        failed = _first_failed(sequence, num_accepted)
+        failed = outcome.first_failed
         num_kept = sequence.commit(new_ids[:failed], outcome.num_drafted, has_own=failed is None)
         if failed is not None and not sequence.is_finished:
             # plain decoding would have come to this row, and failed there
-            sequence.finish("error", sequence.sampler.errors[len(sequence.tokens)])
+            sequence.finish("error", outcome.failed[failed])
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
             sequence.logprobs += logprobs_of(outcome.logits[:num_kept], new_ids[:num_kept], num_top)
@@ -376,9 +367,3 @@ class Engine:
 def _as_draft_len(wanted: int | str) -> int | None:
     """None: as many as pay."""
     return None if isinstance(wanted, str) else wanted
-
-
-def _first_failed(sequence: TokenSequence, num_accepted: int) -> int | None:
-    """How many draft tokens come before the first row in which something went wrong, of the rows that were reached."""
-    first = len(sequence.tokens)
-    return next((i for i in range(num_accepted + 1) if first + i in sequence.sampler.errors), None)

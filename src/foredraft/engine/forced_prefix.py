@@ -63,6 +63,6 @@ def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix
     """The drafters' answers, each behind its lead and as its text's constraint allows. Row b is of leads[b]."""
     if not any(forced.max_draft and forced.sequence.sampler.constraint is not None for forced in forced_prefixes):
         return proposal
-    rows = zip(forced_prefixes, proposal.ids.tolist(), proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True)
-    drafts = [forced.fit(ids[:length], prob_rows[:length]) for forced, ids, prob_rows, length in rows]
-    return Proposal.of([ids for ids, _ in drafts], [token_probs for _, token_probs in drafts], proposal.token_probs)
+    rows = zip(forced_prefixes, proposal.draft_ids, proposal.draft_prob_rows, strict=True)
+    drafts = [forced.fit(ids, prob_rows) for forced, ids, prob_rows in rows]
+    return Proposal.of([ids for ids, _ in drafts], [prob_rows for _, prob_rows in drafts], proposal.token_probs)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.sampling import Sampler, TokenProbs, joined
+from foredraft.sampling import NO_FAILURES, Failures, Sampler, TokenProbs, joined
 
 CERTAIN = -1
 
@@ -31,7 +32,7 @@ class DraftRequest:
     sampler: Sampler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Proposal:
     """All draft tokens of a step. Row b proposes `ids[b, :lens[b]]`; zero is legal.
 
@@ -58,6 +59,16 @@ class Proposal:
         lens = self.lens.tolist()
         if lens and not 0 <= min(lens) <= max(lens) <= self.ids.shape[1]:
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
+
+    @cached_property
+    def draft_ids(self) -> list[list[int]]:
+        """The draft tokens of each row, without the padding."""
+        return _cut(self.ids, self.lens)
+
+    @cached_property
+    def draft_prob_rows(self) -> list[list[int]]:
+        """prob_rows of each row, without the padding."""
+        return _cut(self.prob_rows, self.lens)
 
     @property
     def token_probs(self) -> TokenProbs | None:
@@ -97,12 +108,16 @@ class Proposal:
         token_probs: list[TokenProbs] = []
         for rows, part in parts:
             first = sum(probs.probs.shape[0] for probs in token_probs)
-            columns = (part.ids.tolist(), part.prob_rows.tolist(), part.lens.tolist())
-            for row, its_ids, its_laws, length in zip(rows, *columns, strict=True):
-                ids[row] = its_ids[:length]
-                drawn_from[row] = [probs if probs == CERTAIN else first + probs for probs in its_laws[:length]]
+            for row, part_ids, part_prob_rows in zip(rows, part.draft_ids, part.draft_prob_rows, strict=True):
+                ids[row] = part_ids
+                drawn_from[row] = [i if i == CERTAIN else first + i for i in part_prob_rows]
             token_probs += [] if part.token_probs is None else [part.token_probs]
         return Proposal.of(ids, drawn_from, joined(token_probs) if token_probs else None)
+
+
+def _cut(table: Tensor, lens: Tensor) -> list[list[int]]:
+    """table: [B, K], lens: [B] -> B lists of the first lens[b] numbers"""
+    return [row[:length] for row, length in zip(table.tolist(), lens.tolist(), strict=True)]
 
 
 def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
@@ -112,13 +127,30 @@ def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target said: row b emits its first `num_accepted[b]` draft tokens, then `next_ids[b]`.
+    """The result of verification. Sequence b emits the draft tokens at paths[b], then next_ids[b].
 
-    num_accepted: [B] int64. next_ids: [B] int64, the recovered token, or the bonus token after full acceptance.
+    paths: for each sequence, the positions in its draft of the tokens that stand, in order; range(n) for a chain.
+    next_ids: the recovered token, or the bonus token after full acceptance.
+    near_ties: for each sequence, whether each token that it could emit was a near tie; () where none are counted.
+    failed: for each sequence, the rows that have no distribution -> what went wrong there. A row is named by the number of
+        draft tokens before it. It matters only if the row is reached: rows 0 .. len(paths[b]) are.
     """
 
-    num_accepted: Tensor
-    next_ids: Tensor
+    paths: Sequence[Sequence[int]]
+    next_ids: Sequence[int]
+    near_ties: Sequence[Sequence[bool]]
+    failed: Sequence[Failures]
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """How many draft tokens of each sequence stand."""
+        return [len(path) for path in self.paths]
+
+    @staticmethod
+    def of_chains(num_accepted: Sequence[int], next_ids: Sequence[int]) -> Verdict:
+        """The first num_accepted[b] draft tokens stand; no near ties are counted, and no row failed."""
+        size = len(num_accepted)
+        return Verdict([range(n) for n in num_accepted], next_ids, [()] * size, [NO_FAILURES] * size)
 
 
 class Drafter(Protocol):

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from foredraft.engine.proposal import Proposal
+from foredraft.engine.proposal import Proposal, Verdict
 from foredraft.engine.sequence import TokenSequence
+from foredraft.sampling import NO_FAILURES, Failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,35 @@ class ScheduledSequence:
 
 
 class Outcome(NamedTuple):
-    """What verification said of one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
-    logits: [num_drafted + 1, V], before any warping. near_ties: of each possible token; empty where none are counted."""
+    """The result of verification for one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
+    logits: [num_drafted + 1, V], before any warping. near_ties: of each possible token; empty where none are counted.
+    failed: rows without a distribution, by the number of draft tokens before them -> what went wrong there."""
 
     num_drafted: int
     new_ids: list[int]
     logits: Tensor
-    near_ties: list[bool]
+    near_ties: Sequence[bool]
+    failed: Failures = NO_FAILURES
 
     @property
     def num_accepted(self) -> int:
         """Draft tokens that stood; where the text ends among them it keeps fewer."""
         return len(self.new_ids) - 1
+
+    @property
+    def first_failed(self) -> int | None:
+        """How many draft tokens come before the first failed row, of the rows that were reached: plain decoding would have
+        met it too. None: no such row failed."""
+        return next((row for row in range(len(self.new_ids)) if row in self.failed), None) if self.failed else None
+
+
+def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) -> list[Outcome]:
+    """What each sequence emits. logits: of each sequence, the rows that were verified"""
+    columns = (proposal.draft_ids, verdict.paths, verdict.next_ids, logits, verdict.near_ties, verdict.failed)
+    return [
+        Outcome(len(draft_ids), [*(draft_ids[i] for i in path), next_id], own_logits, near_ties, failed)
+        for draft_ids, path, next_id, own_logits, near_ties, failed in zip(*columns, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from foredraft.sampling.counts import TokenCounts
 from foredraft.sampling.devices import to_device
 from foredraft.sampling.noise import shared_scores, stream_keys
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
+from foredraft.sampling.pending import Pending
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
 GREEDY = DrawSpec()
+NOT_A_DISTRIBUTION = "the model gave NaN logits: its weights or its dtype are unusable"
 
 
 class Sampler:
@@ -54,7 +56,6 @@ class Sampler:
         self.end_ids = tuple(end_ids)
         self.bad_words = tuple(tuple(word) for word in bad_words)
         self.constraint = constraint
-        self.errors: dict[int, str] = {}
         self._bias = _bias_tensors(params)
         self._allowed = _allowed_tensor(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
@@ -114,20 +115,9 @@ class Sampler:
         cut = (p.top_k or 0, 1.0 if p.top_p is None else p.top_p, p.min_p or 0.0)
         return None if cut == (0, 1.0, 0.0) else cut
 
-    def fail(self, prefix_len: int, message: str) -> None:
-        """Note what went wrong in the row after a prefix of this length. Whether it matters is the engine's to say:
-        a row that follows a rejected draft token is one that plain decoding would never have seen."""
-        self.errors.setdefault(prefix_len, message)
-
-    def adjust(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
-        """Penalties, user processors, logit bias, bad words and masks, for the row after history + drafted.
-
-        logits: [V], not written to -> [V]
-        """
-        return _adjusted(logits[None].clone(), [Row(self, history, drafted)], [0])[0]
-
     def warp(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
-        """All that adjust does, but for the constraint. logits: [V], written to -> [V]"""
+        """Penalties, user processors, logit bias, bad words and masks, but not the constraint, for the row after history +
+        drafted. logits: [V], written to -> [V]. Raises RowError where a processor fails."""
         logits = self._penalised(logits, history, drafted)
         if self.params.logits_processors:
             logits = self._processed(logits, [*history, *drafted])
@@ -158,14 +148,13 @@ class Sampler:
         except Exception:  # no draft token is worth an error: see num_allowed
             return []
 
-    def mask(self, history: Sequence[int], drafted: Sequence[int]) -> Bits | None:
-        """What the constraint allows behind history + drafted; None where it cannot say, and the row has failed."""
+    def mask(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
+        """Which ids the constraint allows after history + drafted. Raises RowError where it cannot say."""
         assert self.constraint is not None
         try:
             return self.constraint.allowed(history, drafted)
         except Exception as error:
-            self.fail(len(history) + len(drafted), message_of(error))
-            return None
+            raise RowError(message_of(error)) from error
 
     def _penalised(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
         if self._counts is None:
@@ -184,15 +173,17 @@ class Sampler:
         for processor in self.params.logits_processors:
             try:
                 out = processor(list(prefix), logits.clone())
-                wrong = _what_is_wrong(out, logits)
+                problem = _problem_with(out, logits)
             except Exception as error:
-                self.fail(len(prefix), f"logits processor {_name(processor)} raised {one_line(error)}")
-                return logits
-            if wrong:
-                self.fail(len(prefix), f"logits processor {_name(processor)} must return {wrong}")
-                return logits
+                raise RowError(f"logits processor {_name(processor)} raised {one_line(error)}") from error
+            if problem:
+                raise RowError(f"logits processor {_name(processor)} must return {problem}")
             logits = out.to(logits)
         return logits
+
+
+class RowError(Exception):
+    """One row has no distribution. Its message is what the request would end with."""
 
 
 class Row(NamedTuple):
@@ -220,80 +211,96 @@ class Row(NamedTuple):
         return stream_keys(self.sampler.params.seed or 0, self.sampler.child, self.position, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """On the CPU. ids: [R]. margins: [R], by how much `log p + noise` of the chosen id beats the next (greedy and seeded rows;
-    infinite elsewhere), or None where they were not asked for."""
+Failures: TypeAlias = Mapping[int, str]
+"""Rows in which something went wrong -> what. Whether it matters is decided by the caller: plain decoding would never have
+seen a row that follows a rejected draft token."""
+
+NO_FAILURES: Failures = MappingProxyType({})
+
+
+class AdjustedLogits(NamedTuple):
+    """logits: [R, V], before the temperature. failed: rows without a distribution; what their logits hold means nothing, but
+    can be sampled from."""
+
+    logits: Tensor
+    failed: Failures = NO_FAILURES
+
+
+class Choice(NamedTuple):
+    """One token for each of R rows, on the CPU.
+
+    ids: [R] int64; a failed row's is a valid id that means nothing. margins: [R], by how much `log p + noise` of the chosen id
+    beats the next (greedy and seeded rows; infinite elsewhere), or None where they were not asked for.
+    """
 
     ids: Tensor
     margins: Tensor | None = None
+    failed: Failures = NO_FAILURES
 
 
-def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Every row's logits before the temperature, in at least float32 where more than a mask changes any of them.
-    [R, V] -> [R, V], the input is not written to."""
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> AdjustedLogits:
+    """Penalties, user processors, logit bias, bad words and masks, for each row; in at least float32 where more than a mask
+    changes any of them. logits: [R, V], not written to"""
     touched = [r for r, row in enumerate(rows) if row.sampler.changes_logits]
     if not touched:
-        return logits
+        return AdjustedLogits(logits)
     is_wide = logits.dtype in (torch.float32, torch.float64) or not any(
         rows[r].sampler.has_logits_processors for r in touched
     )
     out = logits.clone() if is_wide else logits.float()
-    return _adjusted(out, rows, touched)
+    return AdjustedLogits(out, _adjust(out, rows, touched))
 
 
-def _adjusted(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Tensor:
-    """logits: [R, V], written to. touched: the rows that change."""
+def _adjust(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Failures:
+    """logits: [R, V], written to. touched: the rows that change. -> those of them that failed"""
+    failed: dict[int, str] = {}
     masks: list[tuple[int, Bits]] = []
     for r in touched:
         sampler, history, drafted = rows[r]
-        if sampler.has_logits_processors:
-            logits[r] = sampler.warp(logits[r], history, drafted)
-        if sampler.constraint is not None:
-            bits = sampler.mask(history, drafted)
-            masks += [] if bits is None else [(r, bits)]
+        try:
+            if sampler.has_logits_processors:
+                logits[r] = sampler.warp(logits[r], history, drafted)
+            if sampler.constraint is not None:
+                masks.append((r, sampler.mask(history, drafted)))
+        except RowError as error:
+            failed[r] = str(error)
     refuse(logits, masks)
-    best = select(logits, touched).amax(-1)
-    for r in [r for r, is_empty in zip(touched, best.isneginf().tolist(), strict=True) if is_empty]:
-        rows[r].sampler.fail(rows[r].prefix_len, "nothing is left to sample after bias, bad words and masks")
-        logits[r] = 0  # any law will do: the row has failed
-    return logits
+    is_empty = select(logits, touched).amax(-1).isneginf().tolist()
+    for r in [r for r, empty in zip(touched, is_empty, strict=True) if empty]:
+        failed.setdefault(r, "nothing is left to sample after bias, bad words and masks")
+        logits[r] = 0  # any distribution will do: the row has failed
+    return failed
 
 
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
     """Each row's token, as the target (or a drafter) alone would write it. logits: [R, V]"""
-    chosen = chosen_of(logits, rows, margins=margins)
-    return chosen.told(chosen.found.cpu())
+    return pending_choice(logits, rows, margins=margins).resolve()
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Tokens that nobody has been told of yet. found: where the logits are, [1 or 2, R]: ids, -1 where a row is no law, and the
-    margins where they were asked for; column i of row order[i], or of row i."""
-
-    found: Tensor
-    rows: Sequence[Row]
-    order: Sequence[int] | None = None
-
-    def told(self, found: Tensor) -> Choice:
-        """found: as it is here, on the CPU."""
-        if self.order is not None:
-            found = torch.empty_like(found).index_copy_(1, torch.tensor(self.order), found)
-        return Choice(checked_ids(found[0].to(torch.int64), self.rows), found[1] if len(found) > 1 else None)
-
-
-def chosen_of(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Chosen:
+def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Pending[Choice]:
     """`choose`, without waiting for the device that the logits are on."""
-    logits = adjusted(logits, rows)
+    logits, failed = adjusted(logits, rows)
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
-        return Chosen(kernels.choose(logits, draw_specs(rows))[None], rows)
+        return Pending([kernels.choose(logits, draw_specs(rows))], lambda host: _choice_of(host[0][None], failed))
     greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
     groups = [group for group in (greedy, *sampled_groups(rows)) if group]
-    found = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
+    parts = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
     if len(groups) == 1:
-        return Chosen(found[0], rows)
-    return Chosen(torch.cat(found, dim=1), rows, [r for group in groups for r in group])
+        return Pending(parts, lambda host: _choice_of(host[0], failed))
+    order = torch.tensor([r for group in groups for r in group])
+
+    def finish(host: Sequence[Tensor]) -> Choice:
+        columns = torch.cat(list(host), dim=1)
+        return _choice_of(torch.empty_like(columns).index_copy_(1, order, columns), failed)
+
+    return Pending(parts, finish)
+
+
+def _choice_of(numbers: Tensor, failed: Failures) -> Choice:
+    """numbers: [1 or 2, R] on the CPU: ids, -1 where a row is no distribution, and the margins where they were asked for."""
+    ids, not_a_distribution = checked_ids(numbers[0].to(torch.int64))
+    return Choice(ids, numbers[1] if len(numbers) > 1 else None, {**not_a_distribution, **failed})
 
 
 def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
@@ -370,8 +377,8 @@ def token_probs_of(logits: Tensor, rows: Sequence[Row]) -> TokenProbs:
 
 
 def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no law (`settled`
-    notes it); margins [R] or None"""
+    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no distribution (see
+    `checked_ids`); margins [R] or None"""
     gap = None
     if rows[0].sampler.is_coupled:
         scores = shared_scores(token_probs.probs, [row.noise_key for row in rows], token_probs.ids)
@@ -390,13 +397,12 @@ def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -
     return to_device(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
-def checked_ids(ids: Tensor, rows: Sequence[Row]) -> Tensor:
-    """What was chosen, on the CPU; the rows that are no law, where it is -1, are noted. [R] -> [R]"""
+def checked_ids(ids: Tensor) -> tuple[Tensor, Failures]:
+    """What `pick` gave, on the CPU, with a valid id in the place of each -1, and the rows where one stood. ids: [R]"""
     ids = ids.cpu()
-    if min(ids.tolist()) < 0:
-        report_failed(rows, (ids < 0).nonzero()[:, 0].tolist())
-        ids = ids.clamp(min=0)
-    return ids
+    if min(ids.tolist()) >= 0:
+        return ids, NO_FAILURES
+    return ids.clamp(min=0), dict.fromkeys((ids < 0).nonzero()[:, 0].tolist(), NOT_A_DISTRIBUTION)
 
 
 def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
@@ -414,13 +420,6 @@ def select(logits: Tensor, rows: Sequence[int]) -> Tensor:
     return (
         logits if len(rows) == logits.shape[0] else logits.index_select(0, to_device(rows, logits.device, torch.int64))
     )
-
-
-def report_failed(rows: Sequence[Row], bad: Sequence[int]) -> None:
-    """Note that these rows are no law."""
-    for r in bad:
-        row = rows[r]
-        row.sampler.fail(row.prefix_len, "the model gave NaN logits: its weights or its dtype are unusable")
 
 
 def _has_penalties(p: SamplingParams) -> bool:
@@ -452,7 +451,7 @@ def _ends_with(history: Sequence[int], drafted: Sequence[int], prompt_len: int, 
     return not suffix or tuple(tail[-len(suffix) :]) == suffix
 
 
-def _what_is_wrong(out: object, logits: Tensor) -> str | None:
+def _problem_with(out: object, logits: Tensor) -> str | None:
     if not isinstance(out, Tensor) or out.shape != logits.shape:
         return f"logits of shape {tuple(logits.shape)}"
     if bool(out.isnan().any()) or bool(out.isposinf().any()) or bool(out.isneginf().all()):

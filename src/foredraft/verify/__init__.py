@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
-from foredraft.engine.proposal import CERTAIN, Proposal, Verdict, tensor_of
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import DrawSpec, Kernels, VerificationBatch
 from foredraft.sampling import (
+    NO_FAILURES,
+    NOT_A_DISTRIBUTION,
     VERIFICATIONS,
     Choice,
-    Chosen,
+    Failures,
+    Pending,
     Row,
     Sampler,
     adjusted,
-    choose,
-    chosen_of,
-    report_failed,
+    pending_choice,
     select,
     token_probs_of,
     uniforms_for,
@@ -79,7 +79,7 @@ class Verifier(Protocol):
         histories: Sequence[Sequence[int]],
         *,
         near_tie: float = 0.0,
-    ) -> tuple[Verdict, Tensor]:
+    ) -> Verdict:
         """See verify."""
         ...
 
@@ -92,64 +92,52 @@ def verify(
     *,
     near_tie: float = 0.0,
     rules: Mapping[str, Rule] = NO_RULES,
-) -> tuple[Verdict, Tensor]:
-    """What the target says to each proposal.
+) -> Verdict:
+    """Which draft tokens stand, and the token behind them.
 
     logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
-    its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this.
-    rules: by the name that a request asks for, before those of RULES and the kernels' own. A request whose rule raises or
-    returns no law fails alone.
-    -> (Verdict of B rows, which of their K + 1 possible tokens would be near ties [B, K + 1] bool)
+    its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this; 0: count
+    none. rules: by the name that a request asks for, before those of RULES and the kernels' own. A request whose rule raises
+    or returns no law fails alone.
     """
     rows, starts = _rows(proposal, samplers, histories)
-    by_ratio = [b for b in range(len(samplers)) if _needs_ratio(proposal, samplers[b], b)]
-    margins = near_tie > 0
-    if not by_ratio:
-        choice = choose(logits, rows, margins=margins)
-        num_accepted, next_ids, ties = _walked(choice, proposal.lens, proposal.ids, near_tie)
-        return Verdict(num_accepted, next_ids), ties
-    weighed = [_weighed(logits, rows, starts, proposal, group, rules) for group in _ratio_groups(samplers, by_ratio)]
-    by_walk = sorted(set(range(len(samplers))) - set(by_ratio))
-    part = _rows_of(by_walk, starts)
-    chosen = chosen_of(select(logits, part), [rows[r] for r in part], margins=margins) if part else None
-    told, walk_choice = _told(weighed, chosen)
-    ties = torch.zeros(len(samplers), proposal.ids.shape[1] + 1, dtype=torch.bool)
-    outcomes = {b: outcome for own in told for b, outcome in own}
-    if walk_choice is not None:
-        accepted, ids, part_ties = _walked(walk_choice, proposal.lens[by_walk], proposal.ids[by_walk], near_tie)
-        outcomes |= zip(by_walk, zip(accepted.tolist(), ids.tolist(), strict=True), strict=True)
-        ties[by_walk, : part_ties.shape[1]] = part_ties
-    num_accepted, next_ids = (tensor_of([outcomes[b][i] for b in range(len(samplers))]) for i in range(2))
-    return Verdict(num_accepted, next_ids), ties
+    size = len(samplers)
+    by_ratio = [b for b in range(size) if _needs_ratio(proposal, samplers[b], b)]
+    by_walk = sorted(set(range(size)) - set(by_ratio)) if by_ratio else list(range(size))
+    parts = [_weigh(logits, rows, starts, proposal, group, rules) for group in _ratio_groups(samplers, by_ratio)]
+    if by_walk:
+        parts.append(_follow(logits, rows, starts, proposal, by_walk, near_tie))
+    by_sequence = {b: outcome for part in Pending.joined(parts).resolve() for b, outcome in part.items()}
+    outcomes = [by_sequence[b] for b in range(size)]
+    return Verdict(
+        paths=[outcome.path for outcome in outcomes],
+        next_ids=[outcome.next_id for outcome in outcomes],
+        near_ties=[outcome.near_ties for outcome in outcomes],
+        failed=[outcome.failed for outcome in outcomes],
+    )
 
 
-def _told(weighed: list[_Weighed], chosen: Chosen | None) -> tuple[list[list[tuple[int, _Outcome]]], Choice | None]:
-    found = [own.found for own in weighed]
-    if chosen is not None:
-        found.append(chosen.found.flatten())
-    told = _here(found)
-    outcomes = [
-        own.told(part.to(torch.int64).tolist()) for own, part in zip(weighed, told[: len(weighed)], strict=True)
-    ]
-    return outcomes, None if chosen is None else chosen.told(told[-1].view(chosen.found.shape))
+class _Outcome(NamedTuple):
+    """Of one sequence; see Verdict."""
+
+    path: Sequence[int]
+    next_id: int
+    near_ties: Sequence[bool] = ()
+    failed: Failures = NO_FAILURES
 
 
-def _here(found: list[Tensor]) -> Sequence[Tensor]:
-    """In one copy: each waits for the device. [N] each"""
-    if found[0].device.type == "cpu":
-        return found
-    return torch.split(torch.cat(found).cpu(), [len(own) for own in found])
+_Outcomes: TypeAlias = dict[int, _Outcome]
+"""By the sequence's place in the batch."""
 
 
 def _rows(
     proposal: Proposal, samplers: Sequence[Sampler], histories: Sequence[Sequence[int]]
 ) -> tuple[list[Row], list[int]]:
+    """All rows of the batch, and at which of them each sequence starts (B + 1 numbers)."""
     rows: list[Row] = []
     starts = [0]
-    for sampler, history, ids, length in zip(
-        samplers, histories, proposal.ids.tolist(), proposal.lens.tolist(), strict=True
-    ):
-        rows.extend(Row(sampler, history, ids[:i]) for i in range(length + 1))
+    for sampler, history, ids in zip(samplers, histories, proposal.draft_ids, strict=True):
+        rows.extend(Row(sampler, history, ids[:i]) for i in range(len(ids) + 1))
         starts.append(len(rows))
     return rows, starts
 
@@ -158,30 +146,40 @@ def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
     if proposal.probs is None or sampler.is_greedy or sampler.is_coupled:
         return False
-    return any(row != CERTAIN for row in proposal.prob_rows[b].tolist()[: int(proposal.lens[b])])
+    return any(row != CERTAIN for row in proposal.draft_prob_rows[b])
 
 
 def _rows_of(batch: list[int], starts: list[int]) -> list[int]:
     return [r for b in batch for r in range(starts[b], starts[b + 1])]
 
 
-def _walked(choice: Choice, lens: Tensor, draft_ids: Tensor, near_tie: float) -> tuple[Tensor, Tensor, Tensor]:
-    """choice: of the rows of these sequences. -> (how many draft tokens stand [B], the next token [B], near ties [B, K + 1])"""
-    own_ids, margins = choice.ids, choice.margins
-    width = max(lens.tolist()) + 1
-    ties = torch.zeros(len(lens), width, dtype=torch.bool)
-    if len(own_ids) == ties.numel():  # every draft is as long as the longest
-        own_ids = own_ids.view(ties.shape)
-        if margins is not None:
-            ties = margins.view(ties.shape) < near_tie
-    else:
-        place = torch.arange(width)[None] <= lens[:, None]
-        own_ids = torch.zeros(place.shape, dtype=torch.int64).masked_scatter_(place, own_ids)
-        if margins is not None:
-            ties[place] = margins < near_tie
-    if draft_ids.shape[1] >= width:
-        draft_ids = draft_ids[:, : width - 1]
-    return *walk(own_ids, draft_ids, lens), ties
+def _first_rows(lens: Sequence[int]) -> list[int]:
+    """Where each sequence's rows start, for drafts of these lengths; and, last, how many rows there are."""
+    return list(accumulate((length + 1 for length in lens), initial=0))
+
+
+def _failed_rows(failed: Failures, start: int, end: int) -> Failures:
+    """Those of one sequence, named by the number of draft tokens before them."""
+    return {r - start: message for r, message in failed.items() if start <= r < end} if failed else NO_FAILURES
+
+
+def _follow(
+    logits: Tensor, rows: list[Row], starts: list[int], proposal: Proposal, batch: list[int], near_tie: float
+) -> Pending[_Outcomes]:
+    """Sequences whose draft tokens are compared with the target's own."""
+    part = _rows_of(batch, starts)
+    choice = pending_choice(select(logits, part), [rows[r] for r in part], margins=near_tie > 0)
+    drafts = [proposal.draft_ids[b] for b in batch]
+    return choice.then(lambda chosen: dict(zip(batch, _walked(chosen, drafts, near_tie), strict=True)))
+
+
+def _walked(choice: Choice, drafts: Sequence[Sequence[int]], near_tie: float) -> Iterator[_Outcome]:
+    """choice: of the rows of these drafts, one after the other."""
+    own_ids = choice.ids.tolist()
+    is_near_tie = [] if choice.margins is None else (choice.margins < near_tie).tolist()
+    for draft_ids, (start, end) in zip(drafts, pairwise(_first_rows([len(ids) for ids in drafts])), strict=True):
+        path, next_id = walk(own_ids[start:end], draft_ids)
+        yield _Outcome(path, next_id, is_near_tie[start:end], _failed_rows(choice.failed, start, end))
 
 
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:
@@ -191,78 +189,86 @@ def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[in
     return list(groups.values())
 
 
-_Outcome = tuple[int, int]
-"""How many draft tokens stand, and the next token."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Weighed:
-    """Outcomes that nobody has been told of yet. batch: the sequences. found: where the logits are, int64: how many draft tokens
-    stand, the next tokens, and, where it is not noted yet, which of the rows are no law."""
-
-    batch: list[int]
-    found: Tensor
-    rows: list[Row]
-
-    def told(self, found: list[int]) -> list[tuple[int, _Outcome]]:
-        """found: as it is here. -> the outcome of each sequence"""
-        count = len(self.batch)
-        report_failed(self.rows, [r for r, is_bad in enumerate(found[2 * count :]) if is_bad])
-        return list(zip(self.batch, zip(found[:count], found[count : 2 * count], strict=True), strict=True))
-
-
-def _weighed(
+def _weigh(
     logits: Tensor,
     rows: list[Row],
     starts: list[int],
     proposal: Proposal,
     batch: list[int],
     rules: Mapping[str, Rule],
-) -> _Weighed:
-    """Sequences of one rule and one truncation. But for what a truncated law keeps, nothing waits for the device."""
+) -> Pending[_Outcomes]:
+    """Sequences of one rule and one truncation, whose draft tokens are weighed. But for what a truncated distribution keeps,
+    nothing waits for the device."""
     part = _rows_of(batch, starts)
     part_rows = [rows[r] for r in part]
-    selected = adjusted(select(logits, part), part_rows)
+    selected, failed = adjusted(select(logits, part), part_rows)
     sampler = part_rows[0].sampler
     uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
     kernels = kernels_for(selected)
     name = sampler.params.verifier
     if name not in rules and kernels is not None and name in NATIVE_RULES:
-        return _judged(kernels, selected, part_rows, proposal, batch, uniforms)
+        return Pending.of(_weigh_natively(kernels, selected, part_rows, failed, proposal, batch, uniforms))
     target = token_probs_of(selected, part_rows)
     # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
     is_bad = target.probs[:, 0].isnan()
     case, columns_to_ids = case_of(replace(target, probs=target.probs.nan_to_num()), proposal, batch)
-    law = _checked(name, rules[name], case, part_rows) if name in rules else RULES[name](case)
+    law, problem = _law_of(name, rules[name], case) if name in rules else (RULES[name](case), None)
+    if problem is not None:
+        failed = {**dict.fromkeys(range(len(part)), problem), **failed}
     stop, column = draw(case, law, uniforms)
     next_ids = column if columns_to_ids is None else of_row(columns_to_ids, stop).gather(1, column[:, None])[:, 0]
-    return _Weighed(batch, torch.cat([stop, next_ids, is_bad.to(torch.int64)]), part_rows)
+
+    def finish(host: Sequence[Tensor]) -> _Outcomes:
+        stops, ids, bad = (numbers.tolist() for numbers in host)
+        return _weighed(
+            batch, proposal, stops, ids, {**_bad_rows(r for r, is_bad in enumerate(bad) if is_bad), **failed}
+        )
+
+    return Pending([stop, next_ids, is_bad], finish)
 
 
-def _checked(name: str, rule: Rule, case: Case, rows: Sequence[Row]) -> OutcomeLaw:
-    """The law of a rule that is not ours. Where it is none, the rows have failed, and any law will do for them."""
+def _bad_rows(rows: Iterable[int]) -> Failures:
+    return dict.fromkeys(rows, NOT_A_DISTRIBUTION)
+
+
+def _weighed(
+    batch: list[int], proposal: Proposal, num_accepted: list[int], next_ids: list[int], failed: Failures
+) -> _Outcomes:
+    """failed: of the rows of this batch."""
+    first_rows = pairwise(_first_rows([len(proposal.draft_ids[b]) for b in batch]))
+    return {
+        b: _Outcome(range(stop), next_id, (), _failed_rows(failed, start, end))
+        for b, stop, next_id, (start, end) in zip(batch, num_accepted, next_ids, first_rows, strict=True)
+    }
+
+
+def _law_of(name: str, rule: Rule, case: Case) -> tuple[OutcomeLaw, str | None]:
+    """The law of a user's rule. Where it gives none: any law, and what is wrong."""
     try:
         law = rule(case)
-        wrong = what_is_wrong(law, case)
+        problem = what_is_wrong(law, case)
     except Exception as error:
-        law, wrong = None, f"raised {type(error).__name__}: {error}"
-    if law is not None and wrong is None:
-        return law
-    for row in rows:
-        row.sampler.fail(row.prefix_len, f"the verification rule {name!r} {wrong}")
-    return rejection_law(case)
+        problem = f"raised {type(error).__name__}: {error}"
+    if problem is None:
+        return law, None
+    return rejection_law(case), f"the verification rule {name!r} {problem}"
 
 
-def _judged(
-    kernels: Kernels, logits: Tensor, rows: list[Row], proposal: Proposal, batch: list[int], uniforms: Tensor
-) -> _Weighed:
-    """The same laws and the same draw, in one call. Float64, and what runs elsewhere, takes the way above."""
+def _weigh_natively(
+    kernels: Kernels,
+    logits: Tensor,
+    rows: list[Row],
+    failed: Failures,
+    proposal: Proposal,
+    batch: list[int],
+    uniforms: Tensor,
+) -> _Outcomes:
+    """The same laws and the same draw, in one call, for float32 and bfloat16 on the CPU."""
     assert proposal.probs is not None
-    all_lens = proposal.lens.tolist()
-    lens = [all_lens[b] for b in batch]
-    first_rows = list(accumulate((length + 1 for length in lens[:-1]), initial=0))
+    lens = [len(proposal.draft_ids[b]) for b in batch]
+    first_rows = _first_rows(lens)[:-1]
     samplers = [rows[first].sampler for first in first_rows]
-    found = kernels.verify(
+    result = kernels.verify(
         logits,
         VerificationBatch(
             first_rows,
@@ -277,5 +283,5 @@ def _judged(
             uniforms.flatten().tolist(),
         ),
     )
-    report_failed(rows, found.bad_rows)
-    return _Weighed(batch, tensor_of([*found.num_accepted, *found.next_ids]), rows)
+    failed = {**_bad_rows(result.bad_rows), **failed}
+    return _weighed(batch, proposal, result.num_accepted, result.next_ids, failed)

@@ -7,21 +7,15 @@ target's token is drawn from p independently of them).
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from foredraft.engine.proposal import tensor_of
+from collections.abc import Sequence
 
 
-def walk(own_ids: Tensor, draft_ids: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-    """own_ids: [B, K+1], the target's own token after each prefix of the draft; draft_ids: [B, K]; lens: [B].
+def walk(own_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[range, int]:
+    """own_ids: the target's own token after each prefix of the draft, one more than there are draft_ids.
 
-    -> (how many draft tokens stand [B], the next token [B])
+    -> (the positions of the draft tokens that stand, the next token)
     """
-    num_accepted, next_ids = [], []
-    for own, drafted, length in zip(own_ids.tolist(), draft_ids.tolist(), lens.tolist(), strict=True):
-        stood = 0
-        while stood < length and own[stood] == drafted[stood]:
-            stood += 1
-        num_accepted.append(stood)
-        next_ids.append(own[stood])
-    return tensor_of(num_accepted), tensor_of(next_ids)
+    num_accepted = 0
+    while num_accepted < len(draft_ids) and own_ids[num_accepted] == draft_ids[num_accepted]:
+        num_accepted += 1
+    return range(num_accepted), own_ids[num_accepted]

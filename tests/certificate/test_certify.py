@@ -11,67 +11,66 @@ import pytest
 
 from foredraft import LLM, Certificate, Drafter, ForedraftError, SamplingParams, StructuredOutputs, check
 from foredraft.certificate.betting import FALSE_ALARM
-from foredraft.certificate.certify import BUDGET, MAX_TOKENS, NUM_TOKENS, Check, setting_of
-from foredraft.certificate.controls import CONTROLS, Control, Seen, applying
-from foredraft.certificate.distribution import DistributionTest, Judge
-from foredraft.certificate.draws import VerificationTest
-from foredraft.certificate.identity import IdentityTest
-from foredraft.certificate.prompts import PROMPTS
+from foredraft.certificate.certify import BUDGET, MAX_TOKENS, NUM_TOKENS, Certification, setting_of
+from foredraft.certificate.controls import CONTROLS, Conditions, applying
+from foredraft.certificate.distribution import DistributionCheck, TextBets
+from foredraft.certificate.identity import IdentityCheck
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
-from foredraft.certificate.setting import DRAFT_LEN, Deadline, Setting, _planned, measured
-from foredraft.certificate.trial import Subject
+from foredraft.certificate.setting import DRAFT_LEN, PROMPTS, Deadline, Setting, measured, planned
+from foredraft.certificate.texts import Subject
+from foredraft.certificate.verification import VerificationCheck
 from foredraft.drafters import REGISTRY, ScriptedDrafter
 
 DRAWN_DRAFTS = {"draft_model", "self-int8"}
 
 
-def passed(found: Certificate) -> None:
-    assert found.passed, found.reason
-    assert all(one.passed for one in found.checks)
-    assert all(control.rejected for control in found.controls)
-    json.dumps(found.as_dict(), allow_nan=False)
+def passed(certificate: Certificate) -> None:
+    assert certificate.passed, certificate.reason
+    assert all(result.passed for result in certificate.checks)
+    assert all(control.rejected for control in certificate.controls)
+    json.dumps(certificate.as_dict(), allow_nan=False)
 
 
-def names(found: Certificate) -> set[str]:
-    return {control.name for control in found.controls}
+def names(certificate: Certificate) -> set[str]:
+    return {control.name for control in certificate.controls}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(REGISTRY))
 def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str) -> None:
-    found = check(LLM(method=method), SamplingParams(max_tokens=96, temperature=0.8), budget=300.0)
-    passed(found)
+    certificate = check(LLM(method=method), SamplingParams(max_tokens=96, temperature=0.8), budget=300.0)
+    passed(certificate)
     expected = {control.name for control in CONTROLS if control.needs in ("", "rows in step") or method != "none"}
     expected -= {"counts ahead"}
     if method not in DRAWN_DRAFTS:
         expected -= {control.name for control in CONTROLS if control.needs in ("sampled", "block", "deep")}
         expected -= {"noise again"} if method != "none" else set()
-    assert names(found) == expected
+    assert names(certificate) == expected
     if method in DRAWN_DRAFTS:
-        assert {one.name for one in found.checks} >= {"verification", "distribution"}
+        assert {result.name for result in certificate.checks} >= {"verification", "distribution"}
 
 
 @pytest.mark.slow
 def test_a_drafter_of_the_users_own_passes() -> None:
     drafter: Drafter = ScriptedDrafter(lambda request: list(request.tokens[-8:]), corrupt_every=5)
-    found = check(LLM(method=drafter), SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95), budget=200.0)
-    passed(found)
-    assert found.method == "ScriptedDrafter"
+    certificate = check(LLM(method=drafter), SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95), budget=200.0)
+    passed(certificate)
+    assert certificate.method == "ScriptedDrafter"
 
 
 @pytest.mark.slow
 def test_penalties_masks_and_float32_pass() -> None:
     params = SamplingParams(max_tokens=20, temperature=0.9, top_k=40, repetition_penalty=1.2, min_tokens=4)
-    found = check(LLM(method="ngram", dtype="float32"), params, budget=200.0)
-    passed(found)
-    assert not found.row_exact
-    assert found.tie > 0
+    certificate = check(LLM(method="ngram", dtype="float32"), params, budget=200.0)
+    passed(certificate)
+    assert not certificate.row_exact
+    assert certificate.tie > 0
 
 
-def quick(llm: LLM, **params: Any) -> Check:
+def quick(llm: LLM, **params: Any) -> Certification:
     """A certificate of four prompts and short texts."""
     chosen = SamplingParams(**{"max_tokens": 24, "temperature": 0.8, **params})
-    return Check(setting_of(llm, chosen, PROMPTS[:4], 200.0, 600), lambda _: None)
+    return Certification(setting_of(llm, chosen, PROMPTS[:4], 200.0, 600), lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -80,34 +79,31 @@ def llm() -> LLM:
 
 
 def test_temperature_zero_leaves_out_what_is_drawn(llm: LLM) -> None:
-    found = quick(llm, temperature=0.0).run()
-    passed(found)
-    assert {one.kind for one in found.checks} == {GREEDY, f"{GREEDY}, auto"}
-    assert any("nothing is drawn" in line for line in found.left_out)
-    assert found.false_alarm == 0.0
+    certificate = quick(llm, temperature=0.0).run()
+    passed(certificate)
+    assert {result.kind for result in certificate.checks} == {GREEDY, f"{GREEDY}, auto"}
+    assert any("nothing is drawn" in line for line in certificate.left_out)
+    assert certificate.false_alarm == 0.0
 
 
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED])
 def test_identity_and_the_forced_check_reject_what_is_broken(llm: LLM, kind: str) -> None:
     setting, _ = measured(setting_of(llm, SamplingParams(max_tokens=64, temperature=0.8), PROMPTS[:4], 200.0, 600))
-    test = IdentityTest(setting, Subject(llm), kind)
-    found = test.run()
-    assert all(one.passed for one in found.results)
-    seen = Seen(found.num_drafted, found.num_sampled, "block", setting.gamma, found.max_len)
-    controls = applying(kind, seen)
+    test = IdentityCheck(setting, Subject(llm), kind)
+    run = test.run()
+    assert all(result.passed for result in run.results)
+    conditions = Conditions(run.num_drafted, run.num_sampled, "block", setting.gamma, run.max_len)
+    controls = applying(kind, conditions)
     assert controls
-    subjects = {
-        one.name: Subject(llm, one.verifier, one.target(llm.target) if one.target else None) for one in controls
-    }
-    assert [name for name, subject in subjects.items() if test.reject(subject).by is None] == []
+    assert [control.name for control in controls if test.reject(control.subject(llm)).by is None] == []
 
 
 def test_drafts_are_tested_whatever_the_policy_chooses(llm: LLM) -> None:
-    found = quick(llm, temperature=0.0).run()
-    assert found.speculative_tokens == DRAFT_LEN
-    assert all(one.num_drafted for one in found.checks if one.kind == GREEDY)
-    drafted_by_choice = any(one.num_drafted for one in found.checks if one.kind != GREEDY)
-    assert drafted_by_choice != any("policy chooses" in line for line in found.left_out)
+    certificate = quick(llm, temperature=0.0).run()
+    assert certificate.speculative_tokens == DRAFT_LEN
+    assert all(result.num_drafted for result in certificate.checks if result.kind == GREEDY)
+    drafted_by_choice = any(result.num_drafted for result in certificate.checks if result.kind != GREEDY)
+    assert drafted_by_choice != any("policy chooses" in line for line in certificate.left_out)
 
 
 def test_a_fixed_number_is_asked_of_the_first_drafter_only(llm: LLM) -> None:
@@ -120,12 +116,14 @@ def test_a_fixed_number_is_asked_of_the_first_drafter_only(llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_several_drafters_are_tested_in_turn(llm: LLM) -> None:
-    found = check(llm.with_drafter("suffix+draft_model"), SamplingParams(max_tokens=96, temperature=0.8), budget=300.0)
-    passed(found)
-    assert {one.kind for one in found.checks} >= {GREEDY, SEEDED, SAMPLED, DRAWN}
-    assert names(found) >= {control.name for control in CONTROLS} - {"counts ahead", "noise again"}
-    assert found.false_alarm == 2 * FALSE_ALARM
-    assert "in turn" in found.drafts
+    certificate = check(
+        llm.with_drafter("suffix+draft_model"), SamplingParams(max_tokens=96, temperature=0.8), budget=300.0
+    )
+    passed(certificate)
+    assert {result.kind for result in certificate.checks} >= {GREEDY, SEEDED, SAMPLED, DRAWN}
+    assert names(certificate) >= {control.name for control in CONTROLS} - {"counts ahead", "noise again"}
+    assert certificate.false_alarm == 2 * FALSE_ALARM
+    assert "in turn" in certificate.drafts
 
 
 def test_a_control_that_is_not_rejected_makes_it_inconclusive(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,23 +131,22 @@ def test_a_control_that_is_not_rejected_makes_it_inconclusive(llm: LLM, monkeypa
     from foredraft.verify import verify
 
     monkeypatch.setattr(controls, "CONTROLS", (replace(controls.CONTROLS[0], verifier=verify),))
-    found = quick(llm, temperature=0.0).run()
-    assert (found.verdict, found.passed) == ("inconclusive", False)
-    assert found.reason is not None
-    assert "accept all" in found.reason
+    certificate = quick(llm, temperature=0.0).run()
+    assert (certificate.verdict, certificate.passed) == ("inconclusive", False)
+    assert certificate.reason is not None
+    assert "accept all" in certificate.reason
 
 
 def test_a_broken_engine_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken for every subject, plain decoding apart, is found by the tests themselves."""
-    from foredraft.certificate import certify, trial
-    from foredraft.certificate.controls import _verifier, accepts_everything
+    from foredraft.certificate import certify
+    from foredraft.verify.mutations import accepts_everything
 
-    broken = _verifier(accepts_everything)
-    monkeypatch.setattr(certify, "Subject", lambda llm, *rest: trial.Subject(llm, *(rest or (broken,))))
-    found = quick(llm, temperature=0.0).run()
-    assert found.verdict == "failed"
-    assert found.reason is not None
-    assert "identity" in found.reason
+    monkeypatch.setattr(certify, "Subject", lambda llm: Subject(llm, accepts_everything))
+    certificate = quick(llm, temperature=0.0).run()
+    assert certificate.verdict == "failed"
+    assert certificate.reason is not None
+    assert "identity" in certificate.reason
 
 
 def test_the_llm_is_left_as_it_was(llm: LLM) -> None:
@@ -172,13 +169,8 @@ def test_what_cannot_be_honoured_is_refused(llm: LLM) -> None:
     stream.close()
 
 
-def control(name: str) -> Control:
-    return next(one for one in CONTROLS if one.name == name)
-
-
 def broken(llm: LLM, name: str) -> Subject:
-    found = control(name)
-    return Subject(llm, found.verifier, found.target(llm.target) if found.target else None)
+    return next(control for control in CONTROLS if control.name == name).subject(llm)
 
 
 def at_the_default_budget(method: str, **params: Any) -> Setting:
@@ -196,13 +188,13 @@ def test_faults_that_are_small_or_late_or_far_on_are_rejected() -> None:
     setting = at_the_default_budget("draft_model")
     real = Subject(setting.llm)
     for kind in (GREEDY, SEEDED):
-        test = IdentityTest(setting, real, kind)
-        assert all(one.passed for one in test.run().results)
+        test = IdentityCheck(setting, real, kind)
+        assert all(result.passed for result in test.run().results)
         assert test.reject(broken(setting.llm, "stale far on")).by is not None
-    sampled = DistributionTest(setting, real)
+    sampled = DistributionCheck(setting, real)
     assert sampled.run().results[0].passed
     assert sampled.reject(broken(setting.llm, "noise again")).by == "distribution"
-    drawn = VerificationTest(setting, real, sampled.chosen)
+    drawn = VerificationCheck(setting, real, sampled.texts)
     assert drawn.run().results[0].passed
     for name in ("late residual", "warmer q"):
         assert drawn.reject(broken(setting.llm, name)).by == "verification", name
@@ -211,7 +203,7 @@ def test_faults_that_are_small_or_late_or_far_on_are_rejected() -> None:
 @pytest.mark.slow
 def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
     setting = at_the_default_budget("none")
-    test = DistributionTest(setting, Subject(setting.llm))
+    test = DistributionCheck(setting, Subject(setting.llm))
     assert test.run().results[0].passed
     assert test.reject(broken(setting.llm, "noise again")).by == "distribution"
 
@@ -234,27 +226,27 @@ def test_texts_of_a_form_are_tested(method: str, form: dict[str, Any]) -> None:
     setting, _ = measured(setting_of(LLM(method=method), params, PROMPTS[:3], 200.0, 300))
     real = Subject(setting.llm)
     for test in (
-        IdentityTest(setting, real, GREEDY),
-        IdentityTest(setting, real, SEEDED),
-        DistributionTest(setting, real),
+        IdentityCheck(setting, real, GREEDY),
+        IdentityCheck(setting, real, SEEDED),
+        DistributionCheck(setting, real),
     ):
-        found = test.run()
-        assert found.num_drafted
-        assert [one.detail for one in found.results if not one.passed] == []
+        run = test.run()
+        assert run.num_drafted
+        assert [result.detail for result in run.results if not result.passed] == []
 
 
 def test_a_token_that_the_form_refuses_has_no_odds() -> None:
-    """The walk that judges is a new one: it has not seen what the engine's own let through."""
+    """The check walks the form anew: it has not seen what the engine's own walk let through."""
     form = StructuredOutputs(regex="[a-z ]{60}")
     params = SamplingParams(max_tokens=20, temperature=0.8, structured_outputs=form)
     setting, _ = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:2], 200.0, 100))
     (text, *_) = setting.trial(Subject(setting.llm)).write(PROMPTS[:1], setting.params_of(SAMPLED))
     wrong = setting.llm.text_tokenizer.encode("7")[-1]
     changed = text._replace(tokens=[*text.tokens[:-3], wrong, *text.tokens[-2:]])
-    judge = Judge(setting.llm.target, with_drafts=False)
-    good, bad = judge.new_bets(), judge.new_bets()
-    judge.settle(good, [text])
-    judge.settle(bad, [changed])
+    text_bets = TextBets(setting.llm.target, with_drafts=False)
+    good, bad = text_bets.new(), text_bets.new()
+    text_bets.place(good, [text])
+    text_bets.place(bad, [changed])
     assert good.num_impossible == 0
     assert bad.num_impossible >= 1
 
@@ -267,11 +259,11 @@ def test_counts_of_tokens_that_are_not_there_yet_are_seen(kind: str) -> None:
     form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){4}")
     params = SamplingParams(max_tokens=64, temperature=0.8, frequency_penalty=-0.5, structured_outputs=form)
     setting, _ = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:4], 200.0, 300))
-    test = IdentityTest(setting, Subject(setting.llm), kind)
-    found = test.run()
-    assert all(one.passed for one in found.results)
-    seen = Seen(found.num_drafted, 0, "block", setting.gamma, found.max_len, params.frequency_penalty)
-    assert "counts ahead" in {one.name for one in applying(kind, seen)}
+    test = IdentityCheck(setting, Subject(setting.llm), kind)
+    run = test.run()
+    assert all(result.passed for result in run.results)
+    conditions = Conditions(run.num_drafted, 0, "block", setting.gamma, run.max_len, params.frequency_penalty)
+    assert "counts ahead" in {control.name for control in applying(kind, conditions)}
     assert test.reject(broken(setting.llm, "counts ahead")).by is not None
 
 
@@ -301,20 +293,20 @@ def test_everything_that_generate_takes_is_taken(llm: LLM) -> None:
             assert getattr(asked, name) == getattr(params, name), name
     real = Subject(setting.llm)
     for test in (
-        IdentityTest(setting, real, GREEDY),
-        IdentityTest(setting, real, SEEDED),
-        DistributionTest(setting, real),
+        IdentityCheck(setting, real, GREEDY),
+        IdentityCheck(setting, real, SEEDED),
+        DistributionCheck(setting, real),
     ):
-        assert [one.detail for one in test.run().results if not one.passed] == []
+        assert [result.detail for result in test.run().results if not result.passed] == []
 
 
 def test_work_is_planned_by_the_budget_and_not_by_the_clock(llm: LLM) -> None:
     """More of it for more; no more than it takes; and what a small budget leaves out is said."""
     params = SamplingParams(max_tokens=96, temperature=0.8)
     plans = [
-        _planned(setting_of(llm, params, PROMPTS, budget, NUM_TOKENS), rate=500.0) for budget in (2.0, 20.0, 2000.0)
+        planned(setting_of(llm, params, PROMPTS, budget, NUM_TOKENS), rate=500.0) for budget in (2.0, 20.0, 2000.0)
     ]
-    work = [(one.length * len(one.prompts), one.num_tokens, one.num_draws) for one, _ in plans]
+    work = [(plan.length * len(plan.prompts), plan.num_tokens, plan.num_draws) for plan, _ in plans]
     assert work == sorted(work)
     assert work[-1] == (96 * len(PROMPTS), NUM_TOKENS, 900_000)
     assert plans[0][1]
@@ -325,21 +317,21 @@ def test_a_test_that_passed_is_not_cut_by_a_slow_machine(llm: LLM) -> None:
     """The clock is looked at for the overtime alone."""
     setting, _ = measured(setting_of(llm, SamplingParams(max_tokens=16, temperature=0.8), PROMPTS[:2], 100.0, 100))
     late = replace(setting, deadline=Deadline(100.0, began=time.perf_counter() - 140.0))
-    test = IdentityTest(late, Subject(llm), GREEDY)
-    assert all(one.passed for one in test.run().results)
+    test = IdentityCheck(late, Subject(llm), GREEDY)
+    assert all(result.passed for result in test.run().results)
     assert test.reject(broken(llm, "accept all")).by is not None
 
 
 def test_what_the_clock_cuts_is_said(llm: LLM) -> None:
-    found = Check(
+    certificate = Certification(
         replace(
             setting_of(llm, SamplingParams(max_tokens=16, temperature=0.0), PROMPTS[:2], 100.0, 100),
             deadline=Deadline(100.0, began=time.perf_counter() - 151.0),
         ),
         lambda _: None,
     ).run()
-    assert found.verdict == "inconclusive"
-    assert found.reason is not None
-    assert "accept all (greedy)" in found.reason
-    assert any("150 s were not enough" in line for line in found.left_out)
-    assert found.controls == []
+    assert certificate.verdict == "inconclusive"
+    assert certificate.reason is not None
+    assert "accept all (greedy)" in certificate.reason
+    assert any("150 s were not enough" in line for line in certificate.left_out)
+    assert certificate.controls == []

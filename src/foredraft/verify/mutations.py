@@ -1,0 +1,288 @@
+"""Broken verifiers: the real one with one mistake each, in what comes out, in what goes in, or in the rule.
+
+For tests that must notice: the certificate's negative controls (certificate/controls.py) and tests/verify/test_seeded_bugs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
+from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, token_probs_of
+from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
+from foredraft.verify.law import drafted
+
+_LIKELY_ENOUGH = 0.1
+_LENIENCE = 2.0
+_LOW = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What `verify` is called with."""
+
+    logits: Tensor
+    proposal: Proposal
+    samplers: Sequence[Sampler]
+    histories: Sequence[Sequence[int]]
+
+    def verify(self) -> Verdict:
+        return verify(self.logits, self.proposal, self.samplers, self.histories)
+
+    @property
+    def lens(self) -> Tensor:
+        return self.proposal.lens
+
+    @property
+    def starts(self) -> Tensor:
+        """[B], the first row of logits of each sequence."""
+        sizes = self.lens + 1
+        return sizes.cumsum(0) - sizes
+
+    def target_ids(self, stops: Tensor) -> Tensor:
+        """The target's own token after each history and its first stops[b] draft tokens. [B]"""
+        drafts = zip(self.histories, self.proposal.ids.tolist(), stops.tolist(), strict=True)
+        prefixes = [[*history, *ids[:stop]] for history, ids, stop in drafts]
+        rows = self.logits[(self.starts + stops).to(self.logits.device)]
+        nothing = Proposal.certain([()] * len(self.samplers))
+        return torch.tensor(verify(rows, nothing, self.samplers, prefixes).next_ids)
+
+    def accepting(self, stops: Tensor) -> Verdict:
+        """stops[b] draft tokens stand, and the target's own follows them."""
+        return Verdict.of_chains(stops.tolist(), self.target_ids(stops).tolist())
+
+    def weighed_by(self, probs: Tensor) -> Inputs:
+        """With other laws for the drawn draft tokens, not normalised. probs: [R, W]"""
+        assert self.proposal.probs is not None
+        laws = (probs / probs.sum(-1, keepdim=True)).to(self.proposal.probs.dtype)
+        return replace(self, proposal=replace(self.proposal, probs=laws))
+
+
+def mutation(function: Callable[[Inputs], Verdict]) -> Verifier:
+    def broken(
+        logits: Tensor,
+        proposal: Proposal,
+        samplers: Sequence[Sampler],
+        histories: Sequence[Sequence[int]],
+        *,
+        near_tie: float = 0.0,
+    ) -> Verdict:
+        return function(Inputs(logits, proposal, samplers, histories))
+
+    return broken
+
+
+def _stops(verdict: Verdict) -> Tensor:
+    """[B], how many draft tokens of each sequence stand."""
+    return torch.tensor(verdict.num_accepted)
+
+
+def _with_next(verdict: Verdict, where: Tensor, next_ids: Tensor) -> Verdict:
+    """Other next tokens for some of the sequences. where, next_ids: [B]"""
+    return replace(verdict, next_ids=torch.where(where, next_ids, torch.tensor(verdict.next_ids)).tolist())
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+@mutation
+def accepts_everything(inputs: Inputs) -> Verdict:
+    return inputs.accepting(inputs.lens)
+
+
+@mutation
+def accepts_the_likely(inputs: Inputs) -> Verdict:
+    """As in "typical acceptance" (arXiv:2401.10774), which is fast and not lossless."""
+    ids, drafted = inputs.proposal.ids, inputs.proposal.drafted
+    places = torch.arange(ids.shape[1])[None].minimum((inputs.lens[:, None] - 1).clamp(min=0))
+    rows = inputs.logits[(inputs.starts[:, None] + places).to(inputs.logits.device)]
+    p = torch.softmax(rows.float(), dim=-1).cpu().gather(2, torch.where(drafted, ids, 0)[..., None])[..., 0]
+    return inputs.accepting(((p >= _LIKELY_ENOUGH) & drafted).long().cumprod(1).sum(1))
+
+
+@mutation
+def accepts_one_too_many(inputs: Inputs) -> Verdict:
+    return inputs.accepting(torch.minimum(_stops(inputs.verify()) + 1, inputs.lens))
+
+
+@mutation
+def takes_the_bonus_one_row_early(inputs: Inputs) -> Verdict:
+    right, early = inputs.verify(), inputs.target_ids((inputs.lens - 1).clamp(min=0))
+    return _with_next(right, (_stops(right) == inputs.lens) & (inputs.lens > 0), early)
+
+
+@mutation
+def loses_a_token(inputs: Inputs) -> Verdict:
+    """The last draft token that stands never reaches the text."""
+    right = inputs.verify()
+    return replace(right, paths=[path[:-1] for path in right.paths])
+
+
+def without_residual(after: int = 0) -> Verifier:
+    """After a rejection it draws from p in place of the residual, if at least `after` draft tokens stand."""
+
+    @mutation
+    def broken(inputs: Inputs) -> Verdict:
+        right = inputs.verify()
+        stops = _stops(right)
+        return _with_next(right, (stops >= after) & (stops < inputs.lens), inputs.target_ids(stops))
+
+    return broken
+
+
+@mutation
+def exchanges_p_and_q(inputs: Inputs) -> Verdict:
+    """After a rejection it draws from max(q - p, 0)."""
+    right, laws = inputs.verify(), inputs.proposal.token_probs
+    if laws is None:
+        return right
+    stops, vocab_size = _stops(right), inputs.logits.shape[1]
+    drafts = zip(inputs.samplers, inputs.histories, inputs.proposal.ids.tolist(), right.num_accepted, strict=True)
+    rows = [Row(sampler, history, ids[:stop]) for sampler, history, ids, stop in drafts]
+    logits = inputs.logits[(inputs.starts + stops).to(inputs.logits.device)]
+    p = token_probs_of(adjusted(logits, rows).logits, rows).dense(vocab_size)
+    row = torch.nn.functional.pad(inputs.proposal.prob_rows, (0, 1), value=CERTAIN).gather(1, stops[:, None])[:, 0]
+    q = laws.dense(vocab_size)[row.clamp(min=0).to(laws.probs.device)].to(p)
+    residual = (q - p).clamp(min=0)
+    is_recovered = (stops < inputs.lens) & (row != CERTAIN) & residual.any(1).cpu()
+    uniforms = torch.rand(len(rows), generator=inputs.samplers[0].generator, dtype=torch.float64).to(p.device)
+    recovered = inverse_cdf(torch.where(is_recovered.to(p.device)[:, None], residual, p), uniforms)
+    return _with_next(right, is_recovered, recovered.cpu())
+
+
+class ReusesNoise:
+    """A verifier that draws with the uniform numbers of the step before in every second step."""
+
+    def __init__(self) -> None:
+        self._generator: torch.Generator | None = None
+        self._used: Tensor | None = None
+
+    def __call__(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        samplers: Sequence[Sampler],
+        histories: Sequence[Sequence[int]],
+        *,
+        near_tie: float = 0.0,
+    ) -> Verdict:
+        generator = samplers[0].generator
+        state = generator.get_state()
+        if generator is not self._generator or self._used is None:
+            self._generator, self._used = generator, state
+            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
+        generator.set_state(self._used)
+        self._used = None
+        try:
+            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
+        finally:
+            generator.set_state(state)
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+def weighs_by_a_power(power: float) -> Verifier:
+    """Weighs drafts by q^power: q at another temperature, or before the drafter's."""
+
+    @mutation
+    def broken(inputs: Inputs) -> Verdict:
+        probs = inputs.proposal.probs
+        return inputs.verify() if probs is None else inputs.weighed_by(probs.double().pow(power)).verify()
+
+    return broken
+
+
+@mutation
+def counts_ahead(inputs: Inputs) -> Verdict:
+    """Each row's penalties count the whole draft, and not only what stands before the row."""
+    logits = inputs.logits.clone() if inputs.logits.dtype == torch.float64 else inputs.logits.float().clone()
+    drafts = zip(inputs.starts.tolist(), inputs.proposal.ids.tolist(), inputs.lens.tolist(), strict=True)
+    for sampler, (start, ids, length) in zip(inputs.samplers, drafts, strict=True):
+        penalty = sampler.params.frequency_penalty + sampler.params.presence_penalty
+        for row in range(length):
+            for token in ids[row:length]:
+                logits[start + row, token] -= penalty
+    return replace(inputs, logits=logits).verify()
+
+
+@mutation
+def drops_unlikely_drafts(inputs: Inputs) -> Verdict:
+    """Cuts a draft before its first token whose own q is below half of the largest, after that token was drawn."""
+    proposal = inputs.proposal
+    if proposal.token_probs is None:
+        return inputs.verify()
+    token_probs = proposal.token_probs.to(proposal.ids.device)
+    rows, ids = proposal.prob_rows.clamp(min=0), torch.where(proposal.drafted, proposal.ids, 0)
+    share = token_probs.at(rows, ids[..., None])[..., 0] / token_probs.probs.amax(1)[rows]
+    likely = torch.where(proposal.prob_rows == CERTAIN, 1, share) >= _LOW
+    lens = (likely & proposal.drafted).long().cumprod(1).sum(1)
+    kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(inputs.starts, lens, strict=True)])
+    logits = inputs.logits[kept.to(inputs.logits.device)]
+    return replace(inputs, logits=logits, proposal=replace(proposal, lens=lens)).verify()
+
+
+def with_params(**changes: Any) -> Verifier:
+    """Other parameters than each request's. A callable gets the old value."""
+
+    def changed(sampler: Sampler, history: Sequence[int]) -> Sampler:
+        old = sampler.params
+        values = {name: change(getattr(old, name)) if callable(change) else change for name, change in changes.items()}
+        return sampler.fresh(history[: sampler.prompt_len], replace(old, **values))
+
+    @mutation
+    def broken(inputs: Inputs) -> Verdict:
+        samplers = list(map(changed, inputs.samplers, inputs.histories))
+        return replace(inputs, samplers=samplers).verify()
+
+    return broken
+
+
+# --- the rule -----------------------------------------------------------------------------------------------------
+
+
+def with_rules(rules: Mapping[str, Rule]) -> Verifier:
+    return partial(verify, rules=MappingProxyType(dict(rules)))
+
+
+def lenient(rule: Rule, case: Case) -> OutcomeLaw:
+    """Draft tokens stand with min(1, 2 p/q)."""
+    return rule(replace(case, p_draft=case.p_draft * _LENIENCE))
+
+
+LENIENT = {name: partial(lenient, rule) for name, rule in RULES.items()}
+
+
+def stops_at_first_failure(case: Case) -> OutcomeLaw:
+    """Block verification that does not try the later places."""
+    right = block_law(case)
+    holds = _holds_of(right.stop, case)
+    ones = torch.ones_like(holds[:, :1])
+    reached = torch.cat([ones, holds.cumprod(1)], dim=1)
+    return OutcomeLaw(reached * torch.cat([1 - holds, ones], dim=1), right.scale)
+
+
+def token_residual(case: Case) -> OutcomeLaw:
+    """Block verification with the residual max(p - q, 0) of single tokens."""
+    return OutcomeLaw(block_law(case).stop, torch.ones_like(case.p[..., 0]))
+
+
+def uncapped_scale(case: Case) -> OutcomeLaw:
+    """Block verification whose product of ratios may go above 1 on the way."""
+    ratios = case.p_draft / torch.where(drafted(case), case.q_draft, 1)
+    return OutcomeLaw(block_law(case).stop, torch.cat([torch.ones_like(ratios[:, :1]), ratios.cumprod(1)], dim=1))
+
+
+def _holds_of(stop: Tensor, case: Case) -> Tensor:
+    """h_1 .. h_K again, out of stop_i = h_i * prod_{j > i} (1 - h_j)."""
+    held_by_none_later = stop.flip(1).cumsum(1).flip(1)[:, 1:]
+    missed = torch.cat([1 - held_by_none_later, torch.ones_like(stop[:, :1])], dim=1)[:, 1:]
+    holds = stop[:, 1:] / torch.where(missed > 0, missed, 1)
+    return torch.where(drafted(case), holds, 0)
