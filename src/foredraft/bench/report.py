@@ -243,12 +243,12 @@ def _differences(result: BenchResult) -> Iterator[str]:
     if not result.is_promised:
         yield "sampling without a seed: texts are not promised to agree, so they are not compared"
     for name in result.names:
-        found = result.compare(name).identity
-        if found is None or found.first_difference is None:
+        identity = result.compare(name).identity
+        if identity is None or identity.first_difference is None:
             continue
-        first = found.first_difference
+        first = identity.first_difference
         yield (
-            f"{name} differs from {result.baseline} in {found.num_answers - found.num_identical} of {found.num_answers} "
+            f"{name} differs from {result.baseline} in {identity.num_answers - identity.num_identical} of {identity.num_answers} "
             f"answers, first in question {first.question_id}, turn {first.turn + 1}, token {first.position} "
             f"({first.ours} instead of {first.theirs}); {result.figures(name).stats.num_near_ties} near ties"
         )
@@ -260,8 +260,8 @@ def _model(model: ModelIdentity) -> str:
 
 
 def _position_rows(result: BenchResult) -> list[list[str]]:
-    found = ((name, result.figures(name).acceptance_by_position) for name in result.names)
-    return [[name, *map(_number, alphas)] for name, alphas in found if alphas]
+    rows = ((name, result.figures(name).acceptance_by_position) for name in result.names)
+    return [[name, *map(_number, alphas)] for name, alphas in rows if alphas]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foredraft.sampling import SamplingParams
 
 _SHOWN_TOKENS = 4
-"""Draft tokens per step of the text that is shown, under "auto". The table below it measures what was asked for."""
+"""Draft tokens per step of the text that is shown, under "auto". The table below it measures the requested setting."""
 
 
 @app.command()

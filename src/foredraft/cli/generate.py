@@ -58,7 +58,7 @@ def generate(
     these are the first one's, and "choices" lists all with their index;
     usage and metrics are of all together. --compare adds "comparison".
 
-    --trace records the rounds of what is asked for, not of a comparison.
+    --trace records the requested texts, not the runs of --compare.
     """
     params = sampling.params(structure.structured_outputs())
     models.check()
@@ -107,7 +107,7 @@ def _generate(llm: LLM, batch: list[Prompt], params: SamplingParams) -> list[Req
 
 
 def _generate_many(llm: LLM, batch: list[Prompt], params: SamplingParams) -> None:
-    """Each text under a heading of its own."""
+    """Each text under its heading."""
     failed = None
     try:
         outputs = _generate(llm, batch, params)

@@ -169,15 +169,15 @@ def _result(
 
 def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
     """Every drafter and γ from 1 to `most`, batch size by batch size, the fastest first."""
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for size in measurement.batch_sizes:
         plain = PlainSpeed(measurement.plain(size))
         of_size: list[Prediction] = []
         for name, method in measurement.methods.items():
             predictor = Predictor(measurement.drafted(name, size))
             of_size += [predict(predictor, plain, Configuration(method, g, size)) for g in range(1, most + 1)]
-        found += sorted(of_size, key=lambda one: -one.speedup.value)
-    return found
+        predictions += sorted(of_size, key=lambda one: -one.speedup.value)
+    return predictions
 
 
 def choose(finalists: Sequence[Finalist]) -> Advice:

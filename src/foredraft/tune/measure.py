@@ -25,8 +25,8 @@ MOST_PASSES = 5
 class Measurement:
     """trials: by drafter's name, batch size and depth; plain decoding is depth 0 of the drafter "none".
 
-    methods: the drafters by name. params: of every request; texts may be shorter than was asked for. left_out: candidates
-    for which the budget had no room.
+    methods: the drafters by name. params: of every request; texts may be shorter than requested. left_out: candidates for
+    which the budget had no room.
     """
 
     methods: dict[str, str | Drafter]
@@ -47,20 +47,22 @@ class Measurement:
         }
 
     def drop_unmeasured(self) -> None:
-        """Only candidates that were run at every depth and batch size stay: the others cannot be compared."""
+        """Keep only candidates that were run at every depth and batch size: the others cannot be compared."""
         depths = {depth for _, _, depth in self.trials if depth}
-        whole = {
+        complete = {
             name: method
             for name, method in self.methods.items()
             if all((name, size, depth) in self.trials for size in self.batch_sizes for depth in depths)
         }
-        self.left_out = tuple(name for name in self.methods if name not in whole)
-        self.methods = whole
-        self.trials = defaultdict(list, {key: own for key, own in self.trials.items() if key[0] not in self.left_out})
+        self.left_out = tuple(name for name in self.methods if name not in complete)
+        self.methods = complete
+        self.trials = defaultdict(
+            list, {key: trials for key, trials in self.trials.items() if key[0] not in self.left_out}
+        )
 
 
 def depths_for(most: int) -> list[int]:
-    """The depths to run: 1 and the most, where predictions would otherwise lie outside, and one between."""
+    """The depths to run: 1 and the most, so that no prediction lies outside, and one between."""
     return sorted({1, isqrt(most + 1), most})
 
 
@@ -76,38 +78,40 @@ def measure(
     progress: Callable[[float], None],
     now: Now = time.perf_counter,
 ) -> Measurement:
-    """most: draft tokens of a step. budget: seconds, warm-up included; one round is run in any case, and a few passes are the
-    most. Where there is too little time even for one round, texts are shorter, and of the candidates only those that were
-    run in that time are kept, the first in any case. now: the clock that the budget goes by.
+    """Run plain decoding and every drafter at a few depths.
+
+    most: draft tokens of a step. budget: seconds, warm-up included; at least one round and at most a few passes are run. If
+    there is no time for one round, texts are shortened and only the candidates that ran in time are kept, always including
+    the first. now: the clock of the budget.
     """
     clock = Clock(budget, None, 1, now=now)
-    fields = [_Field.of(llm, methods, size, most, workload, params) for size in batch_sizes]
+    lineups = [_Lineup.of(llm, methods, size, most, workload, params) for size in batch_sizes]
     depths = len(depths_for(most))
-    for one in fields:
-        params = fit_to_budget(one.contenders, one.groups[0], params, clock, 1 + depths)
-        one.forget()
-    found = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes), params)
-    num_rounds = max(len(one.groups) for one in fields)
+    for lineup in lineups:
+        params = fit_to_budget(lineup.contenders, lineup.groups[0], params, clock, 1 + depths)
+        lineup.forget()
+    measurement = Measurement({name_of(method): method for method in methods}, tuple(batch_sizes), params)
+    num_rounds = max(len(lineup.groups) for lineup in lineups)
     longest = 0.0
     for number in range(MOST_PASSES * num_rounds):
         repeat, place = divmod(number, num_rounds)
         before = clock.spent
-        for one in fields:
-            for group in one.due(place, num_rounds):
-                one.run(group, repeat, found, clock, keep=None if number else 1 + depths)
+        for lineup in lineups:
+            for group in lineup.due(place, num_rounds):
+                lineup.run(group, repeat, measurement, clock, keep=None if number else 1 + depths)
         if not number:
-            found.drop_unmeasured()
-            fields = [one.only(found.methods) for one in fields]
+            measurement.drop_unmeasured()
+            lineups = [lineup.only(measurement.methods) for lineup in lineups]
         longest = max(longest, clock.spent - before)
         progress(min(1.0, max(clock.spent / budget, (number + 1) / (MOST_PASSES * num_rounds))))
         if clock.spent + longest > budget:
             break
-    return found
+    return measurement
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
-    """All that runs at one batch size. are_together: whether they take turns step by step."""
+class _Lineup:
+    """The contenders of one batch size. are_together: whether they take turns step by step."""
 
     contenders: list[Contender]
     recorders: list[Recorder]
@@ -123,7 +127,7 @@ class _Field:
         most: int,
         workload: Workload,
         params: SamplingParams,
-    ) -> _Field:
+    ) -> _Lineup:
         drafted = [Configuration(method, depth, batch_size) for method in methods for depth in depths_for(most)]
         contenders = contenders_for(llm, [Configuration.plain(batch_size), *drafted])
         recorders = [Recorder(contender.stopwatch.seconds) for contender in contenders]
@@ -137,12 +141,12 @@ class _Field:
             recorder.take()
 
     def due(self, place: int, num_rounds: int) -> Iterator[int]:
-        """The groups whose turn it is: those of every batch size are spread over the rounds of a pass."""
+        """The groups of this round: the groups of every batch size are spread evenly over the rounds of a pass."""
         num = len(self.groups)
         yield from range(-(-place * num // num_rounds), -(-(place + 1) * num // num_rounds))
 
-    def only(self, methods: Collection[str]) -> _Field:
-        """With these drafters, and plain decoding."""
+    def only(self, methods: Collection[str]) -> _Lineup:
+        """The same with these drafters, and plain decoding."""
         kept = [
             pair
             for pair in zip(self.contenders, self.recorders, strict=True)
@@ -151,26 +155,27 @@ class _Field:
         return replace(self, contenders=[one for one, _ in kept], recorders=[one for _, one in kept])
 
     def run(self, group: int, repeat: int, into: Measurement, clock: Clock, keep: int | None) -> None:
-        """keep: how many of the contenders are run however late it is; None: a round that comes too late is left out."""
+        """keep: how many of the contenders run even if the budget is overdrawn; None: then the round is left out."""
         order = in_order(self.contenders, group + repeat * len(self.groups) if keep is None else 0)
         questions = self.groups[group]
-        found = run_group(
+        group_runs = run_group(
             order, questions, into.params, group, repeat, together=self.are_together, clock=clock, keep=keep
         )
-        runs = {run.configuration: run for run in found or ()}
+        runs = {run.configuration: run for run in group_runs or ()}
         for contender, recorder in zip(self.contenders, self.recorders, strict=True):
             openings, rounds = recorder.take()
             run = runs.get(contender.name)
             if run is None:
                 continue
-            own = contender.configuration
-            depth = own.speculative_tokens if isinstance(own.speculative_tokens, int) else 0
-            name = name_of(own.method or "none")
-            into.trials[name, own.batch_size, depth].append(
+            configuration = contender.configuration
+            tokens = configuration.speculative_tokens
+            depth = tokens if isinstance(tokens, int) else 0
+            name = name_of(configuration.method or "none")
+            into.trials[name, configuration.batch_size, depth].append(
                 Trial(group, run.num_tokens, run.seconds, openings, rounds, run.category)
             )
 
 
 def settings_for(params: SamplingParams | None, max_tokens: int) -> SamplingParams:
-    """Greedy where nothing is given; γ is what is to be found out."""
+    """The parameters, greedy by default, without a number of draft tokens: that is what tuning finds out."""
     return replace(params or SamplingParams(max_tokens=max_tokens, temperature=0.0), speculative_tokens=None)

@@ -169,8 +169,8 @@ def as_settings(result: TuneResult, **models: Any) -> tuple[Settings, dict[str, 
                 "batch_size": one.configuration.batch_size,
                 "speedup": round(one.expected.value, 3),
                 "interval": None
-                if (found := one.expected.interval) is None
-                else [round(found.low, 3), round(found.high, 3)],
+                if (interval := one.expected.interval) is None
+                else [round(interval.low, 3), round(interval.high, 3)],
             }
             for one in ([] if result.advice.is_plain else result.advice.of)
         ],

@@ -65,7 +65,7 @@ def predicted_weights(
         return weight_bytes(skeleton)
     matrices = _matrices(skeleton)
     replaced = {id(weight): weight for weight, _ in matrices}
-    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it gets a copy of its own
+    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it is copied
     kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
     return kept + sum(layout.packed_bytes(weight, out) for weight, out in matrices)
 
