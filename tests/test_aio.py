@@ -16,7 +16,7 @@ from foredraft.model import LanguageModel
 from foredraft.sampling import Sampler
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Request
-from foredraft.text.text import TextStream
+from foredraft.text.stream import TextStream
 
 STORY = "Once upon a time, there was a little"
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
@@ -29,13 +29,13 @@ def llm() -> LLM:
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["in step", "while the device computes"])
 def runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether texts are handed out while the target reads the next tokens: a CPU can be told so too."""
+    """Whether deltas are sent while the target computes the next step; here a CPU pretends to be asynchronous too."""
     monkeypatch.setattr(LanguageModel, "runs_ahead", request.param)
     return bool(request.param)
 
 
 def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
-    """Run a coroutine over an engine of its own thread; afterwards nothing is left in it."""
+    """Run a coroutine over an engine in its own thread; afterwards nothing is left in the engine."""
 
     async def main() -> None:
         async with AsyncLLM(llm=llm) as engine:
@@ -57,7 +57,7 @@ def test_many_at_once_give_what_one_gives(llm: LLM) -> None:
     run(llm, body)
 
 
-def test_a_stream_that_is_left_and_a_task_that_is_cancelled_disturb_nobody(llm: LLM) -> None:
+def test_a_closed_stream_and_a_cancelled_task_do_not_affect_others(llm: LLM) -> None:
     expected = llm.generate(STORY, GREEDY)[0].outputs[0].text
     long = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True)
 
@@ -103,7 +103,7 @@ def test_bad_requests_fail_alone(llm: LLM) -> None:
 
 @pytest.mark.parametrize("place", ["verification", "stop rule", "text"])
 def test_one_request_that_raises_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """In the engine's shared work, in its own part of a step, and while its text is made. Sixteen others finish."""
+    """In the shared part of a step, in the request's own part, and while its text is made. Sixteen others finish."""
     raised = KeyError("injected")
     seeded = SamplingParams(max_tokens=20, temperature=0.9, seed=5)
     wanted = [GREEDY, seeded] * 8
@@ -123,7 +123,7 @@ def test_one_request_that_raises_ends_alone(llm: LLM, monkeypatch: pytest.Monkey
 
     owner, name, is_bad = {
         "verification": (llm.engine, "_verifier", samples_badly),
-        "stop rule": (TextStream, "__call__", lambda stream, *_: stream._stop == ("never",)),
+        "stop rule": (TextStream, "__call__", lambda stream, *_: stream._stop.strings == ("never",)),
         "text": (Request, "deltas", lambda request: request.params.top_k == 3),
     }[place]
 
@@ -188,7 +188,7 @@ def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> N
     assert seen.num_steps_after <= 1
 
 
-def test_what_comes_while_nobody_reads_comes_together(llm: LLM) -> None:
+def test_deltas_that_arrive_while_the_caller_is_busy_come_together(llm: LLM) -> None:
     long = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
     expected = llm.generate(STORY, long)[0].outputs[0]
 
@@ -217,7 +217,7 @@ def test_deltas_carry_their_log_probabilities(llm: LLM) -> None:
 
 
 def test_a_step_that_fails_ends_every_request_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose text could not be made in that very step."""
+    """Also a request whose text could not be made in that step."""
     expected = llm.generate(STORY, GREEDY)[0].outputs[0].text
 
     def unmade(request: Request) -> list[Delta]:

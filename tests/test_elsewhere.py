@@ -16,7 +16,7 @@ from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, RaggedBatch, Reading, WarmUpSizes, load_tokenizer
 from foredraft.model.language_model import Body
 from foredraft.sampling import SamplingParams, StructuredOutputs, token_probs
-from foredraft.text.request import Frontend
+from foredraft.text.frontend import Frontend
 from foredraft.trace.probabilities import TargetProbabilities, draft_probabilities, target_probabilities
 from tests.conftest import MakeEngine
 from tests.far import Elsewhere, FarTensor, elsewhere

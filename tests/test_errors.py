@@ -1,4 +1,4 @@
-"""Whatever goes wrong is told in one line."""
+"""Errors and values are shown in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_value_is_shown_in_one_short_line(value: Any, expected: str) -> None:
     assert shown(value) == expected
 
 
-def test_an_error_is_told_in_one_line() -> None:
+def test_an_error_is_shown_in_one_line() -> None:
     assert one_line(ValueError("first\nsecond")) == "ValueError: first"
     assert one_line(KeyError()) == "KeyError: no message"
     assert one_line(Unprintable()) == "Unprintable: no message"

@@ -17,7 +17,7 @@ from foredraft.drafters import ScriptedDrafter
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.model import EMBEDDED, LanguageModel, WarmUpSizes
 from foredraft.text.request import Request
-from foredraft.text.text import TextStream
+from foredraft.text.stream import TextStream
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
 STORY = "Once upon a time, there was a little"
@@ -60,11 +60,11 @@ def test_no_arguments_load_the_embedded_pair(llm: LLM) -> None:
     assert output.metrics.tokens_per_second is not None
 
 
-def test_models_are_told_what_will_be_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[WarmUpSizes] = []
-    monkeypatch.setattr(LanguageModel, "warm_up", lambda model, demand: told.append(demand))
+def test_models_are_warmed_up_for_the_largest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[WarmUpSizes] = []
+    monkeypatch.setattr(LanguageModel, "warm_up", lambda model, demand: sizes.append(demand))
     LLM(device="cpu", max_num_seqs=3, speculative_tokens=9, max_speculative_tokens=5, batch_invariant=True)
-    assert told == [WarmUpSizes(3, 10, 4096, drafts=False), WarmUpSizes(3, 9, 4096, drafts=True)]
+    assert sizes == [WarmUpSizes(3, 10, 4096, drafts=False), WarmUpSizes(3, 9, 4096, drafts=True)]
 
 
 def test_only_a_model_means_suffix() -> None:
@@ -290,7 +290,11 @@ def test_whatever_raises_for_one_prompt_the_others_are_not_lost(
 
     owner, name, is_code = {
         "start": (type(llm.frontend), "start", lambda _, request: request.prompt == CODE),
-        "text": (TextStream, "__call__", lambda stream, new_ids, before: stream._stop == ("never",) and before >= 3),
+        "text": (
+            TextStream,
+            "__call__",
+            lambda stream, new_ids, before: stream._stop.strings == ("never",) and before >= 3,
+        ),
         "output": (Request, "output", lambda request: request.prompt == CODE),
     }[place]
     stop = SamplingParams(max_tokens=24, temperature=0.0, stop="never")
@@ -316,10 +320,10 @@ def test_a_drafter_that_fails_is_named_and_counted_and_changes_no_text(
 
         def forget(self, seq_ids: list[int]) -> None: ...
 
-    own = llm.with_drafter(Fails(), speculative_tokens=3)
-    assert text(own, STORY) == text(llm, STORY)
-    assert own.fallbacks == {("Fails", "failed"): 1}
-    assert own.cooldowns == {"Fails": "failed"}
+    other = llm.with_drafter(Fails(), speculative_tokens=3)
+    assert text(other, STORY) == text(llm, STORY)
+    assert other.fallbacks == {("Fails", "failed"): 1}
+    assert other.cooldowns == {"Fails": "failed"}
     assert any("drafter Fails failed: ZeroDivisionError at test_llm.py" in r.getMessage() for r in caplog.records)
 
 
@@ -447,7 +451,7 @@ def test_the_last_message_can_be_gone_on_with(llm: LLM) -> None:
             llm.chat(messages, GREEDY, chat_template=template, continue_final_message=True, **more)  # type: ignore[arg-type]
 
 
-def test_urgent_prompts_begin_first_and_nobodys_text_changes() -> None:
+def test_urgent_prompts_begin_first_and_no_text_changes() -> None:
     llm = LLM(max_num_seqs=1, seed=0)
     prompts, params = [STORY, CODE, "Another"], SamplingParams(max_tokens=4, temperature=0)
     plain = llm.generate(prompts, params)

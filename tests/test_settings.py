@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path: Path, settings: Settings) -> None:
 @given(any_settings, any_settings)
 def test_what_is_given_wins_over_the_file(file: Settings, given_: Settings) -> None:
     arguments = {name: getattr(given_, name) for name in Settings.__slots__}
-    found = file.under(**arguments)
+    found = file.override(**arguments)
     for name, value in arguments.items():
         assert getattr(found, name) == (getattr(file, name) if value is None else value)
 

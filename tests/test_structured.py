@@ -91,7 +91,7 @@ def test_every_form_holds_at_any_temperature(llm: LLM, form: StructuredOutputs, 
             assert text.error is None
 
 
-def test_what_the_form_forces_is_drafted_for_free_even_where_nobody_drafts(llm: LLM) -> None:
+def test_forced_text_is_drafted_for_free_even_without_a_drafter(llm: LLM) -> None:
     form = StructuredOutputs(regex="the quick brown fox jumps over the lazy dog[.!]")
     undrafted = llm.with_drafter("none")
     (output,) = undrafted.generate(STORY, params(form, speculative_tokens=4))
@@ -194,7 +194,7 @@ def test_ids_alone_have_no_form() -> None:
         LLM(model).generate([[5, 6]], params())
 
 
-def test_a_trace_tells_the_form(llm: LLM, tmp_path: Path) -> None:
+def test_a_trace_names_the_format(llm: LLM, tmp_path: Path) -> None:
     with record(llm, tmp_path / "trace"):
         llm.generate(STORY, params(max_tokens=10, seed=0))
     assert read_trace(tmp_path / "trace").texts

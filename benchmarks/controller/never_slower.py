@@ -206,7 +206,9 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
         texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
     found: dict[str, Any] = {}
     for name, (kinds, wanted) in TURNS.items():
-        paid, _ = build_drafters(llm.target, llm._drafts, ["draft_model"], Limits(), pool=llm.engine.pool)
+        paid, _ = build_drafters(
+            llm.target, llm._builder.models.drafts, ["draft_model"], Limits(), pool=llm.engine.pool
+        )
         drafters = [kind(paid["draft_model"]) for kind in kinds]
         auto, budgets = llm.with_drafter(drafters, "auto"), Asks()
         auto.engine.observers.append(budgets)

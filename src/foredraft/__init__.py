@@ -1,6 +1,6 @@
 """foredraft: lossless speculative decoding for any Hugging Face model.
 
-A drafter guesses, the target vouches, nothing else is trusted.
+A drafter guesses, the target verifies every token, nothing else is trusted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The console script, and `python -m foredraft`. It imports next to nothing before Ctrl-C is taken care of."""
+"""The console script, and `python -m foredraft`. It handles Ctrl-C before it imports anything large."""
 
 from __future__ import annotations
 

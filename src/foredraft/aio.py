@@ -1,4 +1,4 @@
-"""The engine for asyncio: one thread owns it, coroutines speak to that thread."""
+"""The engine for asyncio: one thread runs it, and coroutines send their calls to that thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
 
-_NUM_COMPILING = 8  # more than are compiled at once: those that wait for one grammar are in them too
+_NUM_COMPILING = 8  # threads; more than compile at once, since those that wait for one grammar count too
 _CLOSED = "this AsyncLLM was shut down: make a new one"
 
 
 class AsyncLLM:
-    """As LLM, for many concurrent coroutines. Takes the same arguments, or an LLM, which it then owns.
+    """As LLM, for many concurrent coroutines. Takes the same arguments, or an LLM, which nobody else may use then.
 
     Use as `async with AsyncLLM(...) as llm`, or call `shutdown()` at the end.
     """
@@ -30,14 +30,14 @@ class AsyncLLM:
     def __init__(self, *args: Any, llm: LLM | None = None, **settings: Any) -> None:
         self.llm = llm or LLM(*args, **settings)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running: dict[Request, _Place] = {}
+        self._running: dict[Request, _Recipient] = {}
         self._mail: list[tuple[_Inbox, _Item]] = []
         self._failures: dict[Request, Exception] = {}
-        self._gate = threading.Lock()  # after the thread's last call no other is put
+        self._gate = threading.Lock()  # no call is put after the last one that the thread reads
         self._is_closed = False
-        # of its own: threads that wait for grammars must not be missing where prompts are read
+        # a separate pool: threads that wait for grammars must not block the tokenising of prompts
         self._compiling = ThreadPoolExecutor(_NUM_COMPILING, "foredraft-grammar")
-        self._thread = threading.Thread(target=self._own_engine, name="foredraft-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_engine, name="foredraft-engine", daemon=True)
         self._thread.start()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -48,7 +48,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self._thread.is_alive() and not self._is_closed
 
     def shutdown(self) -> None:
@@ -62,8 +62,9 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
     ) -> AsyncIterator[Delta]:
-        """Deltas as they are written. Leaving the loop, or cancelling the task, ends the request. client, priority: see
-        prepare.
+        """Deltas as they are written. Leaving the loop, or cancelling the task, ends the request.
+
+        client, priority: see prepare.
 
         Raises ForedraftError for what cannot be honoured, RequestError if the request fails on the way.
         """
@@ -77,7 +78,10 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
     ) -> RequestOutput:
-        """The whole request. Many at once share the engine's batch: `asyncio.gather` them. client, priority: see prepare."""
+        """The whole request. Concurrent requests share the engine's batch: `asyncio.gather` them.
+
+        client, priority: see prepare. Raises as stream does.
+        """
         async for delta in self.stream(prompt, sampling_params, client=client, priority=priority):
             if delta.output is not None:
                 return delta.output
@@ -92,10 +96,12 @@ class AsyncLLM:
         priority: int = 0,
         request_id: str | None = None,
     ) -> Request:
-        """A request that can be followed; it is checked and tokenised in a thread of its own, where a long prompt keeps
-        nobody waiting, and a grammar that must be compiled keeps others of that kind waiting at most. Clients are served fairly;
-        priority (the lower, the earlier) orders the requests of one of them. Raises ForedraftError for what cannot be
-        honoured."""
+        """Check and tokenise a prompt, and compile its grammar. -> a request to `follow`
+
+        The work is done in other threads: a long prompt delays nobody, a grammar only other requests with new grammars.
+        client: the sender of the request; clients are served fairly. priority: among the requests of one client; the lower, the
+        earlier. request_id: None makes one. Raises ForedraftError for whatever cannot be honoured.
+        """
         frontend, compiling = self.llm.frontend, None
         if sampling_params is not None and await asyncio.to_thread(frontend.must_compile, sampling_params):
             self._require_open()
@@ -106,10 +112,11 @@ class AsyncLLM:
         return await asyncio.get_running_loop().run_in_executor(compiling, prepare)
 
     async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
-        """Run prepared requests: what is new of them, each delta with its request's place, until all are complete.
+        """Run prepared requests until all are complete. Gives lists of (index of the request, delta).
 
-        What came while nobody was reading comes together. Closing the iterator, or cancelling the task, ends them all
-        before the next step. Raises RequestError if one fails, ForedraftError after a shutdown; the others end with it.
+        Deltas that arrive while the caller is busy come in one list. Closing the iterator, or cancelling the task, ends
+        all requests before the next step. Raises RequestError if one of them fails, and ForedraftError after a shutdown;
+        the other requests end too.
         """
         inbox = _Inbox(asyncio.get_running_loop())
         num_open = len(requests)
@@ -120,7 +127,7 @@ class AsyncLLM:
                 failed = next((item for _, item in batch if isinstance(item, Exception)), None)
                 if failed is not None:
                     raise failed
-                deltas = [(place, item) for place, item in batch if isinstance(item, Delta)]
+                deltas = [(index, item) for index, item in batch if isinstance(item, Delta)]
                 num_open -= sum(delta.output is not None for _, delta in deltas)
                 yield deltas
         finally:
@@ -136,7 +143,7 @@ class AsyncLLM:
             self._require_open()
             self._calls.put(call)
 
-    def _own_engine(self) -> None:
+    def _run_engine(self) -> None:
         try:
             while self._run_calls():
                 self._step()
@@ -144,12 +151,12 @@ class AsyncLLM:
         finally:
             with self._gate:
                 self._is_closed = True
-            self._run_what_is_left()
+            self._run_last_calls()
             self._close(ForedraftError("the engine was shut down"))
             self._send()
 
     def _run_calls(self) -> bool:
-        """Do what was asked for meanwhile; waits only when there is nothing to step. False: it is time to end."""
+        """Run the calls that have come; wait for one only if the engine has no work. False: shut down."""
         while True:
             try:
                 call = self._calls.get(block=not self.llm.engine.has_work)
@@ -161,7 +168,7 @@ class AsyncLLM:
             self._send()
 
     def _step(self) -> None:
-        """Where the device computes by itself, what a step gave is posted while it is busy with the next."""
+        """One step. Where the device runs asynchronously, the deltas of a step are sent while the next one computes."""
         runs_ahead = self.llm.target.runs_ahead
         try:
             self.llm.engine.step(self._post_all if runs_ahead else None)
@@ -171,32 +178,31 @@ class AsyncLLM:
             self._post_all()
         failures, self._failures = self._failures, {}
         for request, failure in failures.items():
-            if request in self._running:  # and did not end with the engine
+            if request in self._running:  # otherwise it ended with the engine
                 self._fail(request, failure)
 
     def _post_all(self) -> None:
-        """May come in the middle of a step, where nothing can be ended: who fails is noted."""
+        """Send the new deltas of all requests. In the middle of a step no request can be ended, so failures are recorded."""
         for request in list(self._running):
             try:
                 self._post(request)
-            except Exception as error:  # its text could not be made: that is nobody else's affair
-                self._failures[request] = _own(request, error)
+            except Exception as error:  # its text could not be made; the others go on
+                self._failures[request] = _as_foredraft_error(request, error)
         self._send()
 
-    def _run_what_is_left(self) -> None:
-        """Requests that came while the engine was being shut down: they are told so like the others."""
+    def _run_last_calls(self) -> None:
+        """Start the requests that came during the shutdown, so that they fail like the others."""
         while not self._calls.empty():
             call = self._calls.get_nowait()
             if call is not None:
                 call()
 
     def _start(self, requests: Sequence[Request], inbox: _Inbox) -> None:
-        for place, request in enumerate(requests):
-            self._running[request] = _Place(inbox, place)
-            try:
-                self.llm.frontend.start(request)
-            except Exception as error:  # whatever it is, it is this request's own
-                self._fail(request, _own(request, error))
+        for index, request in enumerate(requests):
+            self._running[request] = _Recipient(inbox, index)
+            self.llm.frontend.start_isolated(request)
+            if request.failure is not None:
+                self._fail(request, _as_foredraft_error(request, request.failure))
 
     def _end(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -206,67 +212,68 @@ class AsyncLLM:
     def _post(self, request: Request) -> None:
         if request.error:
             raise request.as_error()
-        inbox, place = self._running[request]
-        self._mail += [(inbox, (place, delta)) for delta in request.deltas()]
+        inbox, index = self._running[request]
+        self._mail += [(inbox, (index, delta)) for delta in request.deltas()]
         if request.is_finished:
             del self._running[request]
 
     def _fail(self, request: Request, error: Exception) -> None:
-        inbox, place = self._running[request]
+        inbox, index = self._running[request]
         self._end([request])
-        self._mail.append((inbox, (place, error)))
+        self._mail.append((inbox, (index, error)))
 
     def _close(self, error: Exception) -> None:
         for request in list(self._running):
             self._fail(request, error)
 
     def _send(self) -> None:
-        """Everybody's news of a step, with one call to each loop."""
+        """Deliver the items of a step, with one call to each event loop."""
         mail, self._mail = self._mail, []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Inbox, _Item]]] = {}
         for inbox, item in mail:
             by_loop.setdefault(inbox.loop, []).append((inbox, item))
         for loop, items in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_put_all, items)
 
 
 _Item = tuple[int, Delta | Exception]
+"""Index of the request, and what its caller receives."""
 
 
 class _Inbox:
-    """What a coroutine has not read yet. Touched by its own loop only."""
+    """The items that a coroutine has not read yet. Used only in the coroutine's own event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._items: list[_Item] = []
-        self._has_some = asyncio.Event()
+        self._has_items = asyncio.Event()
 
     def put(self, item: _Item) -> None:
         self._items.append(item)
-        self._has_some.set()
+        self._has_items.set()
 
     async def take(self) -> list[_Item]:
-        """All that is there; waits for some."""
-        await self._has_some.wait()
-        self._has_some.clear()
+        """All items; waits until there are some."""
+        await self._has_items.wait()
+        self._has_items.clear()
         items, self._items = self._items, []
         return items
 
 
-def _own(request: Request, error: Exception) -> ForedraftError:
-    """What ends one request, as its caller meets it."""
+def _as_foredraft_error(request: Request, error: Exception) -> ForedraftError:
+    """The error that the caller of a request receives."""
     if isinstance(error, ForedraftError):
         return error
     request.fail(error)
     return request.as_error()
 
 
-class _Place(NamedTuple):
-    """Whose request it is: its inbox, and its place among the requests that share it."""
+class _Recipient(NamedTuple):
+    """Who receives the deltas of a request. request_index: among the requests that share the inbox."""
 
     inbox: _Inbox
-    place: int
+    request_index: int
 
 
 def _put_all(items: list[tuple[_Inbox, _Item]]) -> None:

@@ -1,12 +1,12 @@
-"""The errors a user can meet. Each message is one line: what was wrong, and what would be right."""
+"""The errors a user can see. Each message is one line: what was wrong, and what would be right."""
 
 
 class ForedraftError(ValueError):
-    """Base of every error raised for a caller's mistake or an unusable input."""
+    """Base of all errors for a caller's mistake or an unusable input."""
 
 
 class ModelError(ForedraftError):
-    """A checkpoint that cannot be loaded, or a model that cannot work here."""
+    """A checkpoint that cannot be loaded, or a model that is not supported."""
 
 
 class VocabularyError(ModelError):
@@ -14,7 +14,7 @@ class VocabularyError(ModelError):
 
 
 class PromptLengthError(ForedraftError):
-    """A prompt that the context has no room for."""
+    """A prompt that is too long for the model's context."""
 
 
 class DrafterError(ForedraftError, TypeError):
@@ -22,10 +22,10 @@ class DrafterError(ForedraftError, TypeError):
 
 
 class RequestError(ForedraftError):
-    """A request that failed while it ran; others are not disturbed.
+    """A request that failed while it ran. Other requests are not affected.
 
-    `outputs` holds the outputs of the whole call, complete but for the failed ones (finish_reason "error"). `__cause__` is
-    the exception that ended the request, where it was one.
+    `outputs` holds the outputs of the whole call, complete except for the failed ones (finish_reason "error"). `__cause__`
+    is the exception that ended the request, if there was one.
     """
 
     def __init__(self, message: str, outputs: list[object] | None = None) -> None:
@@ -34,22 +34,22 @@ class RequestError(ForedraftError):
 
 
 def one_line(error: Exception) -> str:
-    """Another library's error in a line of ours: its kind, and the first line of what it says."""
+    """Another library's error in one line: its type, and the first line of its message."""
     try:
         lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    except Exception:  # an exception class of somebody else's, whose own __str__ fails
+    except Exception:  # a foreign exception class whose __str__ fails
         lines = []
     text = lines[0] if lines else "no message"
     return f"{type(error).__name__}: {text[:300]}"
 
 
 def message_of(error: Exception) -> str:
-    """What a request that it ended says: one of ours speaks for itself."""
+    """The message of a request that this error ended: a ForedraftError's own, else type and first line."""
     return str(error) if isinstance(error, ForedraftError) else one_line(error)
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value as an error message shows it: in one line, cut where it is long."""
+    """A value for an error message: one line, at most `most` characters and three dots."""
     try:
         text = repr(value)
     except Exception:  # an integer of more digits than Python prints, or a __repr__ that fails

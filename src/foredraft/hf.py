@@ -1,13 +1,14 @@
-"""Speculation on models already in memory, through transformers' own door.
+"""Speculative decoding of transformers models in memory, through `generate` of transformers.
 
-`generate` of transformers prepares everything (its processors, its stopping criteria, its defaults) and hands it to a
-callable; what is sampled here is therefore exactly what `generate` was asked for, row by row.
+`generate` prepares everything (logits processors, stopping criteria, defaults) and passes it to the `custom_generate`
+callable. So each row here is sampled exactly as `generate` would sample it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,15 +26,16 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from foredraft.engine.build import build_drafters
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, choose_methods
+from foredraft.engine.models import check_logit_width
+from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.errors import ForedraftError, RequestError
-from foredraft.llm import draft_beside
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams
 
-_OTHER_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
+_UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
 
 def generate(
@@ -44,10 +46,10 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,
 ) -> Tensor:
-    """`model.generate(...)`, speculatively and batched. inputs: ids [B, L], or what a tokenizer returned.
+    """`model.generate(...)`, speculatively and batched. -> ids [B, L + new], as from generate
 
-    tokenizer: for stop_strings. settings: whatever generate takes (max_new_tokens, do_sample, ...), and custom_generate's
-    own method, speculative_tokens and seed. -> ids [B, L + new], as from generate.
+    inputs: ids [B, L], or what a tokenizer returned. tokenizer: for stop_strings. settings: whatever generate takes
+    (max_new_tokens, do_sample, ...), and method, speculative_tokens and seed of custom_generate.
 
     Raises ForedraftError for what cannot be honoured.
     """
@@ -63,10 +65,10 @@ def generate(
 def _stop_strings_as_criteria(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """generate keeps the tokenizer from a custom_generate, and then misses it: so its criterion is made here."""
+    """generate does not pass the tokenizer to a custom_generate, so the criterion for stop strings is made here."""
     configs = (settings.get("generation_config"), model.generation_config)
-    found = [settings.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
-    strings = next((one for one in found if one is not None), None)
+    candidates = [settings.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
+    strings = next((strings for strings in candidates if strings is not None), None)
     if settings.get("token_healing") or any(getattr(config, "token_healing", False) for config in configs):
         raise ForedraftError("token_healing: heal the prompt first (model.heal_tokens), and leave the setting out")
     if strings is None:
@@ -90,13 +92,16 @@ def custom_generate(
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`. generate hands it no
-    tokenizer, so stop_strings go through `foredraft.generate`, or as a StopStringCriteria.
+    """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
+    -> ids [B, L + new], padded on the right like generate's
 
-    method: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the clock has a say in how many
-    tokens are drafted, and so in what is drawn without a seed. seed: makes sampled text depend on model, prompt and settings alone; rows with the same prompt
-    get different noise. Without one, the noise comes from PyTorch's own generator, so torch.manual_seed holds.
-    -> ids [B, L + new], padded on the right like generate's. Raises ForedraftError for what cannot be honoured.
+    method: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
+    and so the text of a sample without a seed, depends on measured times. seed: sampled text depends on model, prompt and
+    settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator,
+    so torch.manual_seed holds. generate passes no tokenizer: for stop_strings call `foredraft.generate`, or give a
+    StopStringCriteria.
+
+    Raises ForedraftError for what cannot be honoured.
     """
     config = generation_config or model.generation_config
     _refuse(config, model_kwargs)
@@ -116,27 +121,52 @@ def _write(
     speculative_tokens: int | str,
     seed: int | None,
 ) -> Tensor:
-    sequences: list[TokenSequence] = []
-    try:
-        for row, prompt in enumerate(prompts):
-            processors = [_row_processor(logits_processor, input_ids, row, len(prompt))] if logits_processor else []
-            params = _params(config, input_ids.shape[1], processors, speculative_tokens, seed)
-            rule = _stop_rule(input_ids[row], stopping_criteria, config)
-            sequences.append(engine.add(prompt, params, stop_rule=rule, child=prompts[:row].count(prompt)))
-        while engine.has_work:
-            engine.step()
-    finally:
-        for sequence in sequences:
-            engine.abort(sequence)
+    rows = []
+    for index, prompt in enumerate(prompts):
+        processors = [_row_processor(logits_processor, input_ids, index, len(prompt))] if logits_processor else []
+        params = _params(config, input_ids.shape[1], processors, speculative_tokens, seed)
+        stop_rule = _stop_rule(input_ids[index], stopping_criteria, config)
+        rows.append(_Row(prompt, params, stop_rule, child=prompts[:index].count(prompt)))
+    return _padded(input_ids, _run(engine, rows), config)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row of generate's batch. child: tells rows with the same prompt apart."""
+
+    prompt: list[int]
+    params: SamplingParams
+    stop_rule: StopRule | None
+    child: int
+    sequence: TokenSequence | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.sequence is None or self.sequence.is_finished
+
+
+def _run(engine: Engine, rows: Sequence[_Row]) -> list[list[int]]:
+    """-> the new ids of each row. Raises RequestError, after the others are finished, if one of them failed."""
+
+    def submit(row: _Row) -> None:
+        row.sequence = engine.add(row.prompt, row.params, stop_rule=row.stop_rule, child=row.child)
+
+    def abort(row: _Row) -> None:
+        if row.sequence is not None:
+            engine.abort(row.sequence)
+
+    for _ in run_steps(engine, rows, submit=submit, abort=abort):
+        pass
+    sequences = [row.sequence for row in rows if row.sequence is not None]
     failed = next((sequence for sequence in sequences if sequence.error), None)
     if failed is not None:
         raise RequestError(str(failed.error)) from failed.failure
-    return _padded(input_ids, [sequence.output_ids for sequence in sequences], config)
+    return [sequence.output_ids for sequence in sequences]
 
 
 @contextmanager
 def _evaluating(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Dropout would make every row its own; afterwards the models are as their owner left them."""
+    """Put the models into evaluation mode, since dropout would break exactness, and back afterwards."""
     before = [model.training for model in models]
     try:
         for model in models:
@@ -148,9 +178,9 @@ def _evaluating(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 
 
 def _refuse(config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
-    for name in _OTHER_MODES:
+    for name in _UNSUPPORTED_MODES:
         if getattr(config, name, None):
-            raise ForedraftError(f"{name} is another way of generating, which this one cannot honour; leave it out")
+            raise ForedraftError(f"{name} is another mode of generation, which is not supported; leave it out")
     if model_kwargs.get("inputs_embeds") is not None:
         raise ForedraftError("inputs_embeds cannot be drafted from: give input_ids")
     if (config.num_beams or 1) > 1:
@@ -174,7 +204,7 @@ def _params(
     speculative_tokens: int | str,
     seed: int | None,
 ) -> SamplingParams:
-    """Processors hold everything that generate would do to the logits, so nothing else is set here."""
+    """The processors do everything that generate would do to the logits, so nothing else is set here."""
     params = SamplingParams(
         temperature=1.0 if config.do_sample else 0.0,
         max_tokens=config.max_new_tokens or (config.max_length or 20) - num_prompt,
@@ -186,8 +216,8 @@ def _params(
 
 
 def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int, num_prompt: int) -> LogitsProcessor:
-    """generate's processors for one row of its batch. Some hold one value per row, and count the padding: so they are
-    shown a batch of the same size and padding, of which only this row is read."""
+    """generate's processors for one row of its batch. Some of them have a value per row or count the padding, so they get a
+    batch of the same size and padding, of which only this row is used."""
     padded = input_ids[row].tolist()
 
     def process(prefix: list[int], logits: Tensor) -> Tensor:
@@ -200,8 +230,8 @@ def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int,
 
 
 def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None, config: GenerationConfig) -> StopRule | None:
-    """Criteria that the engine does not keep by itself, asked after every token, on the row as generate pads it."""
-    others = StoppingCriteriaList([c for c in criteria or () if not _is_kept_anyway(c, config)])
+    """The criteria that the engine does not apply itself, evaluated after every token, on the row as generate pads it."""
+    others = StoppingCriteriaList([c for c in criteria or () if not _is_built_in(c, config)])
     if not others:
         return None
     ids = prompt_row.tolist()
@@ -217,8 +247,8 @@ def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None, config
     return rule
 
 
-def _is_kept_anyway(criterion: Any, config: GenerationConfig) -> bool:
-    """generate's own criteria for length and end of sequence; the user's may say something else."""
+def _is_built_in(criterion: Any, config: GenerationConfig) -> bool:
+    """Whether a criterion is generate's own for length or end of sequence. A user's may have other values."""
     if isinstance(criterion, MaxLengthCriteria):
         return bool(criterion.max_length == config.max_length)
     return isinstance(criterion, EosTokenCriteria) and set(_as_ids(criterion.eos_token_id)) == set(
@@ -234,10 +264,13 @@ def _engine(
     config: GenerationConfig,
 ) -> Engine:
     methods = choose_methods(method, has_draft_model=draft_model is not None)
-    target = _known(model)
-    drafts = {} if draft_model is None else {"draft_model": draft_beside(target, _known(draft_model))}
-    # memory for no more sequences than there are
-    drafters, pool = build_drafters(target, drafts, methods, Limits(max_num_seqs=num_rows))
+    target = _language_model(model)
+    drafts = {} if draft_model is None else {"draft_model": _language_model(draft_model)}
+    for draft in drafts.values():
+        check_logit_width(target, draft)
+    drafters, pool = build_drafters(
+        target, drafts, methods, Limits(max_num_seqs=num_rows)
+    )  # cache memory for these rows alone
     return Engine(
         target,
         drafters,
@@ -249,15 +282,15 @@ def _engine(
     )
 
 
-def _known(model: PreTrainedModel) -> LanguageModel:
-    """What loading finds out is kept on the model itself, as long as it stays where and what it is."""
+def _language_model(model: PreTrainedModel) -> LanguageModel:
+    """The traits that loading finds are stored on the model, and valid until its dtype, device or vocabulary changes."""
     key = (model.dtype, model.device, model.get_input_embeddings().weight.shape[0])
-    found = getattr(model, "_foredraft_traits", None)
-    if found is not None and found[0] == key:
-        return LanguageModel(model, found[1])
-    known = load_model(model, LoadOptions())
-    model._foredraft_traits = (key, known.traits)
-    return known
+    cached = getattr(model, "_foredraft_traits", None)
+    if cached is not None and cached[0] == key:
+        return LanguageModel(model, cached[1])
+    loaded = load_model(model, LoadOptions())
+    model._foredraft_traits = (key, loaded.traits)
+    return loaded
 
 
 def _as_ids(ids: int | list[int] | Tensor | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""The settings of an LLM in a file: TOML, flat, a key for each argument that it may hold."""
+"""The settings of an LLM in a flat TOML file, with a key for each argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tomli_w
 from foredraft.errors import ForedraftError
 
 MEASURED = "measured"
-"""The one table that a file may hold: what the settings were chosen by. Readers pass it over."""
+"""The one table that a file may hold: the measurements behind the settings. `Settings.read` ignores it."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
@@ -30,7 +30,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Arguments of LLM, by their names; None where nothing is said."""
+    """Arguments of LLM, by their names; None: not set."""
 
     model: Any = None
     draft_model: Any = None
@@ -43,44 +43,49 @@ class Settings:
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Settings:
-        """Raises ForedraftError, naming the file and the key, for what cannot be read, is no TOML, or is not known."""
+        """Raises ForedraftError, with the name of the file and the key, for a file that cannot be read, is no TOML, or has an
+        unknown key or a value of the wrong type."""
         path = Path(file)
         try:
-            found = tomllib.loads(path.read_bytes().decode())
+            values = tomllib.loads(path.read_bytes().decode())
         except OSError as error:
             raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ForedraftError(f"{path}: no TOML: {error}") from None
-        found.pop(MEASURED, None)
-        for name, value in found.items():
+        values.pop(MEASURED, None)
+        for name, value in values.items():
             if name not in _KINDS:
                 raise ForedraftError(f"{path}: unknown setting {name!r}: known are {', '.join(_KINDS)}")
             if isinstance(value, bool) or not isinstance(value, _KINDS[name]):
                 kinds = " or ".join({str: "a text", int: "a whole number"}[kind] for kind in _KINDS[name])
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
-        return cls(**found)
+        return cls(**values)
 
     def write(self, file: str | os.PathLike[str], measured: Mapping[str, Any] | None = None) -> None:
-        """measured: what the choice rests on, for people to read. Raises ForedraftError where it cannot be written, and for
-        a model or a drafter that has no name."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) is not None}
-        for name, value in found.items():
+        """measured: the measurements behind the settings, for people to read.
+
+        Raises ForedraftError where the file cannot be written, and for a model or a drafter that is an object.
+        """
+        values = {name: value for name, value in self._values().items() if value is not None}
+        for name, value in values.items():
             if not isinstance(value, _KINDS[name]):
                 raise ForedraftError(f"{name} cannot be written to a file: it is {type(value).__name__}, not a name")
-        document: dict[str, Any] = {**found, **({MEASURED: _without_none(measured)} if measured else {})}
+        document: dict[str, Any] = {**values, **({MEASURED: _without_none(measured)} if measured else {})}
         try:
             Path(file).write_text(tomli_w.dumps(document), encoding="utf-8")
         except OSError as error:
             raise ForedraftError(f"{file}: cannot be written: {error.strerror}") from None
 
-    def under(self, **given: Any) -> Settings:
-        """What is given wins; None gives nothing."""
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Settings(**own | {name: value for name, value in given.items() if value is not None})
+    def override(self, **given: Any) -> Settings:
+        """These settings with the given ones in their place; None leaves a setting as it is."""
+        return Settings(**self._values() | {name: value for name, value in given.items() if value is not None})
+
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def _without_none(table: Any) -> Any:
-    """TOML has no null."""
+    """The same without its None values: TOML has no null."""
     if isinstance(table, Mapping):
         return {key: _without_none(value) for key, value in table.items() if value is not None}
-    return [_without_none(one) for one in table] if isinstance(table, list | tuple) else table
+    return [_without_none(item) for item in table] if isinstance(table, list | tuple) else table

@@ -1,5 +1,5 @@
-"""Who takes part in a step: within budgets, first come first served, and nobody starves. No model: a step reads by
-writing down that it has read."""
+"""The scheduler keeps its budgets, serves first come first served, and starves no sequence. There is no model: a step only
+marks tokens as computed in the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNIT = 64
 
 
 class HoldingDrafter:
-    """Holds one unit of the pool for every sequence it was asked about, where it can get it."""
+    """Holds one unit of the pool for every sequence that it drafts for, as far as the pool has any."""
 
     def __init__(self, pool: MemoryPool, size: int = 0) -> None:
         self.pool = pool
@@ -177,7 +177,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
         assert first.num_output == n + 2
 
 
-def test_a_long_prompt_leaves_a_row_for_everyone_behind_it() -> None:
+def test_a_long_prompt_leaves_a_row_for_every_later_sequence() -> None:
     world = World(rows=6)
     world.add(100, 5)
     world.step()
@@ -212,7 +212,7 @@ def test_first_come_first_served() -> None:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def test_who_came_last_gives_way() -> None:
+def test_the_latest_sequence_is_preempted() -> None:
     world = World(units=3)
     sequences = [world.add(60, 60, first=i) for i in range(3)]
     world.step()
@@ -230,7 +230,7 @@ def test_who_came_last_gives_way() -> None:
     assert all(len(s.tokens) == 120 for s in sequences)
 
 
-def test_who_gave_way_waits_before_those_who_came_later() -> None:
+def test_a_preempted_sequence_waits_before_later_ones() -> None:
     world = World(units=3, seqs=3)
     sequences = [world.add(60, 60, first=i) for i in range(3)]
     late = world.add(3, 3, first=9)
@@ -242,18 +242,20 @@ def test_who_gave_way_waits_before_those_who_came_later() -> None:
     world.run()
 
 
-def test_that_a_draft_gave_up_its_memory_is_said_once_and_it_rests(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_freed_its_memory_is_logged_once_and_not_used_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World(units=4, draft_bytes=UNIT)
     for first in range(2):
         world.add(60, 60, gamma=2, first=first)
     world.run()
     assert sorted(world.finished) == [0, 1]
     assert [record.getMessage() for record in caplog.records] == [
-        "cache memory is short: holding gave up its own for 32 steps"
+        "cache memory is short: holding freed its own and is not used for 32 steps"
     ]
 
 
-def test_preemption_gives_back_everything_drafts_included() -> None:
+def test_preemption_frees_all_memory_drafts_included() -> None:
     world = World(draft_bytes=UNIT)
     sequence = world.add(10, 20, gamma=2)
     world.step()
@@ -269,9 +271,9 @@ def test_preemption_gives_back_everything_drafts_included() -> None:
     world.run()
 
 
-def test_a_draft_gives_way_before_a_sequence_fails() -> None:
-    """Alone, with the pool as large as its longest text: what the drafter holds must not be in the way, whatever is
-    asked of the drafter in the step where the room is needed."""
+def test_a_drafter_frees_its_memory_before_a_sequence_fails() -> None:
+    """One sequence, and a pool for its longest text: the drafter's memory must not be in the way, however many tokens the
+    drafter is asked for in the step that needs it."""
     for gamma in (1, 2, 3, 4, 7):
         for max_tokens in range(1, 20):
             world = World(units=2, draft_bytes=UNIT)
@@ -279,8 +281,8 @@ def test_a_draft_gives_way_before_a_sequence_fails() -> None:
             world.run()
 
 
-def test_a_draft_that_is_no_longer_wanted_gives_way_too() -> None:
-    """The policy may turn a draft off at any step; what the drafter holds for the sequence stays until it is told."""
+def test_a_drafter_that_is_turned_off_frees_its_memory_too() -> None:
+    """The policy may turn a drafter off at any step; its memory for the sequence stays until `forget`."""
 
     class Off(FixedPolicy):
         calls = 0
@@ -295,8 +297,8 @@ def test_a_draft_that_is_no_longer_wanted_gives_way_too() -> None:
     world.run()
 
 
-def test_drafts_give_way_before_any_sequence_does() -> None:
-    """Two sequences and a draft for each fill the pool; what one needs then is taken from the drafts, and both go on."""
+def test_drafters_free_their_memory_before_a_sequence_is_preempted() -> None:
+    """Two sequences and their drafts fill the pool. Then the drafts' memory is freed, and both go on."""
     world = World(units=4, draft_bytes=UNIT)
     sequences = [world.add(50, 40, gamma=2) for _ in range(2)]
     world.run()
@@ -324,7 +326,7 @@ arrivals = st.lists(
     draft_bytes=st.sampled_from([0, UNIT // 2, UNIT]),
 )
 @settings(max_examples=250, deadline=None)
-def test_everyone_finishes_within_every_budget(
+def test_every_sequence_finishes_within_every_budget(
     arrivals: list[tuple[int, int, int, int]], units: int, seqs: int, rows: int, draft_bytes: int
 ) -> None:
     world = World(units, seqs=seqs, rows=rows, draft_bytes=draft_bytes)
@@ -352,11 +354,11 @@ def test_siblings_wait_for_the_first_to_read_their_prompt_and_share_it() -> None
     scheduled = world.step()
     parts = {w.sequence.seq_id: w.num_unread for w in scheduled}
     assert [parts[s.seq_id] for s in siblings] == [1, 1]  # all but the pending token was copied
-    assert other.num_output > 0  # whoever waits for nobody need not wait
+    assert other.num_output > 0  # the other does not wait
     world.run()
 
 
-def test_who_begins_like_one_that_reads_waits_for_what_they_share_and_no_longer() -> None:
+def test_a_sequence_waits_for_a_prefix_that_another_computes_and_no_longer() -> None:
     for rows in (40, 150, 1000):
         world = World(rows=rows)
         first = world.add_text([*range(100), *range(500, 600)])
@@ -369,11 +371,11 @@ def test_who_begins_like_one_that_reads_waits_for_what_they_share_and_no_longer(
         assert parts[second.seq_id].num_unread == 10
         assert second.num_cached == 100
         if rows == 1000:
-            assert other.num_output > 1  # whoever waits for nobody need not wait
+            assert other.num_output > 1  # the other does not wait
         world.run()
 
 
-def test_nobody_waits_for_what_is_there_or_for_little_or_who_may_not_share() -> None:
+def test_no_sequence_waits_for_a_cached_or_short_prefix_or_if_it_may_not_share() -> None:
     for common, wants_to, held_already in ((63, True, False), (200, True, True), (200, False, False)):
         world = World(rows=1000)
         if held_already:
@@ -386,7 +388,7 @@ def test_nobody_waits_for_what_is_there_or_for_little_or_who_may_not_share() -> 
         assert (scheduled[second.seq_id] == 90) == held_already
 
 
-def test_who_waits_for_one_that_ends_or_gives_way_goes_on() -> None:
+def test_a_sequence_that_waits_for_one_that_ends_or_is_preempted_goes_on() -> None:
     for ends in (True, False):
         world = World()
         first = world.add_text(list(range(200)))
@@ -402,7 +404,7 @@ def test_who_waits_for_one_that_ends_or_gives_way_goes_on() -> None:
         assert second.num_output > 0
 
 
-def test_what_was_asked_for_and_found_is_counted_once() -> None:
+def test_prefix_hits_are_counted_once() -> None:
     world = World(rows=1000)
     world.add_text(list(range(100)))
     second = world.add_text([*range(80), 7, 8])
@@ -428,7 +430,7 @@ def test_siblings_of_one_that_ended_go_on() -> None:
     assert sibling.num_output == 5
 
 
-def test_a_sibling_of_one_that_gave_way_is_not_forgotten() -> None:
+def test_a_sibling_of_a_preempted_sequence_goes_on() -> None:
     world = World(units=3)
     old = world.add(100, 40)
     world.step()
@@ -478,7 +480,7 @@ def test_two_floods_hold_as_many_places_each() -> None:
     preempted = sum(s.num_preemptions for s in world.scheduler.waiting)
     for _ in range(20):
         world.step()
-    assert sum(s.num_preemptions for s in world.scheduler.waiting) == preempted, "nobody is moved twice"
+    assert sum(s.num_preemptions for s in world.scheduler.waiting) == preempted, "none is preempted twice"
     world.run()
 
 
@@ -505,7 +507,7 @@ def test_a_flood_gives_back_memory_that_another_client_waits_for() -> None:
     world.run()
 
 
-def test_nobody_gives_way_to_one_that_would_not_fit_even_then() -> None:
+def test_no_sequence_is_preempted_for_one_that_would_still_not_fit() -> None:
     world = World(units=6)
     held = world.add(100, 20, client="big")
     sequences = flood(world, 4, max_tokens=40)
@@ -553,7 +555,7 @@ def test_a_client_that_was_served_less_goes_first() -> None:
     world.run()
 
 
-def test_priority_orders_the_requests_of_one_client_and_nobody_elses() -> None:
+def test_priority_orders_the_requests_of_one_client_alone() -> None:
     world = World(seqs=1)
     world.add(3, 5, client="a")
     world.step()
@@ -564,7 +566,7 @@ def test_priority_orders_the_requests_of_one_client_and_nobody_elses() -> None:
     assert world.finished.index(early.seq_id) < world.finished.index(late.seq_id)
 
 
-def test_the_least_urgent_gives_way_first() -> None:
+def test_the_least_urgent_is_preempted_first() -> None:
     world = World(units=3)
     urgent, other, last = (world.add(60, 60, first=i, priority=p) for i, p in enumerate((0, 5, 0)))
     world.run()
@@ -591,7 +593,7 @@ def test_the_least_urgent_gives_way_first() -> None:
     draft_bytes=st.sampled_from([0, UNIT // 2, UNIT]),
 )
 @settings(max_examples=250, deadline=None)
-def test_everyone_finishes_whoever_asked(
+def test_every_sequence_of_every_client_finishes(
     arrivals: list[tuple[str, int, int, int, int, int]], units: int, seqs: int, rows: int, draft_bytes: int
 ) -> None:
     world = World(units, seqs=seqs, rows=rows, draft_bytes=draft_bytes)

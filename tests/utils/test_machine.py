@@ -1,4 +1,4 @@
-"""What a measurement says of the machine it was made on."""
+"""What a measurement records about its machine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def num_blocks(text: list[int], other: list[int]) -> int:
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), texts), max_size=30), wanted=texts)
-def test_it_finds_who_has_most_blocks_and_keeps_nobody_who_has_no_own(
+def test_it_finds_the_item_with_most_blocks_and_keeps_none_that_is_redundant(
     steps: list[tuple[bool, list[int]]], wanted: list[int]
 ) -> None:
     index, held = PrefixIndex[int](), dict[int, list[int]]()
@@ -53,7 +53,7 @@ def test_it_finds_who_has_most_blocks_and_keeps_nobody_who_has_no_own(
             assert rest == 0 or any(num_blocks(gone, other) == rest for other in held.values())
     for name, text in held.items():
         others = [other for key, other in held.items() if key != name]
-        assert all(num_blocks(text, other) < len(text) // BLOCK for other in others), "nobody says what another says"
+        assert all(num_blocks(text, other) < len(text) // BLOCK for other in others), "no item is a prefix of another"
     found = index.find(wanted)
     most = max((num_blocks(text, wanted) for text in held.values()), default=0)
     assert (found is None) == (most == 0)
@@ -76,7 +76,7 @@ def test_what_fills_no_block_is_not_kept() -> None:
     assert index.find([1] * BLOCK) is None
 
 
-# --- law 2: nobody can tell from a text what was read for others ----------------------------------------------------
+# --- law 2: no text depends on which prefixes were cached ----------------------------------------------------
 
 SYSTEM = [0, *range(600, 720)]
 TAILS = ([549, 300, 11, 12], [616, 635], [549, 300, 9], [*range(500, 540)], [549, 300, 11, 12], [9])

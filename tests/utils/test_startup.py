@@ -1,4 +1,4 @@
-"""The first second of a command: Ctrl-C at any import, and what the libraries are told."""
+"""The first second of a command: Ctrl-C at any import, and the settings of libraries."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar, overload
@@ -19,6 +20,7 @@ from foredraft.bench.workload import Question, Workload, category_of
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
+from foredraft.text.frontend import raise_first_failure
 from foredraft.text.request import Prompt, Request
 from foredraft.utils.arguments import check_budget
 
@@ -344,21 +346,12 @@ def _write(
     """One batch. -> seconds of its stopwatch, and each prompt's turn and text"""
     llm, stopwatch = contender.llm, contender.stopwatch
     texts = [_Deliveries(llm.frontend.prepare(prompt, params)) for prompt in prompts]
+    requests = [text.request for text in texts]
     started = stopwatch.seconds()
-    try:
-        with stopwatch:
-            for text in texts:
-                llm.frontend.start(text.request)
-        while not all(text.request.is_finished for text in texts):
-            with stopwatch:
-                llm.engine.step()
+    with closing(llm.frontend.steps(requests, timer=stopwatch)) as steps:
+        for _ in steps:
             yield sum(text.look(stopwatch.seconds()) for text in texts)
-    finally:
-        for text in texts:
-            llm.frontend.abort(text.request)
-    failed = next((text.request for text in texts if text.request.error), None)
-    if failed is not None:
-        raise failed.as_error()
+    raise_first_failure(requests)
     ended = max(text.times[-1] for text in texts)
     return ended - started, [text.written(started) for text in texts]
 
@@ -373,7 +366,7 @@ class _Deliveries:
 
     def look(self, now: float) -> int:
         """-> how many tokens have come"""
-        num_new = self.request.sequences[0].num_output - self.num_seen
+        num_new = sum(sequence.num_output for sequence in self.request.sequences) - self.num_seen
         if num_new:
             self.num_seen += num_new
             self.times.append(now)

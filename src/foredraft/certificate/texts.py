@@ -97,14 +97,7 @@ class Trial:
     def write(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Text]:
         """All texts of all prompts, prompt after prompt. Raises RequestError if one of them failed."""
         requests = [self._frontend.prepare(prompt, params) for prompt in prompts]
-        try:
-            for request in requests:
-                self._frontend.start(request)
-            while not all(request.is_finished for request in requests):
-                self._frontend.engine.step()
-        finally:
-            for request in requests:
-                self._frontend.abort(request)
+        self._frontend.run(requests)
         return [self._text(request, sequence) for request in requests for sequence in request.sequences]
 
     def _text(self, request: Request, sequence: TokenSequence) -> Text:

@@ -161,7 +161,7 @@ class ModelOptions:
     def _settings(self) -> Settings:
         """The settings file with the options over it."""
         settings = Settings() if self.settings_file is None else Settings.read(self.settings_file)
-        return settings.under(
+        return settings.override(
             model=self.model,
             draft_model=self.draft_model,
             method=self.method,

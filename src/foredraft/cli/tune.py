@@ -135,7 +135,7 @@ def _from_settings_file(models: ModelOptions) -> ModelOptions:
     if models.settings_file is None:
         return models
     names = ("model", "draft_model", "quantization", "draft_quantization", "num_threads")
-    settings = Settings.read(models.settings_file).under(**{name: getattr(models, name) for name in names})
+    settings = Settings.read(models.settings_file).override(**{name: getattr(models, name) for name in names})
     return replace(models, settings_file=None, **{name: getattr(settings, name) for name in names})
 
 

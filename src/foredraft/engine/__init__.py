@@ -1,4 +1,4 @@
-"""One step is propose, score, verify, commit: the engine, its scheduler and cache, and what a step is made of."""
+"""One step is propose, score, verify, commit: the engine, its scheduler and cache, and the types of a step."""
 
 from __future__ import annotations
 

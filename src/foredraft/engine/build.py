@@ -1,20 +1,141 @@
-"""What an engine needs beside its target: drafters by name, and the memory that they share with it."""
+"""From loaded models and settings to drafters, a policy and an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from foredraft.drafters import DrafterContext, build
 from foredraft.engine.cache import MemoryPool
-from foredraft.engine.methods import Method, draft_of, name_of
+from foredraft.engine.engine import Engine
+from foredraft.engine.methods import NO_DRAFT, Method, draft_of, name_of
+from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.model import LanguageModel, available_memory
+from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
+from foredraft.utils.arguments import check_numbers, check_thresholds
+from foredraft.verify import Rule, Verifier, verify
 
 _CACHE_SHARE = 0.5
 _UNKNOWN_MEMORY = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a drafter is not used for a while (Guard). Raises ForedraftError for a value that makes no sense."""
+
+    min_acceptance_rate: float | None = None
+    max_draft_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        check_thresholds(self.min_acceptance_rate, self.max_draft_memory)
+
+    def __bool__(self) -> bool:
+        return self.min_acceptance_rate is not None or self.max_draft_memory is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What all engines of one LLM have in common; see LLM. Raises ForedraftError for a value that makes no sense."""
+
+    limits: Limits
+    thresholds: Thresholds
+    max_speculative_tokens: int
+    cache_memory: int | None = None
+    seed: int | None = None
+    retain: bool = True
+    verification_rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            max_speculative_tokens=(self.max_speculative_tokens, 1),
+            max_num_seqs=(self.limits.max_num_seqs, 1),
+            max_num_batched_tokens=(self.limits.max_batch_tokens, 1),
+            cache_memory=(self.cache_memory, 1),
+            seed=(self.seed, 0),
+        )
+
+
+class EngineBuilder:
+    """Builds engines over the same models, with the same settings and several choices of drafters.
+
+    methods: of the drafters. speculative_tokens: a number, or "auto".
+    """
+
+    def __init__(
+        self, models: LoadedModels, settings: EngineSettings, methods: Sequence[Method], speculative_tokens: int | str
+    ) -> None:
+        self.models = models
+        self.settings = settings
+        self.methods = list(methods)
+        self.speculative_tokens = speculative_tokens
+
+    def with_drafters(self, methods: Sequence[Method], speculative_tokens: int | str) -> EngineBuilder:
+        return EngineBuilder(self.models, self.settings, methods, speculative_tokens)
+
+    def drafters(self, pool: MemoryPool | None = None) -> tuple[dict[str, Drafter], MemoryPool]:
+        """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
+        models, settings = self.models, self.settings
+        return build_drafters(
+            models.target, models.drafts, self.methods, settings.limits, settings.cache_memory, pool=pool
+        )
+
+    def policy(self, drafters: Sequence[str], *, saves_costs: bool = True) -> Policy:
+        """A policy that chooses among these drafters, from the costs that earlier processes measured.
+
+        saves_costs: write what this one measures beside them.
+        """
+        if list(drafters) == [NO_DRAFT]:
+            return FixedPolicy(NO_DRAFT)
+        key = self.models.cost_key(self.methods, drafters)
+        store = None if self.models.is_in_memory else CostFile.of(key)
+        return Controller(
+            list(drafters),
+            max_draft=self.settings.max_speculative_tokens,
+            costs=store.load() if store else None,
+            store=store if saves_costs else None,
+        )
+
+    def guarded(self, policy: Policy, drafters: Mapping[str, Drafter]) -> Policy:
+        """The policy within the thresholds of the settings, if there are any."""
+        thresholds = self.settings.thresholds
+        if not thresholds:
+            return policy
+        return Guard(
+            policy,
+            drafters,
+            min_acceptance_rate=thresholds.min_acceptance_rate,
+            max_draft_memory=thresholds.max_draft_memory,
+        )
+
+    def engine(
+        self,
+        drafters: Mapping[str, Drafter],
+        pool: MemoryPool,
+        policy: Policy,
+        *,
+        target: LanguageModel | None = None,
+        seed: int | None = None,
+        retain: bool = False,
+        verifier: Verifier = verify,
+    ) -> Engine:
+        """target: None takes the models' own. seed, retain, verifier: see Engine."""
+        return Engine(
+            target or self.models.target,
+            drafters,
+            pool,
+            end_ids=self.models.end_ids,
+            speculative_tokens=None if isinstance(self.speculative_tokens, str) else self.speculative_tokens,
+            policy=policy,
+            limits=self.settings.limits,
+            seed=seed,
+            retain=retain,
+            verifier=verifier,
+            verification_rules=self.settings.verification_rules,
+        )
 
 
 def build_drafters(
@@ -25,16 +146,13 @@ def build_drafters(
     cache_memory: int | None = None,
     pool: MemoryPool | None = None,
 ) -> tuple[dict[str, Drafter], MemoryPool]:
-    """Drafters by name, and the memory that they share with the target: `pool`, if there is one.
+    """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
 
     drafts: draft models, by draft_of. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
     of the free memory.
     """
     if pool is None:
-        used = {draft_of(method) for method in methods}
-        per_token = sum(model.traits.bytes_per_token for model in (target, *(drafts[k] for k in used & set(drafts))))
-        wanted = per_token * target.traits.context_len * limits.max_num_seqs
-        pool = MemoryPool(cache_memory or _default_cache(wanted, target.device))
+        pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits))
     drafters = {}
     for method in methods:
         context = DrafterContext(target.traits.vocab_size, pool, drafts.get(draft_of(method)), limits.max_batch_tokens)
@@ -42,7 +160,17 @@ def build_drafters(
     return drafters, pool
 
 
-def _default_cache(wanted: int, device: torch.device) -> int:
-    """Bytes for keys and values: what is wanted, but at most half of the memory that is free."""
+def _default_cache_memory(
+    target: LanguageModel, drafts: Mapping[str, LanguageModel], methods: Sequence[Method], limits: Limits
+) -> int:
+    """Bytes for max_num_seqs full contexts, but at most half of the memory that is free."""
+    used = {draft_of(method) for method in methods} & set(drafts)
+    bytes_per_token = sum(model.traits.bytes_per_token for model in (target, *(drafts[name] for name in used)))
+    needed = bytes_per_token * target.traits.context_len * limits.max_num_seqs
+    return max(1, min(needed, _half_of_free_memory(target.device)))
+
+
+def _half_of_free_memory(device: torch.device) -> int:
+    """Bytes; 4 GiB where the free memory is not known."""
     free = available_memory(device)
-    return max(1, min(wanted, int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY))
+    return int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY

@@ -1,8 +1,7 @@
-"""Whose turn it is: a queue that is fair among clients, and fair shares of a budget. Pure: no clock, no models.
+"""A queue that is fair among clients, and fair shares of a budget. Pure: no clock, no models.
 
-The queue is a virtual token counter (arXiv:2401.00588): who was served least is served next, where a client that had
-nothing to ask for gains no credit meanwhile. Within a client: by priority, then first come first served. With one client
-it is a queue in order of arrival.
+The queue uses virtual token counters (arXiv:2401.00588): the client that was served least is next, and an idle client gains
+no credit. The items of one client are ordered by priority, then first come first served.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ def _priority(item: Item) -> int:
 
 
 class FairQueue(Generic[T]):
-    """Items that wait. Iterating gives them client by client, the client whose turn it is first."""
+    """Waiting items. Iterating gives them client by client, beginning with the client that is next."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[T]] = {}
         self._num_started: Counter[str] = Counter()
         self._served: dict[str, int] = {}
         self._clock = 0
-        """What the client had been served whose item started last."""
+        """How much the client whose item started last had been served."""
 
     def __iter__(self) -> Iterator[T]:
         for client in sorted(self._waiting, key=self._rank):
@@ -51,44 +50,44 @@ class FairQueue(Generic[T]):
         return item in self._waiting.get(item.client, ())
 
     def append(self, item: T) -> None:
-        """It arrives."""
+        """Queue a new item."""
         insort_right(self._queue_of(item.client), item, key=_priority)
 
     def put_back(self, item: T) -> None:
-        """It had started, and waits again, before all others of its client and priority."""
+        """Queue a started item again, before all others of its client and priority."""
         self._num_started[item.client] -= 1
         insort_left(self._queue_of(item.client), item, key=_priority)
 
     def remove(self, item: T) -> None:
-        """It ended before it started."""
+        """Remove an item that ended before it started."""
         self._take(item)
         self._forget_idle()
 
     def start(self, item: T) -> None:
-        """It waits no longer."""
+        """Take an item out of the queue to run it."""
         self._take(item)
         self._num_started[item.client] += 1
         self._clock = max(self._clock, self._served[item.client])
 
     def end(self, item: T) -> None:
-        """It ended after it had started."""
+        """A started item ended."""
         self._num_started[item.client] -= 1
         self._forget_idle()
 
     def charge(self, client: str, amount: int) -> None:
-        """amount: what a step took for an item of this client that has started."""
+        """amount: rows that a step spent on a started item of this client."""
         self._served[client] += amount
 
     def num_started(self, client: str) -> int:
-        """Items that have started and not ended."""
+        """The number of items that have started and not ended."""
         return self._num_started[client]
 
     def _rank(self, client: str) -> tuple[int, int]:
-        """Sorting is stable: of equals the one that has waited longer."""
+        """Sorting is stable: of equal clients the one that has waited longer is first."""
         return self._served[client], self._num_started[client]
 
     def _queue_of(self, client: str) -> list[T]:
-        """A client that asked for nothing until now begins where the others are."""
+        """The queue of a client. A new or idle client starts with as much service as the others have had."""
         if client not in self._waiting:
             self._waiting[client] = []
             self._served[client] = max(self._served.get(client, 0), self._clock)
@@ -100,7 +99,7 @@ class FairQueue(Generic[T]):
             del self._waiting[item.client]
 
     def _forget_idle(self) -> None:
-        """Clients that have nothing here and would begin where the others are; when all have gone, everything."""
+        """Drop the counters of idle clients that would start like new ones; of all clients when none is active."""
         self._num_started = +self._num_started
         active = self._waiting.keys() | self._num_started.keys()
         if not active:
@@ -110,8 +109,8 @@ class FairQueue(Generic[T]):
 
 
 def fair_shares(demands: Mapping[str, int], total: int) -> dict[str, int]:
-    """Max-min fair: nobody gets more than it demands while another that demands more has less; what nobody demands is split
-    evenly."""
+    """Max-min fair: no client gets more than it demands while another that demands more has less. What remains after all
+    demands is split evenly."""
     shares: dict[str, int] = {}
     rest = total
     for client, demand in sorted(demands.items(), key=lambda pair: pair[1]):

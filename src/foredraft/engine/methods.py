@@ -1,4 +1,4 @@
-"""Drafters as a user names them: one, several, or objects of the user's own. Nothing here imports PyTorch."""
+"""Methods: the drafters that a user chooses, by name or as objects. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ NO_DRAFT = "none"
 
 
 def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Method]:
-    """The drafters' names, or the drafters themselves. methods: one, several, or names with "+" between them. Raises
-    ForedraftError for a name that is none, for an object that is no drafter, and for a draft model that is missing or that nobody
-    asks for."""
+    """-> the drafters as a list of names and objects
+
+    methods: one, several, or names with "+" between them; None: "draft_model" if there is one, else "suffix". Raises
+    ForedraftError for an unknown name, for an object that is no drafter, and for a draft model that is missing or unused.
+    """
     if methods is None:
         return ["draft_model" if has_draft_model else "suffix"]
     chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
     if NO_DRAFT in names and len(names) > 1:
-        raise ForedraftError('method "none" stands alone: every choice among drafters has it in it')
+        raise ForedraftError('method "none" cannot be combined: a choice among drafters always includes it')
     for method in chosen:
         if not isinstance(method, str):
             _check_drafter(method)
@@ -41,7 +43,7 @@ def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Me
 
 
 def _check_drafter(method: Drafter) -> None:
-    from foredraft.engine.contract import check_drafter  # who has an object has PyTorch too
+    from foredraft.engine.contract import check_drafter  # an object has imported PyTorch already
 
     check_drafter(method)
 
@@ -53,14 +55,16 @@ def _listed(methods: Methods) -> list[Method]:
 
 
 def names_of(methods: Methods) -> list[str]:
+    """methods: as in choose_methods."""
     return [name_of(method) for method in _listed(methods)]
 
 
 def name_of(method: Method) -> str:
+    """An object goes by the name of its class."""
     return method if isinstance(method, str) else type(method).__name__
 
 
 def draft_of(method: Method) -> str:
-    """Which draft model a method drafts with, if it uses one: its own copy of the target, or the one that was given."""
+    """The key of a method's draft model, if it uses one: its own name for a copy of the target, else "draft_model"."""
     name = name_of(method)
     return name if name in SELF_DRAFTS else "draft_model"

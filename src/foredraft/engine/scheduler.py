@@ -1,4 +1,4 @@
-"""Who takes part in a step, within a token budget and a memory budget."""
+"""Chooses the sequences of each step, within a token budget and a memory budget."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from foredraft.utils.prefix import common_prefix
 logger = logging.getLogger("foredraft")
 
 MEMORY_COOLDOWN = 32
-"""Steps for which a drafter that gave up its memory is left alone: taken back at once, it would be asked for again."""
+"""Steps for which a drafter that gave up its memory is not used: otherwise it would take the memory again at once."""
 
 WORTH_WAITING = 64
-"""Tokens. Who begins with at least so many that another is just reading waits for it; it would have to read the same."""
+"""Tokens. A sequence waits if another is computing a prefix of at least this length that both have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +34,34 @@ class Limits:
 
 
 Fail = Callable[[TokenSequence, Exception], None]
+"""Ends one sequence with an error, and removes it from the scheduler."""
 
 
 def _raise(_: TokenSequence, error: Exception) -> None:
     raise error
 
 
-class Holder(Protocol):
-    """Whoever holds memory for sequences, beside the cache: the drafters."""
+class DraftMemory(Protocol):
+    """The drafters, as owners of cache memory."""
 
     def forget(self, seq_ids: list[int]) -> None: ...
 
     def give_up(self, seq_ids: list[int]) -> list[str]:
-        """Forget, to make room -> the names of those who held any."""
+        """Free the memory of these sequences. -> the names of the drafters that had any"""
         ...
 
 
 class Scheduler:
-    """Fair among clients (`FairQueue`); within a client by priority, then first come first served. When memory is short the
-    drafts' memory goes first; then who came last of the client with most sequences gives way, and starts again later. The
-    same happens when another client waits for a place and has at least two fewer.
+    """Fair among clients (`FairQueue`); within a client by priority, then first come first served.
 
-    retain: keep what was read for those that gave up their place, until the room is needed.
+    When memory is short, drafters give up theirs first. Then the latest sequence of the client with the most sequences is
+    preempted and starts again later. The same happens when a waiting client has at least two sequences fewer.
+
+    retain: keep the keys and values of sequences that were preempted for another client, until the memory is needed.
     """
 
     def __init__(
-        self, cache: KVCache, drafters: Holder, policy: Policy, limits: Limits, *, retain: bool = False
+        self, cache: KVCache, drafters: DraftMemory, policy: Policy, limits: Limits, *, retain: bool = False
     ) -> None:
         self._retain = retain
         self._cache = cache
@@ -78,7 +80,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
-        """Forget a sequence that ended, wherever it stands. Its memory is not touched."""
+        """Remove a sequence that ended, running or waiting. Its memory is not freed."""
         if sequence in self.running:
             self.running.remove(sequence)
             self.waiting.end(sequence)
@@ -86,19 +88,19 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def preempt(self, sequence: TokenSequence) -> None:
-        """Give up all that is held for a running sequence; it waits at the front and will read its history again."""
+        """Free all memory of a running sequence. It waits at the front of its client's queue and will be prefilled again."""
         self._cache.drop([sequence.seq_id])
         self._put_back(sequence)
 
     def schedule(self, fail: Fail = _raise) -> list[ScheduledSequence]:
-        """fail: ends one sequence, for which no work could be planned; it removes it."""
+        """Plan the next step, reserving cache memory for it. fail: called for a sequence whose planning raised."""
         scheduled: list[ScheduledSequence] = []
         budget = self._limits.max_batch_tokens
         self._policy.begin(self.running)
         shares = self._row_shares()
         for sequence in list(self.running):
             if sequence not in self.running:
-                continue  # gave way to one before it
+                continue  # preempted for one before it
             try:
                 item = self._plan(sequence, self._rows_for(sequence, budget, shares))
             except Exception as error:
@@ -115,7 +117,7 @@ class Scheduler:
         return scheduled
 
     def _row_shares(self) -> dict[str, int]:
-        """Rows of this pass that each client may have. Empty where one client alone has work: it may have all."""
+        """Rows of this pass for each client. Empty if only one client has work: it may use all of them."""
         clients = {sequence.client for sequence in self.running}
         first = self._next_waiting() if self.waiting else None
         if first is None or (first.client not in clients and not self._cache.fits(len(first.tokens))):
@@ -130,23 +132,23 @@ class Scheduler:
         return fair_shares(demands, self._limits.max_batch_tokens)
 
     def _rows_for(self, sequence: TokenSequence, budget: int, shares: dict[str, int]) -> int:
-        """Everyone behind gets a row at least, so that nobody starves."""
-        behind = self.running[self.running.index(sequence) + 1 :]
-        most = budget - len(behind)
+        """Rows for one sequence. Every later sequence keeps at least one row, so that none starves."""
+        later = self.running[self.running.index(sequence) + 1 :]
+        most = budget - len(later)
         if sequence.client in shares:
-            num_own = sum(other.client == sequence.client for other in behind)
-            most = min(most, shares[sequence.client] - num_own)
+            num_reserved = sum(other.client == sequence.client for other in later)
+            most = min(most, shares[sequence.client] - num_reserved)
         return max(1, most)
 
     def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int, fail: Fail) -> list[ScheduledSequence]:
-        """-> works, without those who gave way, and the works of those who begin"""
+        """Start waiting sequences. -> `scheduled` without those that were preempted for them, and with the new ones"""
         while budget > 0:
             waiting = self._next_waiting()
             if waiting is None:
                 break
             try:
                 item = self._admit(waiting, budget)
-                if item is None and self._make_way_for(waiting):
+                if item is None and self._preempt_for(waiting):
                     scheduled = self._still_running(scheduled)
                     item = self._admit(waiting, budget)
             except Exception as error:
@@ -160,7 +162,7 @@ class Scheduler:
         return scheduled
 
     def _still_running(self, scheduled: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        """Without those whose sequence gave way after its work was planned."""
+        """Without the sequences that were preempted after they had been scheduled."""
         running = set(self.running)
         return [item for item in scheduled if item.sequence in running]
 
@@ -169,7 +171,7 @@ class Scheduler:
         return len(self.running) < self._limits.max_num_seqs
 
     def _plan(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
-        """The work of a running sequence, its memory reserved; others give way for it. None: it gave way itself."""
+        """Schedule a running sequence and reserve its memory, preempting others if necessary. None: it was preempted itself."""
         item = self._cut_to(sequence, budget)
         if self._reserve(item):
             return item
@@ -184,7 +186,7 @@ class Scheduler:
         return item
 
     def _largest_client(self) -> str:
-        """Of clients with as many running sequences, the one whose last one came last."""
+        """The client with the most running sequences; of several, the one whose latest sequence started last."""
         counts: Counter[str] = Counter()
         for sequence in reversed(self.running):
             counts[sequence.client] += 1
@@ -194,29 +196,30 @@ class Scheduler:
         return next(self._latest_of(client))
 
     def _latest_of(self, client: str) -> Iterator[TokenSequence]:
-        """A client's running sequences in the order in which they give way: the least urgent first, then who came last."""
-        own = [sequence for sequence in reversed(self.running) if sequence.client == client]
-        return iter(sorted(own, key=lambda sequence: -sequence.priority))
+        """A client's running sequences in the order of preemption: the least urgent first, of these the latest."""
+        sequences = [sequence for sequence in reversed(self.running) if sequence.client == client]
+        return iter(sorted(sequences, key=lambda sequence: -sequence.priority))
 
-    def _make_way_for(self, waiting: TokenSequence) -> bool:
-        """The client with most running sequences gives up its last ones if that makes room, and if it has still more than
-        the other then. False: nobody gave way."""
+    def _preempt_for(self, waiting: TokenSequence) -> bool:
+        """Preempt the latest sequences of the client with the most of them, if that makes enough room and leaves it with
+        at least as many as the waiting client will have. False: none was preempted."""
         largest = self._largest_client() if self.running else waiting.client
-        may_go = self.waiting.num_started(largest) - self.waiting.num_started(waiting.client) - 1
+        max_preempted = self.waiting.num_started(largest) - self.waiting.num_started(waiting.client) - 1
         needed = self._cache.bytes_for(len(waiting.tokens)) - self._cache.pool.available
-        gone: list[TokenSequence] = []
+        preempted: list[TokenSequence] = []
         for sequence in self._latest_of(largest):
-            if len(gone) >= may_go or (needed <= 0 and (gone or self._has_place)):
+            if len(preempted) >= max_preempted or (needed <= 0 and (preempted or self._has_place)):
                 break
-            gone.append(sequence)
+            preempted.append(sequence)
             needed -= self._cache.region(sequence.seq_id).capacity * self._cache.bytes_per_token
         if needed > 0:
             return False
-        for sequence in gone:
+        for sequence in preempted:
             self._give_up_place(sequence)
-        return bool(gone)
+        return bool(preempted)
 
     def _give_up_place(self, sequence: TokenSequence) -> None:
+        """Preempt for another client, keeping the keys and values where possible."""
         if self._retain and sequence.shares_prefix:
             self._cache.retain(sequence.seq_id, sequence.tokens)
         else:
@@ -230,15 +233,17 @@ class Scheduler:
         self.waiting.put_back(sequence)
 
     def _give_up_drafts(self, item: ScheduledSequence) -> ScheduledSequence:
-        """A draft is worth less than a sequence that would have to start again: its memory goes first."""
+        """Free the drafters' memory, which costs less than to preempt a sequence."""
         held = self._drafters.give_up([sequence.seq_id for sequence in self.running])
         new = self._policy.cool_down(held, MEMORY_SHORT, MEMORY_COOLDOWN) if held else []
         if new:
-            logger.warning("cache memory is short: %s gave up its own for %d steps", ", ".join(new), MEMORY_COOLDOWN)
+            logger.warning(
+                "cache memory is short: %s freed its own and is not used for %d steps", ", ".join(new), MEMORY_COOLDOWN
+            )
         return item if self._reserve(item) else replace(item, max_draft=0)
 
     def _admit(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
-        """Start a waiting sequence if there is a place and its whole history fits; nobody gives way for it."""
+        """Start a waiting sequence if a place is free and its whole history fits, without preempting any."""
         seq_id, tokens = sequence.seq_id, sequence.tokens
         if not self._has_place or not self._cache.fits(len(tokens)):
             return None
@@ -256,17 +261,17 @@ class Scheduler:
         return item
 
     def _count(self, sequence: TokenSequence, num_found: int) -> None:
-        """Once a sequence: who gave way and comes back finds what it read itself."""
+        """Count prefix hits, once per sequence: after a preemption it would hit its own keys and values."""
         if sequence.shares_prefix and sequence.num_preemptions == 0:
             sequence.num_cached = num_found
             self.prefix_stats.record(len(sequence.tokens) - 1, num_found)
 
     def _next_waiting(self) -> TokenSequence | None:
-        """The first that does not wait for another to read what they have in common."""
+        """The first waiting sequence that does not wait for another to compute their common prefix."""
         return next((sequence for sequence in self.waiting if not self._waits(sequence)), None)
 
     def _waits(self, sequence: TokenSequence) -> bool:
-        """It only ever begins to wait for who runs, and waits no more when it runs: so nobody waits in a circle."""
+        """Whether it waits for another's prefix. It begins to wait for running sequences only, so there are no cycles."""
         if sequence.wait_for is None and sequence.shares_prefix:
             self._find_reader(sequence)
         reader, length = sequence.wait_for, sequence.wait_len
@@ -280,7 +285,7 @@ class Scheduler:
         return not has_read
 
     def _find_reader(self, sequence: TokenSequence) -> None:
-        """Whoever runs and is about to read what this one would have to read as well: not to wait would cost as much."""
+        """Let it wait for a running sequence that is about to compute a prefix which this one needs too."""
         tokens = sequence.tokens
         for reader in self.running:
             if reader.num_output == 0 and reader.shares_prefix:
@@ -292,7 +297,7 @@ class Scheduler:
                     return
 
     def _cut_to(self, sequence: TokenSequence, num_rows: int) -> ScheduledSequence:
-        # a step that was interrupted may have left draft tokens behind that nobody verified
+        # an interrupted step may have left unverified draft tokens in the cache
         tokens = sequence.tokens
         num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
         num_read = len(tokens) - num_unread

@@ -1,4 +1,4 @@
-"""Counts, never ratios: they merge by addition, and a ratio is taken once, at the end."""
+"""Counts, which merge by addition. Ratios are computed from them at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _make_long(counts: list[int], length: int) -> None:
 
 
 def _count_first(counts: list[int], length: int) -> None:
-    """One more at each of the first places."""
+    """Add one at each of the first `length` places."""
     _make_long(counts, length)
     for place in range(length):
         counts[place] += 1
@@ -24,16 +24,16 @@ def _count_first(counts: list[int], length: int) -> None:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """What verification said, over any number of steps and sequences.
+    """Results of verification, over any number of steps and sequences.
 
     num_steps: verified rows (one per sequence and step), drafted or not. num_spec_steps: those with a draft.
-    num_draft_tokens: all that were verified. num_accepted_tokens: without what a stop cut off; bonus and recovered tokens
-    are in neither.
-    num_evaluated_tokens: accepted plus first rejected. num_emitted_tokens: all that reached a text.
+    num_draft_tokens: all that were verified. num_accepted_tokens: without those that a stop cut off. Bonus and recovered
+    tokens are in neither.
+    num_evaluated_tokens: accepted plus first rejected. num_emitted_tokens: all that were added to a text.
     acceptance_histogram[j]: drafted steps in which j draft tokens were accepted.
     drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0.
-    num_near_ties: emitted tokens whose `log p + noise` beat the next by less than 1e-4 (float32 only, where
-    the kernels' own error could turn them).
+    num_near_ties: emitted tokens whose `log p + noise` exceeds the second best by less than 1e-4 (float32 only, where rounding
+    could reverse the order).
     """
 
     num_steps: int = 0
@@ -56,7 +56,7 @@ class SpeculationStats:
         return merged
 
     def record(self, *, num_drafted: int, num_accepted: int, num_kept: int, near_ties: int = 0) -> None:
-        """One verified row. num_kept: how many of its num_accepted + 1 tokens the text kept."""
+        """Count one verified row. num_kept: how many of its num_accepted + 1 tokens the text kept."""
         self.num_steps += 1
         self.num_emitted_tokens += num_kept
         self.num_near_ties += near_ties
@@ -77,7 +77,7 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """τ as vLLM's record has it: 1 + accepted / drafted steps."""
+        """τ as in vLLM: 1 + accepted / drafted steps."""
         return 1 + self.num_accepted_tokens / self.num_spec_steps if self.num_spec_steps else None
 
     @property
@@ -97,10 +97,10 @@ class SpeculationStats:
 
 @dataclass(slots=True)
 class PrefixStats:
-    """How much of what sequences began with was already held for others.
+    """Hits of the prefix cache.
 
-    num_asked_tokens: of the histories of all sequences that began and wanted to share, the token aside that is to be read
-    in any case. num_found_tokens: those of them whose keys and values were there.
+    num_asked_tokens: of the histories of all sequences that started and may share, without the last token of each, which is
+    always computed. num_found_tokens: those of them whose keys and values were cached.
     """
 
     num_asked_tokens: int = 0

@@ -16,7 +16,7 @@ from foredraft.server.wire.responses_request import ResponsesRequest
 from foredraft.server.wire.sampling_fields import SamplingFields
 from foredraft.server.wire.tokenization import TokenizeRequest
 from foredraft.text.request import Prompt, Request
-from foredraft.text.text import encode_prompt
+from foredraft.text.tokenizing import encode_prompt
 
 _CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters than this for each allowed token is rejected before it is tokenised."""

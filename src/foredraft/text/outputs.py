@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.engine.sequence import Origin
+from foredraft.engine.sequence import Origin, TokenSequence
 from foredraft.engine.stats import SpeculationStats
 
 
@@ -56,10 +57,10 @@ class SpeculativeDecodingMetrics:
 class RequestMetrics:
     """Times in seconds, from the request's arrival; None until there is something to measure.
 
-    time_in_queue: before any of it was read.
+    time_in_queue: from arrival until the request first runs.
     inter_token_latency: mean time from one token to the next after the first. tokens_per_second: output tokens of all
     texts over the time from arrival to the last token. num_cached_tokens: of the prompt, those whose keys and values were
-    found rather than computed. stats: the counts themselves, which merge by addition.
+    cached. stats: the counts themselves, which merge by addition.
     """
 
     time_to_first_token: float | None
@@ -70,6 +71,27 @@ class RequestMetrics:
     speculative_decoding: SpeculativeDecodingMetrics
     stats: SpeculationStats
     time_in_queue: float | None = None
+
+    @staticmethod
+    def of(sequences: Sequence[TokenSequence]) -> RequestMetrics:
+        """Over all sequences of one request."""
+        arrived_at = min((s.arrived_at for s in sequences), default=0.0)
+        begun_at = [s.begun_at for s in sequences if s.begun_at is not None]
+        spans = [(s.first_token_at, s.last_token_at) for s in sequences]
+        written = [(first, last) for first, last in spans if first is not None and last is not None]
+        num_output = sum(s.num_output for s in sequences)
+        num_gaps = num_output - len(written)
+        stats = sum((s.stats for s in sequences), SpeculationStats())
+        return RequestMetrics(
+            time_to_first_token=min(first for first, _ in written) - arrived_at if written else None,
+            inter_token_latency=sum(last - first for first, last in written) / num_gaps if num_gaps else None,
+            tokens_per_second=num_output / (max(last for _, last in written) - arrived_at) if written else None,
+            num_preemptions=sum(s.num_preemptions for s in sequences),
+            num_cached_tokens=sequences[0].num_cached if sequences else 0,
+            speculative_decoding=SpeculativeDecodingMetrics.of(stats),
+            stats=stats,
+            time_in_queue=min(begun_at) - arrived_at if begun_at else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

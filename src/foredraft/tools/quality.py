@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, load_tokenizer
 from foredraft.model.loading import context_len_of, load_config
-from foredraft.text.text import encode_prompt
+from foredraft.text.tokenizing import encode_prompt
 
 LEAST_TOKENS = 64
 """With fewer, perplexity depends more on the words than on the model."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.sequence import Origin
 from foredraft.engine.step import Step
-from foredraft.text.text import IncrementalDecoder
+from foredraft.text.detokenizer import IncrementalDecoder
 from foredraft.trace.format import DraftToken, RoundLine, StepLine, TargetToken, Verdict
 from foredraft.trace.probabilities import draft_probabilities, target_probabilities
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
-from foredraft.text.text import encode_prompt
+from foredraft.text.tokenizing import encode_prompt
 
 NOTHING = -100
 """What follows a token that nothing follows: such places count in no loss."""

@@ -17,7 +17,7 @@ from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
 from foredraft.sampling.token_probs import token_probs_under
-from foredraft.text.text import encode_prompt
+from foredraft.text.tokenizing import encode_prompt
 from foredraft.train.blocks import spread_places
 from foredraft.train.expected import Expectation, expect, nothing
 from foredraft.tune.measure import measure

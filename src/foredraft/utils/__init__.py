@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of models: process start-up, folders, argument checks, lazy imports."""
+"""Small helpers that do not depend on models: process start-up, folders, argument checks, lazy imports."""

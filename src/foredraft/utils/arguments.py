@@ -1,4 +1,4 @@
-"""What numbers, names and amounts an LLM's arguments may be. Nothing here imports PyTorch, so that a mistake is told at once."""
+"""Checks of arguments: numbers, names and amounts. Nothing here imports PyTorch, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _THREADS_PER_CORE = 4
 
 
 def check_numbers(**settings: tuple[int | None, int]) -> None:
-    """settings: name -> (value, least). Raises ForedraftError for a value that is no integer, or below that; None passes."""
-    for name, (value, least) in settings.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ForedraftError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+    """settings: name -> (value, minimum). Raises ForedraftError for a value that is no integer or too small; None passes."""
+    for name, (value, minimum) in settings.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+            raise ForedraftError(f"{name} must be an integer of at least {minimum}, not {shown(value)}")
         if value is not None and value > MOST_INT:
             raise ForedraftError(f"{name} must be at most 2^63 - 1, not {shown(value)}")
 
 
 def check_threads(num_threads: int | None) -> None:
-    """Raises ForedraftError for more threads than the processor could run in turn: they would only wait for each other,
-    and a thousand of them stop a machine."""
+    """Raises ForedraftError for more than 4 threads per core: they would only wait for each other, and a thousand of them
+    make a machine unusable."""
     check_numbers(num_threads=(num_threads, 1))
     cores = usable_cores()
     if num_threads is not None and num_threads > _THREADS_PER_CORE * cores:
@@ -35,12 +35,13 @@ def check_threads(num_threads: int | None) -> None:
 
 
 def usable_cores() -> int:
-    """The processor's cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    """The number of cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def check_draft_len(speculative_tokens: int | str) -> None:
+    """Raises ForedraftError unless it is "auto" or an integer of at least 0."""
     if speculative_tokens != AUTO:
         if isinstance(speculative_tokens, str):
             raise ForedraftError(f'speculative_tokens must be a number or "{AUTO}", not {speculative_tokens!r}')
@@ -48,7 +49,7 @@ def check_draft_len(speculative_tokens: int | str) -> None:
 
 
 def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | None) -> None:
-    """Raises ForedraftError for one that could not be meant."""
+    """Raises ForedraftError for a rate outside 0 to 1, and for a negative number of bytes."""
     rate, memory = min_acceptance_rate, max_draft_memory
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
         raise ForedraftError(f"min_acceptance_rate must be a share between 0 and 1, not {rate!r}")
@@ -57,7 +58,7 @@ def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | 
 
 
 def check_precision(dtype: str, quantization: str | None, draft_quantization: str | None = None) -> None:
-    """Raises ForedraftError for a name that is none."""
+    """Raises ForedraftError for an unknown dtype or quantization."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ForedraftError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {dtype!r}")
     for name in (quantization, draft_quantization):
@@ -66,19 +67,19 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
 
 
 def check_verification(name: str | None) -> str | None:
-    """The same name. Raises ForedraftError for a rule that is not built in."""
+    """-> the same name. Raises ForedraftError for a rule that is not built in."""
     if name is not None and name not in VERIFICATIONS:
         raise ForedraftError(f"verification must be one of {', '.join(VERIFICATIONS)}, not {shown(name)}")
     return name
 
 
 def check_autocast(dtype: str) -> None:
-    """Raises ForedraftError for a precision that training does not compute in."""
+    """Raises ForedraftError for a precision that training does not support."""
     if dtype not in AUTOCAST_DTYPES:
         raise ForedraftError(f"--dtype must be one of {', '.join(AUTOCAST_DTYPES)}, not {dtype!r}")
 
 
 def check_budget(seconds: float | None) -> None:
-    """Raises ForedraftError for a time in which nothing could be measured, and for one that is no number."""
+    """Raises ForedraftError unless it is a finite number of seconds above 0, or None."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise ForedraftError(f"budget must be more than 0 seconds, not {seconds:g}")

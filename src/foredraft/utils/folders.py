@@ -1,4 +1,4 @@
-"""Where to keep what is worth keeping from one process to the next."""
+"""Folders for files that outlive a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foredraft.errors import ForedraftError
 
 
 def user_folders() -> list[Path]:
-    """The user's cache, and one in the system's folder for temporary files where that cannot be had."""
+    """The user's cache folder, if there is one, then a folder for temporary files. Try them in this order."""
     folders = [Path(tempfile.gettempdir()) / f"foredraft-{os.getuid()}"]
     root = os.environ.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # a user without a home
@@ -20,11 +20,12 @@ def user_folders() -> list[Path]:
 
 
 def is_ours(file: Path) -> bool:
-    """What another user left in a shared folder is not used."""
+    """Whether a file exists and is this user's: files of other users in a shared folder are not used."""
     return file.is_file() and file.stat().st_uid == os.getuid()
 
 
 def can_write(folder: Path) -> bool:
+    """Whether this user owns the folder, made if necessary, and may write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
@@ -33,7 +34,7 @@ def can_write(folder: Path) -> bool:
 
 
 def make_directory(directory: Path) -> None:
-    """Raises ForedraftError where it cannot be: better before a measurement than after it."""
+    """Make the directory of a report. Raises ForedraftError where that fails. Call it before a long measurement."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

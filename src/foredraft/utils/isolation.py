@@ -1,4 +1,4 @@
-"""Whose fault an exception is, and who goes on without it: invariant 9 of docs/architecture.md."""
+"""Confine an exception to the item that caused it: invariant 9 of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def together_or_apart(
     apart: Callable[[Sequence[T]], R],
     fail: Callable[[T, Exception], None],
 ) -> tuple[list[R], Exception | None]:
-    """together(items); where that raises, apart(part) for smaller and smaller parts, down to the item that raises alone.
+    """together(items). If that raises, apart(part) for smaller and smaller parts, down to each item that raises alone.
 
-    apart: the plainer way; may be repeated, for any part of the items. fail: takes the item that raised, and its error.
-    -> the results, and what `together` raised if no item did alone
+    apart: the simpler variant; may be called again, for any part of the items. fail: receives an item that raised, and its
+    error. -> the results, and the error of `together` if no single item raised
     """
     try:
         return [together(items)], None
@@ -46,9 +46,9 @@ def together_or_apart(
 
 
 def in_halves(items: Sequence[T], run: Callable[[Sequence[T]], R], fail: Callable[[T, Exception], None]) -> list[R]:
-    """Run for all together; where that raises, for each half, down to the item that raises alone, which fails.
+    """run(items). If that raises, the same for each half, down to each item that raises alone, which fails.
 
-    One such item among N costs about 2 log2(N) more runs. run: may be repeated, for any part of the items.
+    One such item among N costs about 2 log2(N) more runs. run: may be called again, for any part of the items.
     """
     try:
         return [run(items)]
@@ -61,13 +61,13 @@ def in_halves(items: Sequence[T], run: Callable[[Sequence[T]], R], fail: Callabl
 
 
 class Shield:
-    """Calls to those whose errors must not end a request. The first error of each of them is logged."""
+    """Calls objects whose errors must not end a request. Logs the first error of each object."""
 
     def __init__(self) -> None:
         self._logged: set[int] = set()
 
     def call(self, owner: object, call: Callable[[], T], default: T) -> T:
-        """call(), or `default` if it raises. owner: whose call it is."""
+        """call(), or `default` if it raises. owner: the object that is called."""
         try:
             return call()
         except Exception as error:
@@ -83,7 +83,7 @@ class Shield:
 
 
 def brief(error: Exception) -> str:
-    """An error as a log may show it. What others' errors say may hold a prompt, so only their kind and place are told."""
+    """An error for a log. Messages of foreign errors may contain a prompt, so only their type and place are shown."""
     if isinstance(error, ForedraftError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

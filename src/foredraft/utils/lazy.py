@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for (PEP 562): PyTorch takes a second to import."""
+"""Names of a package that are imported on first use (PEP 562): PyTorch takes a second to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def attributes(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A `__getattr__` for a package. homes: submodule -> the names that the package takes from it."""
+    """A `__getattr__` for a package. homes: submodule -> the names that the package exports from it."""
     home_of = {name: module for module, names in homes.items() for name in names}
 
     def get(name: str) -> Any:

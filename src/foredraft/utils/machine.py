@@ -1,4 +1,4 @@
-"""What a measurement must name to mean anything: the machine, and the libraries that computed."""
+"""The machine and the library versions that a measurement must name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16"
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What a result from here should name. cpu_features: those that make low precision fast. gpus: by name."""
+    """cpu_features: those that matter for low precision. gpus: by name."""
 
     processor: str
     cpu_capability: str
@@ -29,12 +29,12 @@ class MachineReport:
 
 
 def this_machine() -> MachineReport:
-    # asked for carefully: older releases of torch cannot say
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
+    # older releases of torch do not have get_capabilities
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
     return MachineReport(
         processor=_processor(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        cpu_features=[feature for feature in _CPU_FEATURES if found.get(feature)],
+        cpu_features=[feature for feature in _CPU_FEATURES if capabilities.get(feature)],
         num_threads=torch.get_num_threads(),
         gpus=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         python=platform.python_version(),
@@ -44,7 +44,7 @@ def this_machine() -> MachineReport:
 
 
 def _processor() -> str:
-    """Its name as Linux tells it, else what Python knows."""
+    """The processor's name, from Linux if possible, else from Python."""
     lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())

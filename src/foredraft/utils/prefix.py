@@ -1,4 +1,4 @@
-"""Which of many sequences holds the longest beginning of a new one: a tree of blocks of tokens."""
+"""The longest common prefix of a sequence with many others: a tree of blocks of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 BLOCK = 16
-"""Tokens per block. A common beginning shorter than this is found by nobody: to read it costs less than to copy it."""
+"""Tokens per block. Shorter common prefixes are not found: to compute them costs less than to copy them."""
 
 T = TypeVar("T")
 
@@ -22,17 +22,17 @@ class _Node(Generic[T]):
 
 
 class PrefixIndex(Generic[T]):
-    """Items by the tokens they hold. Everything costs O(len(tokens)), however many items there are.
+    """Items by their tokens. Every operation costs O(len(tokens)), however many items there are.
 
-    No item's blocks are the beginning of another's: of two such, only the longer is worth its memory. Tokens that do not
-    fill a block are not looked at.
+    No item's blocks are a prefix of another's: of two such items only the longer one stays. Tokens that do not fill a
+    block are ignored.
     """
 
     def __init__(self) -> None:
         self._root = _Node[T]()
 
     def find(self, tokens: Sequence[int]) -> T | None:
-        """One of the items that have the most of the first blocks of `tokens`; None where no item has the first."""
+        """An item with the longest common prefix, in blocks, with `tokens`; None if no item has the first block."""
         node = self._root
         for block in _blocks(tokens):
             child = node.children.get(block)
@@ -46,7 +46,7 @@ class PrefixIndex(Generic[T]):
         return node.item
 
     def add(self, tokens: Sequence[int], item: T) -> T | None:
-        """-> an item that is not in the index now because another has all of its blocks: an earlier one, or this one."""
+        """-> the item that is redundant, since another has all of its blocks, and not in the index: an earlier one or this one"""
         node, displaced = self._root, None
         for block in _blocks(tokens):
             if node.item is not None:
@@ -60,7 +60,7 @@ class PrefixIndex(Generic[T]):
         return displaced
 
     def remove(self, tokens: Sequence[int]) -> None:
-        """The item of exactly these blocks, which must be there."""
+        """Remove the item with exactly these blocks, which must be in the index."""
         path: list[tuple[_Node[T], tuple[int, ...]]] = []
         node = self._root
         for block in _blocks(tokens):
@@ -79,11 +79,11 @@ def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], *, start: int = 0, limit: int | None = None) -> int:
-    """How many tokens a and b begin with in common, of at most `limit`; the first `start` are known to agree."""
+    """The length of the common prefix of a and b, at most `limit`; the first `start` tokens are known to agree."""
     end = min(len(a), len(b), len(b) if limit is None else limit)
     low = min(start, end)
-    b = b if isinstance(b, list) else list(b)  # slices of two kinds never compare equal
-    # halving on slices: each compares at C speed, and only what is not yet known to agree
+    b = b if isinstance(b, list) else list(b)  # slices of two types never compare equal
+    # binary search on slices: comparing a slice runs at C speed
     while low < end:
         middle = (low + end + 1) // 2
         if a[low:middle] == b[low:middle]:

@@ -1,4 +1,4 @@
-"""What a command's process does differently until it is ready: it imports thousands of modules, and nothing else yet."""
+"""Process settings for the start of a command, which imports thousands of modules."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from types import FrameType
 
 _INTERRUPTED = 130
 _SPINS = 30_000
-"""How often a thread of OpenMP looks for work before it sleeps. Its own default, 300,000, keeps a core busy for
-milliseconds after every product while a command starts. With 1,000 the embedded target wrote 12 to 16 % fewer tokens a
-second, because threads slept between passes; with 30,000 as many as by default."""
+"""How often an OpenMP thread looks for work before it sleeps. OpenMP's default, 300,000, keeps a core busy for
+milliseconds after every product while a command starts. With 1,000 the embedded target wrote 12 to 16 % fewer tokens per
+second, since threads slept between passes; 30,000 costs nothing."""
 
 
 def begin() -> None:
-    """To be called before anything is imported that computes."""
+    """Call this before importing PyTorch."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    gc.disable()  # what modules are made of stays: to look through it for garbage again and again costs half a second
+    gc.disable()  # imported modules are no garbage; searching them for some costs half a second
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 
 
 def ready() -> None:
-    """Everything is imported: Ctrl-C is an exception again, and garbage is collected."""
+    """Call this when everything is imported: Ctrl-C raises KeyboardInterrupt again, and garbage is collected."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not gc.isenabled():
@@ -33,5 +33,5 @@ def ready() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """At once: an exception in the middle of an import may be swallowed there, or shown, and nothing needs tidying up."""
+    """Exit at once: an exception in the middle of an import may be swallowed or printed, and there is nothing to clean up."""
     os._exit(_INTERRUPTED)

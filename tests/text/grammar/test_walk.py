@@ -104,12 +104,12 @@ def test_a_walk_that_does_not_come_back_with_the_draft_is_found(monkeypatch: pyt
     def forget_to(self: GrammarWalk, place: int) -> None:
         del self._walked[place:]
 
-    monkeypatch.setattr(GrammarWalk, "_go_back", forget_to)
+    monkeypatch.setattr(GrammarWalk, "_roll_back", forget_to)
     assert mask_violations(grammar("json"), picks, BACK_AND_FORTH) > 0
 
 
 def test_a_walk_that_keeps_the_masks_of_a_rejected_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = GrammarWalk._go_back
+    right = GrammarWalk._roll_back
 
     def keep_masks(self: GrammarWalk, place: int) -> None:
         kept = dict(self._masks)
@@ -127,7 +127,7 @@ def test_a_walk_that_keeps_the_masks_of_a_rejected_draft_is_found(monkeypatch: p
         return count
 
     assert violations() == 0
-    monkeypatch.setattr(GrammarWalk, "_go_back", keep_masks)
+    monkeypatch.setattr(GrammarWalk, "_roll_back", keep_masks)
     assert violations() > 0
 
 

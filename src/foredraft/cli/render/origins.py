@@ -11,7 +11,7 @@ from rich.text import Text
 
 from foredraft.cli.render.console import visible
 from foredraft.engine.sequence import Origin
-from foredraft.text.text import IncrementalDecoder
+from foredraft.text.detokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

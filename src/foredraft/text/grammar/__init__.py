@@ -1,6 +1,7 @@
-"""Structured outputs: from what a request says its text may look like to masks over token ids, by llguidance.
+"""Structured outputs: from the format that a request wants to masks over token ids, by llguidance.
 
-The only place that knows that library. A grammar is tried in another process, compiled and kept; each text walks it by itself.
+Nothing else imports that library. A grammar is tried in another process, compiled and cached; each text has its own walk
+through it.
 """
 
 from foredraft.text.grammar.compiled import Grammar, Grammars

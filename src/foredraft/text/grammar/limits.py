@@ -1,4 +1,4 @@
-"""How much a grammar may cost: to compile, for one mask, and over a request."""
+"""Limits on the cost of a grammar: of its compilation, of one mask, and of all masks of a request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _PARSER = {
     "verbose_errors": False,
 }
 _MAX_ITEMS_OF_RULES = 500
-"""A row of an ambiguous grammar costs up to the cube of its items: 15 ms a byte for 500 of them, 350 ms for 2000. Rules that
-somebody wrote can be ambiguous. Those that a schema comes to are not, and need four items for each optional property."""
+"""A row of an ambiguous grammar costs up to the cube of its items: 15 ms per byte for 500 of them, 350 ms for 2000. Rules that
+a user writes may be ambiguous. Those that a schema is translated to are not, and need four items per optional property."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """compile_seconds: of processor time. compile_bytes: of memory for one grammar. stack_bytes: half of what a thread has where
-    it has least. forced_bytes: with which every text begins; each mask there costs time for all of them.
+    """compile_seconds: processor time of one compilation. compile_bytes: memory for one grammar. stack_bytes: of the thread that
+    compiles; half of the smallest default. forced_bytes: a common beginning of all texts, which every mask there has to process.
 
-    base_seconds, seconds_per_token: of processor time, what a request's masks may take: so much, and so much more for each
-    token it has written. clock: measures it.
+    base_seconds, seconds_per_token: processor time that the masks of a request may take, at first and for each written token.
+    clock: measures it.
 
-    cache_bytes: of memory for the grammars that are kept. growth_per_second: of bytes, what a grammar is taken to grow by while
-    masks are computed, up to max_growth: what is worked out about it is kept with it. worn_seconds: after so much of that work
-    a grammar is compiled anew for those who come then.
+    cache_bytes: memory for the cached grammars. growth_per_second, max_growth: bytes by which a grammar is assumed to grow for
+    each second of mask computation, since llguidance caches results, and the most. worn_seconds: after so much mask
+    computation a grammar is compiled again for new requests.
     """
 
     compile_seconds: int = 2
@@ -45,8 +45,8 @@ class GrammarLimits:
     clock: Callable[[], float] = time.thread_time
 
     def parser_for(self, kind: str) -> dict[str, int]:
-        """llguidance's own limits, by what field of StructuredOutputs is given. All but the time of a request are counted in
-        work, so that a text depends on no clock."""
+        """llguidance's limits for a field of StructuredOutputs. They count work, not time, so that a text does not depend on
+        a clock."""
         limits = dict(self.parser)
         if kind == "grammar":
             limits["max_items_in_row"] = min(limits["max_items_in_row"], _MAX_ITEMS_OF_RULES)
@@ -54,10 +54,10 @@ class GrammarLimits:
 
 
 class Meter:
-    """What the masks of one request have taken of its processor time. Its texts share one.
+    """The processor time that the masks of one request have taken. Its texts share one meter.
 
-    What plain decoding would have done counts by itself, and is what a request fails for. What was done for drafts, and was
-    in vain, counts apart: where that is too much, the request goes on without drafts.
+    Time that plain decoding would need as well is counted separately: a request that exceeds it fails. Time for drafts that
+    were rejected comes on top: a request that exceeds it goes on without drafts.
     """
 
     def __init__(self, limits: GrammarLimits) -> None:

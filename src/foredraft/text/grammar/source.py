@@ -1,4 +1,4 @@
-"""What a request says of its texts' form, as llguidance reads it, and what llguidance says of it, as a user reads that."""
+"""Translates the format that a request wants to llguidance's language, and llguidance's errors to ours."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from foredraft.errors import ForedraftError, one_line
 from foredraft.sampling import StructuredOutputs
 
 _WHITESPACE = r"[ \t]|\n[ \t]{0,24}"
-"""Between the tokens of JSON: a blank, or a new line and its indentation. Without a bound a text may be blanks to the end of its
-budget, and be no JSON."""
+"""Between the tokens of JSON: a space, or a newline with its indentation. Without this bound a text could go on with spaces
+to the end of its budget and never become JSON."""
 
 
 def grammar_text(wanted: StructuredOutputs) -> str:
-    """As llguidance reads it. Raises ForedraftError that names the field."""
+    """The grammar in llguidance's language. Raises ForedraftError, with the name of the field, if it cannot be read."""
     if wanted.regex is not None:
         if (len(wanted.regex) - len(wanted.regex.rstrip("\\"))) % 2:
             raise ForedraftError("structured_outputs.regex: it ends with a lone backslash")
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
-        return LLMatcher.grammar_from_regex("|".join(map(_literally, wanted.choice)))
+        return LLMatcher.grammar_from_regex("|".join(map(_escaped, wanted.choice)))
     if wanted.grammar is not None:
         return LLMatcher.grammar_from_lark(wanted.grammar)
     try:
@@ -30,8 +30,8 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         raise ForedraftError(f"structured_outputs.{wanted.kind}: {one_line(error)}") from None
 
 
-def _literally(text: str) -> str:
-    """A regular expression that matches this text alone."""
+def _escaped(text: str) -> str:
+    """A regular expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
@@ -53,10 +53,10 @@ _REASONS = (
 
 
 def reason(error: str) -> str:
-    """What llguidance says, in one line and without the dump of the parser's state."""
+    """llguidance's error in one line, without its dump of the parser's state."""
     line = " ".join(re.split("<state>|<non-verbose/>", error)[0].split())
     for pattern, words in _REASONS:
-        found = re.match(pattern, line, re.IGNORECASE)
-        if found:
-            return found.expand(words)
+        match = re.match(pattern, line, re.IGNORECASE)
+        if match:
+            return match.expand(words)
     return line if len(line) <= 300 else f"{line[:300]}..."

@@ -1,4 +1,4 @@
-"""Whether a grammar can be compiled, found out in another process, which may fail at it."""
+"""Tries in other processes whether a grammar can be compiled, since llguidance may crash or not return."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from foredraft.text.grammar.limits import GrammarLimits
 
 _WORKER = Path(__file__).with_name("worker.py")
 _NUM_WORKERS = 2
-_BASE_BYTES = 64 * 2**20  # of a worker that has compiled nothing
+_BASE_BYTES = 64 * 2**20  # memory of a worker before its first grammar
 
 
 class Refused(Exception):
-    """What is wrong with a grammar, in llguidance's words or ours."""
+    """A grammar cannot be used; the message is llguidance's or ours."""
 
 
 class Trials:
-    """Compiles grammars in two worker processes, which are started when they are first needed and end with this object.
+    """Compiles grammars in two worker processes, which are started on first use and end with this object.
 
-    Safe to use from several threads; whoever comes third waits.
+    Thread-safe; a third thread waits for a free worker.
     """
 
     def __init__(self, limits: GrammarLimits) -> None:
@@ -37,7 +37,7 @@ class Trials:
             self._idle.put(_Worker())
 
     def run(self, text: str, parser_limits: dict[str, int]) -> int:
-        """-> how many bytes it takes when it is compiled. Raises Refused."""
+        """-> the memory of the compiled grammar, in bytes. Raises Refused."""
         limits = self._limits
         job = {
             "text": text,
@@ -49,7 +49,7 @@ class Trials:
         }
         worker = self._idle.get()
         try:
-            answer = worker.ask(job)
+            answer = worker.run(job)
         finally:
             self._idle.put(worker)
         if "signal" in answer:
@@ -72,20 +72,20 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
         line = json.dumps(job).encode() + b"\n"
-        for _ in range(2):  # somebody may have killed it meanwhile
-            process = self._process if self._process and self._process.poll() is None else self._started()
+        for _ in range(2):  # the process may have been killed meanwhile
+            process = self._process if self._process and self._process.poll() is None else self._start()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
                 process.stdin.write(line)
                 process.stdin.flush()
-                told = process.stdout.readline()
+                output = process.stdout.readline()
             except BrokenPipeError:
-                told = b""
-            if told:
-                answer: dict[str, Any] = json.loads(told)
+                output = b""
+            if output:
+                answer: dict[str, Any] = json.loads(output)
                 return answer
             self._process = None
             _end(process)
@@ -93,8 +93,8 @@ class _Worker:
             "structured_outputs: the process that compiles grammars cannot be run: see that it may start"
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        # -P: what lies beside the script is no library. A session of its own: Ctrl-C is for its parent.
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P: do not import from the script's folder. A new session: Ctrl-C goes to the parent alone.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""One text's way through a grammar."""
+"""The state of one text in a grammar."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from foredraft.utils.prefix import common_prefix
 _MASKS_KEPT = 64
 
 
-class Origin(Protocol):
-    """What a walk knows of its grammar.
+class WalkedGrammar(Protocol):
+    """A grammar as a walk uses it.
 
-    matcher: at the grammar's beginning. Its copies share what was worked out about the grammar, and the limits on that.
-    end_ids: the ids that end a text; where a grammar is complete, they are what it allows.
+    matcher: at the start of the grammar. Its copies share cached results, and the limits on them.
+    end_ids: the ids that end a text; a complete grammar allows them alone.
     """
 
     kind: str
@@ -32,18 +32,18 @@ class Origin(Protocol):
     work: float
 
     def renew(self, spent: LLMatcher) -> bool:
-        """This one's copies have met their limits: replace it, unless another text has done so. False: it costs too much."""
+        """Replace the matcher, whose copies have reached their limits. False: that takes too long."""
         ...
 
 
 class GrammarWalk:
-    """A sampling.Constraint: one text's place in a grammar.
+    """A sampling.Constraint: the state of one text in a grammar.
 
-    It goes along with the draft and comes back with it. What lies behind a token that the grammar refuses, or behind the
-    end, no text has: there the end alone is allowed.
+    It advances over draft tokens and rolls back when they are rejected. After a token that the grammar does not allow, or
+    after the end, only the end ids are allowed.
     """
 
-    def __init__(self, grammar: Origin, prompt_len: int, meter: Meter) -> None:
+    def __init__(self, grammar: WalkedGrammar, prompt_len: int, meter: Meter) -> None:
         self._grammar = grammar
         self._prompt_len = prompt_len
         self._meter = meter
@@ -52,16 +52,16 @@ class GrammarWalk:
         for token in self._end_ids:
             self._end[token // 8] |= 1 << token % 8
         self._has_tried_again = False
-        self._num_settled = -1  # the places, counted by the output tokens before them, that plain decoding has paid for
-        self._costs: dict[int, float] = {}  # of the places behind those, in seconds
-        self._failed: tuple[list[int], str] | None = None  # an output behind which limits were met, and which
+        self._num_paid = -1  # positions (output tokens before them) up to which the masks have been charged
+        self._costs: dict[int, float] = {}  # seconds for the masks at later positions
+        self._failed: tuple[list[int], str] | None = None  # the output after which limits were reached, and the reason
         self._begin()
 
     def _begin(self) -> None:
-        self._origin = self._grammar.matcher
-        self._matcher = self._origin.deep_copy()
-        self._walked: list[int] = []  # the output tokens that the matcher has read
-        self._masks: dict[int, Bits] = {}  # by how many output tokens come before
+        self._source = self._grammar.matcher
+        self._matcher = self._source.deep_copy()
+        self._walked: list[int] = []  # output tokens that the matcher has consumed
+        self._masks: dict[int, Bits] = {}  # by position
 
     @property
     def allows_drafts(self) -> bool:
@@ -70,16 +70,16 @@ class GrammarWalk:
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
         wanted = [*history[self._prompt_len :], *drafted]
         self._refuse_failed(wanted)
-        self._go_back(common_prefix(self._walked, wanted))
-        self._settle(len(wanted) - len(drafted) - 1)
+        self._roll_back(common_prefix(self._walked, wanted))
+        self._charge(len(wanted) - len(drafted) - 1)
         if not drafted and self._meter.is_spent:
             raise ForedraftError(self._spent)
         try:
             return self._metered(wanted)
         except _Spent as error:
             failure = str(error)
-        if self._begin_again() and not drafted and not self._has_tried_again:
-            # once only: what leads to the limits takes a tenth of a second
+        if self._restart() and not drafted and not self._has_tried_again:
+            # only once, since it takes a tenth of a second to reach the limits
             self._has_tried_again = True
             try:
                 return self._metered(wanted)
@@ -91,40 +91,40 @@ class GrammarWalk:
         raise ForedraftError(self._field + failure)
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        # by the masks: where the grammar forces some text, they allow one way of writing it and no other
-        for place, token in enumerate(drafted):
-            if not has_id(self.allowed(history, drafted[:place]), token):
-                return place
+        # from the masks: where the grammar forces a text, they allow one of its tokenizations alone
+        for position, token in enumerate(drafted):
+            if not has_id(self.allowed(history, drafted[:position]), token):
+                return position
             if token in self._end_ids:
-                return place + 1
+                return position + 1
         return len(drafted)
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < at_most and not (found and found[-1] in self._end_ids):
-            token = only_id(self.allowed(history, [*drafted, *found]))
+        ids: list[int] = []
+        while len(ids) < at_most and not (ids and ids[-1] in self._end_ids):
+            token = only_id(self.allowed(history, [*drafted, *ids]))
             if token is None:
                 break
-            found.append(token)
-        return found
+            ids.append(token)
+        return ids
 
     def _metered(self, wanted: list[int]) -> Bits:
-        """The mask behind these output tokens. What it takes is paid for when plain decoding comes there; at once, and for
-        drafts, where it has been there."""
-        place, clock = len(wanted), self._grammar.limits.clock
+        """The mask after these output tokens, with its time measured. The time is charged when plain decoding reaches this
+        position; at once, as time for drafts, if plain decoding has passed it."""
+        position, clock = len(wanted), self._grammar.limits.clock
         began = clock()
         try:
             return self._mask(wanted)
         finally:
             seconds = clock() - began
             self._grammar.work += seconds
-            if place > self._num_settled and place not in self._costs:
-                self._costs[place] = seconds
+            if position > self._num_paid and position not in self._costs:
+                self._costs[position] = seconds
             else:
                 self._meter.charge_drafts(seconds)
 
     def _mask(self, wanted: list[int]) -> Bits:
-        if not self._go_to(wanted):
+        if not self._advance_to(wanted):
             return self._end
         bits = self._masks.get(len(wanted))
         if bits is None:
@@ -132,22 +132,22 @@ class GrammarWalk:
             self._keep(len(wanted), bits)
         return bits
 
-    def _settle(self, place: int) -> None:
-        """Plain decoding has come behind this place: pay for what lies up to it."""
-        if place > self._num_settled:
-            paid = [at for at in self._costs if at <= place]
-            self._meter.charge(sum(self._costs.pop(at) for at in paid), place - self._num_settled)
-            self._num_settled = place
+    def _charge(self, position: int) -> None:
+        """Plain decoding has passed this position: charge the time for the masks up to it."""
+        if position > self._num_paid:
+            paid = [at for at in self._costs if at <= position]
+            self._meter.charge(sum(self._costs.pop(at) for at in paid), position - self._num_paid)
+            self._num_paid = position
 
-    def _go_to(self, wanted: list[int]) -> bool:
-        """Stand behind these output tokens; say whether that is a place in the grammar, and not its end."""
+    def _advance_to(self, wanted: list[int]) -> bool:
+        """Move to the state after these output tokens. False: the grammar does not allow them, or has ended."""
         new = wanted[len(self._walked) :]
         words = self._before_end(new)
         num_read = self._matcher.try_consume_tokens(words) if words else 0
         self._check()
         self._walked += words[:num_read]
         if num_read < len(words):
-            # where another text has met the limits they share, every token is refused, and only a mask tells why
+            # if another text has reached the shared limits, every token is refused, and only a mask shows the reason
             self._computed_mask()
         return num_read == len(new)
 
@@ -156,41 +156,40 @@ class GrammarWalk:
         self._check()
         return bits
 
-    def _go_back(self, place: int) -> None:
-        excess = len(self._walked) - place
+    def _roll_back(self, position: int) -> None:
+        excess = len(self._walked) - position
         if excess:
             self._matcher.rollback(excess)
-            del self._walked[place:]
-            self._masks = {at: bits for at, bits in self._masks.items() if at <= place}
-        for at in [at for at in self._costs if at > place]:
+            del self._walked[position:]
+            self._masks = {at: bits for at, bits in self._masks.items() if at <= position}
+        for at in [at for at in self._costs if at > position]:
             self._meter.charge_drafts(self._costs.pop(at))
 
-    def _keep(self, place: int, bits: Bits) -> None:
-        """A step asks for those of its draft, once to draft and once to verify; what comes before is computed again if
-        somebody asks for it."""
-        self._masks[place] = bits
+    def _keep(self, position: int, bits: Bits) -> None:
+        """A step needs the masks of its draft twice, to draft and to verify. Older masks are computed again if needed."""
+        self._masks[position] = bits
         if len(self._masks) > _MASKS_KEPT:
             self._masks = {at: self._masks[at] for at in sorted(self._masks)[_MASKS_KEPT // 2 :]}
 
     def _before_end(self, ids: Sequence[int]) -> list[int]:
-        """Up to the first that ends a text, or that the tokenizer does not have."""
+        """The ids before the first one that ends a text or is not in the tokenizer."""
         size = self._grammar.vocab_size
         stop = next((i for i, token in enumerate(ids) if token in self._end_ids or token >= size), len(ids))
         return list(ids[:stop])
 
-    def _begin_again(self) -> bool:
-        """With a matcher that works; say whether the limits that this one met were perhaps met by another text."""
+    def _restart(self) -> bool:
+        """Start again with a new matcher. -> whether another text may have caused the limits to be reached"""
         self._begin()
         self._matcher.compute_bitmask()
         if not self._matcher.is_error():
             return False
-        is_renewed = self._grammar.renew(self._origin)
+        is_renewed = self._grammar.renew(self._source)
         self._begin()
         return is_renewed
 
     def _refuse_failed(self, wanted: list[int]) -> None:
-        """Behind a place where limits were met no text goes on: plain decoding would have ended there. Others wait for
-        every attempt, so that there are no more."""
+        """Raises ForedraftError after an output at which limits were reached: plain decoding would have failed there. A
+        second attempt would only delay the rest of the batch."""
         if self._failed is not None:
             failed_at, failure = self._failed
             if wanted[: len(failed_at)] == failed_at:
@@ -214,4 +213,4 @@ class GrammarWalk:
 
 
 class _Spent(Exception):
-    """A matcher met its limits, and is of no more use."""
+    """A matcher has reached its limits and cannot be used any more."""

@@ -1,8 +1,8 @@
-"""Tries grammars in a process of its own; run as a script by `trials`, and imports nothing but llguidance.
+"""Tries grammars in a separate process: run as a script by `trials`, imports nothing but llguidance.
 
-Reads jobs and writes answers, one JSON object a line. Each job gets a child process with limits on processor time, memory and
-stack, because llguidance can be neither interrupted nor relied on to return: some schemas compile for minutes, and rules nested
-thousands deep overflow the stack, which ends the process.
+Reads jobs and writes answers, one JSON object per line. Each job gets a child process with limits on processor time, memory and
+stack, since llguidance cannot be interrupted: some schemas compile for minutes, and rules nested thousands deep overflow the
+stack, which ends the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-_BYTES = LLTokenizer("byte")  # what a grammar costs to compile depends little on the vocabulary
+_BYTES = LLTokenizer("byte")  # the cost of a compilation hardly depends on the vocabulary
 _MAX_ERROR = 2000
 
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
-    """{"bytes": ...}, {"error": ...}, or {"signal": ...} for a child that did not come to an answer."""
+    """{"bytes": ...}, {"error": ...}, or {"signal": ...} for a child that was killed."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
@@ -35,10 +35,10 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
         _run_child(job, write_end)
     os.close(write_end)
     with open(read_end, "rb") as pipe:
-        told = pipe.read()
+        output = pipe.read()
     _, status = os.waitpid(pid, 0)
-    found: dict[str, Any] = json.loads(told) if told else {"signal": os.WTERMSIG(status)}
-    return found
+    answer: dict[str, Any] = json.loads(output) if output else {"signal": os.WTERMSIG(status)}
+    return answer
 
 
 def _run_child(job: dict[str, Any], write_end: int) -> None:
@@ -57,15 +57,15 @@ def _try(job: dict[str, Any], write_end: int) -> None:
     before = _peak_bytes()
     try:
         matcher = LLMatcher(_BYTES, job["text"], log_level=0, limits=LLParserLimits(**job["limits"]))
-        error = _what_is_wrong(matcher, job["max_forced_bytes"])
-        found: dict[str, Any] = {"error": error[:_MAX_ERROR]} if error else {"bytes": _peak_bytes() - before}
-    except BaseException as caught:  # a panic of the library's is no Exception
-        found = {"error": f"{type(caught).__name__}: {caught}"[:_MAX_ERROR]}
-    os.write(write_end, json.dumps(found).encode())
+        error = _problem_of(matcher, job["max_forced_bytes"])
+        answer: dict[str, Any] = {"error": error[:_MAX_ERROR]} if error else {"bytes": _peak_bytes() - before}
+    except BaseException as caught:  # a panic of the library is no Exception
+        answer = {"error": f"{type(caught).__name__}: {caught}"[:_MAX_ERROR]}
+    os.write(write_end, json.dumps(answer).encode())
 
 
-def _what_is_wrong(matcher: LLMatcher, max_forced_bytes: int) -> str:
-    """Of its beginning: every text has it, so what cannot go on there cannot be written at all."""
+def _problem_of(matcher: LLMatcher, max_forced_bytes: int) -> str:
+    """Why no text can begin with this grammar; "" if one can."""
     bits = matcher.compute_bitmask()
     if not matcher.is_error() and not any(bits):
         return "NoExtension"

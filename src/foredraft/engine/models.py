@@ -1,0 +1,160 @@
+"""The models of an engine: a target, the drafts by name, and the tokenizer that they share."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from foredraft.drafters import SELF_DRAFTS
+from foredraft.engine.methods import Method, draft_of, name_of
+from foredraft.errors import ModelError, VocabularyError
+from foredraft.model import (
+    LanguageModel,
+    LoadOptions,
+    WarmUpSizes,
+    check_vocabulary,
+    examine,
+    load_model,
+    load_tokenizer,
+)
+from foredraft.utils.machine import this_machine
+
+logger = logging.getLogger("foredraft")
+
+ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
+"""A hub id, a directory, or a loaded transformers model."""
+
+_MAX_PADDING = 512
+
+
+class LoadedModels:
+    """A target and its drafts, loaded. `drafts` has them by `draft_of` of the methods that use them.
+
+    source, draft_source: draft_source may be None. tokenizer: None for the checkpoint's own. options: of the target;
+    draft_quantization: in place of its quantization, for drafts; None does as for the target.
+
+    Raises ForedraftError for models that cannot be loaded, or do not have the same vocabulary.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        draft_source: ModelSource | None,
+        tokenizer: str | PreTrainedTokenizerBase | None,
+        options: LoadOptions,
+        draft_quantization: str | None,
+    ) -> None:
+        for each in (source, draft_source):  # refuse an unusable draft before the target's weights are loaded
+            if each is not None and not isinstance(each, PreTrainedModel):
+                examine(each, options)
+        self.source = source
+        self.options = options
+        self.draft_options = replace(options, quantization=draft_quantization or options.quantization)
+        self.target = load_model(source, options)
+        self.tokenizer = _load_tokenizer(source, tokenizer, options)
+        self.drafts: dict[str, LanguageModel] = {}
+        if draft_source is not None:
+            self.drafts["draft_model"] = self._load_draft(draft_source, self.draft_options)
+        _take_over(source, self.target)
+        if draft_source is not None:
+            _take_over(draft_source, self.drafts["draft_model"])
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the target was a model object, which belongs to the caller."""
+        return isinstance(self.source, PreTrainedModel)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The end-of-sequence ids of generation_config, else of the model's configuration, else of the tokenizer."""
+        config = getattr(self.target.hf, "generation_config", None)
+        for owner in (config, self.target.hf.config.get_text_config(), self.tokenizer):
+            ids = getattr(owner, "eos_token_id", None)
+            if ids is not None:
+                return [ids] if isinstance(ids, int) else list(ids)
+        return []
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What the checkpoint's generation_config sets."""
+        config = getattr(self.target.hf, "generation_config", None)
+        return {} if config is None else config.to_diff_dict()
+
+    def load_self_drafts(self, methods: Sequence[Method]) -> None:
+        """Load the copies of the target that these methods draft with, unless they are loaded."""
+        for method in methods:
+            name = name_of(method)
+            if name in SELF_DRAFTS and name not in self.drafts:
+                draft = self._load_draft(self.source, replace(self.options, **SELF_DRAFTS[name]))
+                _take_over(self.source, draft)
+                self.drafts[name] = draft
+
+    def warm_up(self, num_sequences: int, max_draft: int) -> None:
+        """Let the models allocate what they need for steps of this size, before the rest of the memory becomes cache."""
+        vocab_size = self.target.traits.vocab_size
+        self.target.warm_up(WarmUpSizes(num_sequences, max_draft + 1, vocab_size, drafts=False))
+        for draft in self.drafts.values():
+            draft.warm_up(WarmUpSizes(num_sequences, max_draft, vocab_size, drafts=True))
+
+    def draft_for(self, method: Method) -> LanguageModel | None:
+        return self.drafts.get(draft_of(method))
+
+    def cost_key(self, methods: Sequence[Method], drafters: Sequence[str]) -> dict[str, object]:
+        """All that the cost of a step depends on, except the texts and the load: under it, measured costs are stored."""
+        models = {"target": (self.target, self.options), "draft": (self.draft_for(methods[0]), self.draft_options)}
+        return {
+            "machine": asdict(this_machine()),
+            "drafters": list(drafters),
+            **{
+                role: (model.traits, options, type(model.body).__name__)
+                for role, (model, options) in models.items()
+                if model is not None
+            },
+        }
+
+    def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
+        """Where both have a tokenizer, their vocabularies are compared before the weights are loaded."""
+        if self.tokenizer is None or isinstance(source, PreTrainedModel):
+            draft = load_model(source, options)
+            check_logit_width(self.target, draft)
+            return draft
+        check_vocabulary(self.tokenizer, load_tokenizer(source, options))
+        return load_model(source, options)
+
+
+def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
+    """Raises VocabularyError if the widths of the logits differ by more than padding explains. For models without
+    tokenizers, whose vocabularies cannot be compared."""
+    if abs(draft.traits.vocab_size - target.traits.vocab_size) > _MAX_PADDING:
+        raise VocabularyError(
+            f"the draft model's logits are {draft.traits.vocab_size} wide and the target's {target.traits.vocab_size}: "
+            "use a draft with the target's vocabulary"
+        )
+
+
+def _take_over(source: ModelSource, model: LanguageModel) -> None:
+    """Own the weights, unless they belong to the caller."""
+    if not isinstance(source, PreTrainedModel):
+        model.take_over()
+
+
+def _load_tokenizer(
+    source: ModelSource, tokenizer: str | PreTrainedTokenizerBase | None, options: LoadOptions
+) -> PreTrainedTokenizerBase | None:
+    """The given tokenizer, else the checkpoint's own. None, with a warning, if it has none; a model in memory needs none."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer, options)
+    if isinstance(source, PreTrainedModel):
+        return None
+    try:
+        return load_tokenizer(source, options)
+    except ModelError as error:
+        logger.warning("%s", error)
+        return None

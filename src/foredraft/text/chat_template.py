@@ -1,0 +1,72 @@
+"""Conversations to token ids, by the tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError
+from foredraft.text.tokenizing import encode_prompt, single_line
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    **template_args: Any,
+) -> list[int]:
+    """The ids of a conversation under the tokenizer's chat template, or the given one (Jinja).
+
+    add_generation_prompt: end with the beginning of the assistant's next message; None: unless continue_final_message.
+    continue_final_message: end inside the last message, for the model to continue it.
+    template_args: further variables of the template (tools, documents, a template's own switches).
+
+    The special tokens are those that the template writes; none are added. Raises ForedraftError for malformed messages and
+    for a template that fails.
+    """
+    _check_messages(messages)
+    if continue_final_message:
+        _check_continuation(messages, add_generation_prompt)
+    if chat_template is None and not tokenizer.chat_template:
+        raise ForedraftError(
+            "this tokenizer has no chat template: pass chat_template= (a Jinja string) or generate from a text prompt"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            cast("list[dict[str, str]]", [dict(message) for message in messages]),
+            chat_template=chat_template,
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **template_args,
+        )
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
+    return encode_prompt(tokenizer, cast(str, text), add_special_tokens=False)
+
+
+def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:
+    if add_generation_prompt:
+        raise ForedraftError("continue_final_message and add_generation_prompt exclude each other: leave one out")
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or not last["content"].strip():
+        raise ForedraftError("continue_final_message needs a last message of the assistant, with text as its content")
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ForedraftError("messages must be a non-empty list of dicts with 'role' and 'content'")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ForedraftError(f"message {i} must be a dict with a 'role' and a 'content'")
+        content = message.get("content")
+        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise ForedraftError(f"the content of message {i} must be a string, not {type(content).__name__}")

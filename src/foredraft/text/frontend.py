@@ -1,0 +1,172 @@
+"""Checks and tokenises prompts, and runs them in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.engine.engine import Engine
+from foredraft.engine.run import run_steps
+from foredraft.errors import ForedraftError
+from foredraft.sampling import SamplingParams
+from foredraft.text.grammar import Grammar, Grammars
+from foredraft.text.outputs import RequestOutput
+from foredraft.text.request import Prompt, Request
+from foredraft.text.stream import TextStream
+from foredraft.text.tokenizing import bad_words_ids, encode_prompt
+
+
+class Frontend:
+    """From prompts to requests, and from requests to sequences in the engine.
+
+    tokenizer: None where prompts are token ids only. defaults: the checkpoint's sampling defaults. grammars: of this
+    tokenizer; None makes new ones.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase | None,
+        defaults: Mapping[str, Any],
+        grammars: Grammars | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._defaults = defaults
+        if grammars is None and tokenizer is not None:
+            grammars = Grammars(tokenizer, sorted(engine.end_ids))
+        self.grammars = grammars
+        self._request_ids = count()
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        client: str = "",
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> Request:
+        """Check and tokenise a prompt, and compile its grammar. Nothing runs yet.
+
+        client: the sender of the request; clients are served fairly. priority: among the requests of one client; the lower, the
+        earlier. request_id: None makes one. Raises ForedraftError for whatever cannot be honoured.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ForedraftError(f"priority must be an integer, not {priority!r}")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise ForedraftError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
+        resolved = (params or SamplingParams()).resolve(self._defaults)
+        if self.tokenizer is None and (resolved.stop_strings or resolved.bad_words):
+            raise ForedraftError("stop strings and bad_words need a tokenizer: give tokenizer=")
+        text, ids = self._tokenise(prompt)
+        self.engine.check(ids, resolved)
+        return Request(
+            request_id=str(next(self._request_ids)) if request_id is None else request_id,
+            prompt=text,
+            prompt_ids=ids,
+            params=resolved,
+            tokenizer=self.tokenizer,
+            bad_words=bad_words_ids(self.tokenizer, resolved.bad_words) if self.tokenizer else [],
+            grammar=self._grammar_of(resolved),
+            client=client,
+            priority=priority,
+        )
+
+    def must_compile(self, params: SamplingParams | None) -> bool:
+        """Whether `prepare` has a grammar to compile, which may take seconds. Raises ForedraftError for one that cannot be
+        read."""
+        outputs = params.structured_outputs if isinstance(params, SamplingParams) else None
+        return outputs is not None and self.grammars is not None and not self.grammars.is_known(outputs)
+
+    def start(self, request: Request) -> None:
+        """Submit the request's n sequences; the later ones wait until the first has read the common prompt."""
+        meter = request.grammar.meter() if request.grammar else None
+        for child in range(request.params.n):
+            stream = None
+            if self.tokenizer is not None:
+                stream = TextStream.for_request(self.tokenizer, request.prompt_ids, request.params)
+            sequence = self.engine.add(
+                request.prompt_ids,
+                request.params,
+                stop_rule=stream,
+                bad_words=request.bad_words,
+                constraint=request.grammar.start(len(request.prompt_ids), meter) if request.grammar else None,
+                child=child,
+                wait_for=request.sequences[0] if child and request.params.prefix_caching else None,
+                client=request.client,
+                priority=request.priority,
+            )
+            request.add_text(sequence, stream)
+
+    def start_isolated(self, request: Request) -> None:
+        """As start, but never raises: an error ends this request alone, and stays in its `failure`."""
+        try:
+            self.start(request)
+        except Exception as error:
+            self.abort(request)
+            request.fail(error)
+
+    def abort(self, request: Request) -> None:
+        """End the request at any moment between steps. Harmless if it has finished, or was never started."""
+        for sequence in request.sequences:
+            self.engine.abort(sequence)
+
+    def steps(
+        self, requests: Sequence[Request], *, timer: AbstractContextManager[object] | None = None
+    ) -> Generator[None, None, None]:
+        """Run the requests to their end, yielding after each step of the engine. Closing the generator aborts them.
+
+        Other requests of the engine advance too. A request that fails does not raise here: see `Request.error`.
+        timer: entered for the start and for each step, and not while the caller works.
+        """
+        return run_steps(self.engine, requests, submit=self.start_isolated, abort=self.abort, timer=timer)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Run the requests to their end. Raises RequestError, after the others are finished, if one of them failed."""
+        for _ in self.steps(requests):
+            pass
+        raise_first_failure(requests)
+
+    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise ForedraftError("structured_outputs need a tokenizer: give tokenizer=")
+        return self.grammars.compile(params.structured_outputs)
+
+    def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """-> the prompt's text (None where ids are given) and its ids"""
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return None, _checked_ids(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise ForedraftError('a prompt given as a dict needs "prompt" or "prompt_token_ids"')
+            prompt = prompt["prompt"]
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
+            return None, _checked_ids(prompt)
+        if self.tokenizer is None:
+            raise ForedraftError("a text prompt needs a tokenizer: give tokenizer=, or token ids as the prompt")
+        if isinstance(prompt, str) and not prompt:
+            raise ForedraftError("the prompt is empty: give some text, or token ids")
+        ids = encode_prompt(self.tokenizer, prompt)  # type: ignore[arg-type]  # it refuses what is no text
+        return str(prompt), ids
+
+
+def raise_first_failure(requests: Sequence[Request], outputs: Sequence[RequestOutput] | None = None) -> None:
+    """Raises RequestError if one of the requests failed. outputs: of all requests, to go with the error; None: its own."""
+    failed = next((request for request in requests if request.error), None)
+    if failed is not None:
+        raise failed.as_error(outputs)
+
+
+def _checked_ids(ids: Any) -> list[int]:
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ForedraftError("a prompt must be text or a list of token ids")
+    return list(ids)

@@ -1,0 +1,63 @@
+"""Prompts and bad words to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a prompt, with or without the special tokens that the tokenizer adds.
+
+    Raises ForedraftError for what is no text, is not valid Unicode, or has no tokens.
+    """
+    if not isinstance(text, str):
+        raise ForedraftError(f"prompt must be a string or a list of token ids, not {type(text).__name__}")
+    _check_unicode("prompt", text)
+    ids = _ids(tokenizer, text, add_special_tokens=add_special_tokens)
+    if not ids:
+        raise ForedraftError("prompt is empty: it must have at least one token, and this tokenizer adds none itself")
+    return ids
+
+
+def bad_words_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[tuple[int, ...]]:
+    """The token sequences of the words, each as it stands and after a space, which often gives other tokens.
+
+    Raises ForedraftError for a word that is not valid Unicode, or has no tokens.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in dict.fromkeys((word, word if word.startswith(" ") else f" {word}")):
+            _check_unicode("bad_words entry", text)
+            ids = _ids(tokenizer, text, add_special_tokens=False)
+            if not ids:
+                raise ForedraftError(f"bad_words entry {word!r} has no tokens in this vocabulary: leave it out")
+            sequences[tuple(ids)] = None
+    return list(sequences)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool) -> list[int]:
+    try:
+        # verbose=False: the engine, which knows the model's context, refuses prompts that are too long
+        encoding = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise ForedraftError(f"the tokenizer cannot encode this text: {single_line(error)}") from error
+    return list(cast("list[int]", encoding["input_ids"]))
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ForedraftError(
+            f"{name} must be valid Unicode: it has the lone surrogate {text[error.start]!r} at character {error.start}"
+        ) from None
+
+
+def single_line(error: Exception) -> str:
+    """The message of another library's error, with its line breaks removed."""
+    return " ".join(str(error).split()) or type(error).__name__

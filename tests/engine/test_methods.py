@@ -1,0 +1,63 @@
+"""Methods by name, as objects, alone and together, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foredraft.drafters import ScriptedDrafter
+from foredraft.engine.methods import choose_methods, draft_of, name_of, names_of
+from foredraft.errors import ForedraftError
+
+SCRIPTED = ScriptedDrafter(lambda *_: [])
+
+
+def test_without_a_method_the_draft_model_is_used_if_there_is_one() -> None:
+    assert choose_methods(None, has_draft_model=True) == ["draft_model"]
+    assert choose_methods(None, has_draft_model=False) == ["suffix"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ("ngram", ["ngram"]),
+        ("ngram+suffix", ["ngram", "suffix"]),
+        (["suffix", "ngram"], ["suffix", "ngram"]),
+        (SCRIPTED, [SCRIPTED]),
+        (["suffix", SCRIPTED], ["suffix", SCRIPTED]),
+    ],
+)
+def test_methods_are_one_or_several(methods: Any, expected: list[Any]) -> None:
+    assert choose_methods(methods, has_draft_model=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("methods", "has_draft_model", "words"),
+    [
+        ("magic", False, "unknown method 'magic': known are "),
+        ([], False, "at least one drafter"),
+        ("ngram+ngram", False, "none of them twice"),
+        ("none+ngram", False, '"none" cannot be combined'),
+        ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model='),
+        ("suffix+draft_model", False, "needs a draft model"),
+        ("self-int8", True, 'method "self-int8" makes its draft from the target: leave draft_model out'),
+        (object(), False, "object"),
+    ],
+)
+def test_methods_that_cannot_work_are_refused_in_one_line(methods: Any, has_draft_model: bool, words: str) -> None:
+    with pytest.raises(ForedraftError, match=words) as caught:
+        choose_methods(methods, has_draft_model=has_draft_model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_model_may_be_combined_with_a_copy_of_the_target() -> None:
+    methods = choose_methods("draft_model+self-int8", has_draft_model=True)
+    assert [draft_of(method) for method in methods] == ["draft_model", "self-int8"]
+
+
+def test_objects_go_by_the_name_of_their_class() -> None:
+    assert name_of(SCRIPTED) == "ScriptedDrafter"
+    assert names_of(["ngram", SCRIPTED]) == ["ngram", "ScriptedDrafter"]
+    assert names_of("ngram+suffix") == ["ngram", "suffix"]
+    assert draft_of(SCRIPTED) == draft_of("ngram") == "draft_model"
