@@ -18,6 +18,7 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.model import EMBEDDED, LanguageModel, WarmUpSizes
 from foredraft.text.request import Request
 from foredraft.text.stream import TextStream
+from tests.scripts import continuations_of
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
 STORY = "Once upon a time, there was a little"
@@ -155,7 +156,7 @@ def test_a_stop_string_inside_an_accepted_block_cuts_text_ids_and_counts(llm: LL
     assert llm.tokenizer is not None
     full = llm.generate(STORY, SamplingParams(max_tokens=40, temperature=0.0))[0].outputs[0]
     continuation = [*llm.tokenizer(STORY)["input_ids"], *full.token_ids]
-    eager = LLM(EMBEDDED / "target", method=ScriptedDrafter.from_continuations(dict.fromkeys(range(9), continuation)))
+    eager = LLM(EMBEDDED / "target", method=ScriptedDrafter(continuations_of(dict.fromkeys(range(9), continuation))))
     stop = full.text[20:26]
     params = SamplingParams(max_tokens=40, temperature=0.0, stop=[stop], speculative_tokens=8)
     (output,) = eager.generate(STORY, params)

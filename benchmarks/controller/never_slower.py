@@ -1,15 +1,15 @@
-"""Does "auto" ever cost, and does it find what pays?
+"""What does "auto" cost where drafting does not pay, and how close does it come to the best fixed setting where it does?
 
-    python -m benchmarks.controller.never_slower useless [--model DIR] [--batches 1 4 16] [--budget 60]
+    python -m benchmarks.controller.never_slower overhead [--model DIR] [--batches 1 4 16] [--budget 60]
     python -m benchmarks.controller.never_slower sweep [--model DIR] [--prompts 12] [--budget 300]
-    python -m benchmarks.controller.never_slower change [--model DIR] [--prompts 12]
+    python -m benchmarks.controller.never_slower switch [--model DIR] [--prompts 12]
 
-useless: plain decoding beside "auto" with drafters that earn nothing: random tokens, a draft model with a shuffled embedding,
-n-gram lookup on high-temperature text. What the draft reads to catch up is part of the time.
-sweep: code prompts and stories in turn, in one process, every drafter at every fixed number of tokens beside "auto". Also how
-many rounds of a request go by before "auto" asks the drafter that it asks most in that request.
-change: within a text drafts turn from right to wrong, or the reverse, or one drafter's turn wrong and another's right, at a place that
-is known: how many rounds go by before "auto" follows. The drafters take the draft model's time.
+overhead: plain decoding beside "auto" with drafters that gain nothing: random tokens, a draft model with a shuffled embedding,
+n-gram lookup on high-temperature text. The time in which the draft reads what it has missed counts.
+sweep: code prompts and stories in turn, in one process, every drafter at every fixed number of tokens beside "auto". Also the
+rounds of a request before "auto" first uses the drafter that it uses most in the second half of that request.
+switch: at a known position of a text a drafter's tokens become wrong, or correct, or one drafter's wrong and another's correct: the
+rounds before "auto" follows. The drafters take the draft model's time.
 All in one run, interleaved; end of sequence is ignored. Ratios are of total time, paired by prompt, with bootstrap intervals.
 """
 
@@ -26,8 +26,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common.prompts import code_prompts, story_prompts
-from benchmarks.controller.switching_drafters import RightFirst, RightLast, Turning
-from benchmarks.controller.useless_drafters import RandomDrafter, shuffled_draft
+from benchmarks.controller.switching_drafters import CorrectFirst, CorrectLast, SwitchingDrafter
+from benchmarks.controller.zero_acceptance_drafters import RandomDrafter, shuffled_draft
 from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
@@ -38,15 +38,15 @@ from foredraft.model import EMBEDDED
 from foredraft.utils.machine import this_machine
 
 GROUPS = 12
-"""Of prompts that run together, at the least: they are what an interval is drawn from."""
+"""The fewest groups of prompts that run together. Intervals are computed over groups."""
 
 
-class Asks:
-    """An observer: what each sequence asked for, round by round."""
+class BudgetRecorder:
+    """An observer that records the drafter used for each sequence, round by round."""
 
     def __init__(self) -> None:
         self.by_sequence: dict[int, list[tuple[str, int]]] = {}
-        """By sequence, of each round: who was asked, and how long the text was before it."""
+        """By seq_id, for each round: the drafter that was used, and the length of the text before it."""
 
     def observe(self, step: Step) -> None:
         for item, num_kept in zip(step.scoring, step.num_kept, strict=True):
@@ -55,22 +55,22 @@ class Asks:
             self.by_sequence.setdefault(item.sequence.seq_id, []).append((name, length))
 
     def rounds_to_settle(self) -> list[int]:
-        """For each sequence, the rounds before the first ask of the drafter that its second half asks most."""
-        found = []
-        for budgets in self.by_sequence.values():
-            names = [name for name, _ in budgets]
+        """For each sequence, the rounds before the first use of the drafter that its second half uses most."""
+        counts = []
+        for rounds in self.by_sequence.values():
+            names = [name for name, _ in rounds]
             usual = Counter(names[len(names) // 2 :]).most_common(1)[0][0]
-            found.append(names.index(usual))
-        return found
+            counts.append(names.index(usual))
+        return counts
 
-    def rounds_to_follow(self, wanted: str, turn: int) -> int:
-        """Of the last sequence: the rounds behind the turn before most ask for this one. All of them, if it never comes to that."""
-        names = [name for name, length in list(self.by_sequence.values())[-1] if length >= turn]
-        budgets = [i for i, name in enumerate(names) if name == wanted]
-        return next((i for i in budgets if names[i : i + WINDOW].count(wanted) >= MOST_OF_IT), len(names))
+    def rounds_to_follow(self, expected: str, switch: int) -> int:
+        """Of the last sequence: the rounds after the switch before most use the expected drafter. All of them if they never do."""
+        names = [name for name, length in list(self.by_sequence.values())[-1] if length >= switch]
+        uses = [i for i, name in enumerate(names) if name == expected]
+        return next((i for i in uses if names[i : i + WINDOW].count(expected) >= MIN_COUNT), len(names))
 
 
-def useless(args: argparse.Namespace) -> dict[str, Any]:
+def overhead(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         draft = shuffled_draft(EMBEDDED / "draft", Path(folder) / "draft")
@@ -106,11 +106,11 @@ def useless(args: argparse.Namespace) -> dict[str, Any]:
                         "drafted_per_step": stats.num_draft_tokens / stats.num_steps,
                     }
                 )
-                print(_useless_row(rows[-1]), flush=True)
+                print(_overhead_row(rows[-1]), flush=True)
     return {"rows": rows}
 
 
-def _useless_row(row: dict[str, Any]) -> str:
+def _overhead_row(row: dict[str, Any]) -> str:
     return (
         f"| {row['drafter']} | {row['batch_size']} | {_ratio(row['speedup'])} | {_ratio(row['median_speedup'])} "
         f"| {row['drafted_per_step']:.3f} |"
@@ -153,13 +153,13 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
     """Once more through the questions with every drafter to choose from, looking at each round."""
-    auto, budgets = llm.with_drafter(list(methods), "auto"), Asks()
+    auto, recorder = llm.with_drafter(list(methods), "auto"), BudgetRecorder()
     for question in questions[:4]:
         auto.generate(question.turns[0], params)
-    auto.engine.observers.append(budgets)
+    auto.engine.observers.append(recorder)
     for question in questions:
         auto.generate(question.turns[0], params)
-    rounds = budgets.rounds_to_settle()
+    rounds = recorder.rounds_to_settle()
     return {"median": median(rounds), "most": max(rounds), "requests": len(rounds)}
 
 
@@ -180,23 +180,23 @@ def sweep_table(found: dict[str, Any]) -> str:
     settled = found["rounds_to_settle"]
     lines.append("")
     lines.append(
-        f"Rounds before the drafter of a request's second half is asked: {settled['median']} in the median, at most "
+        f"Rounds before the drafter of a request's second half is used: {settled['median']} in the median, at most "
         f"{settled['most']}, over {settled['requests']} requests."
     )
     return "\n".join(lines)
 
 
-TURNS: dict[str, tuple[list[type[Turning]], str]] = {
-    "right to wrong": ([RightFirst], "plain"),
-    "wrong to right": ([RightLast], "RightLast"),
-    "another drafter": ([RightFirst, RightLast], "RightLast"),
+SWITCHES: dict[str, tuple[list[type[SwitchingDrafter]], str]] = {
+    "right to wrong": ([CorrectFirst], "plain"),
+    "wrong to right": ([CorrectLast], "CorrectLast"),
+    "another drafter": ([CorrectFirst, CorrectLast], "CorrectLast"),
 }
-"""Drafters, and what is to be asked behind the turn."""
-WINDOW, MOST_OF_IT = 8, 6
-"""It has followed from the first round on that asks what it should, as so many do of that one and those behind it."""
+"""Drafters, and the one that should be used after the switch."""
+WINDOW, MIN_COUNT = 8, 6
+"""It follows from the first round that uses the expected drafter, if MIN_COUNT of the WINDOW rounds from there do."""
 
 
-def change(args: argparse.Namespace) -> dict[str, Any]:
+def switch(args: argparse.Namespace) -> dict[str, Any]:
     llm = LLM(args.model, EMBEDDED / "draft", dtype="bfloat16", quantization=args.quantization)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
     plain = replace(params, speculative_tokens=0)
@@ -205,21 +205,21 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
         (output,) = llm.generate(prompt, plain)
         texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
     found: dict[str, Any] = {}
-    for name, (kinds, wanted) in TURNS.items():
-        paid, _ = build_drafters(
+    for name, (kinds, expected) in SWITCHES.items():
+        timed, _ = build_drafters(
             llm.target, llm._builder.models.drafts, ["draft_model"], Limits(), pool=llm.engine.pool
         )
-        drafters = [kind(paid["draft_model"]) for kind in kinds]
-        auto, budgets = llm.with_drafter(drafters, "auto"), Asks()
-        auto.engine.observers.append(budgets)
+        drafters = [kind(timed["draft_model"]) for kind in kinds]
+        auto, recorder = llm.with_drafter(drafters, "auto"), BudgetRecorder()
+        auto.engine.observers.append(recorder)
         rounds = []
         for prompt, truth in texts:
-            turn = len(prompt) + args.max_tokens // 2
+            position = len(prompt) + args.max_tokens // 2
             for drafter in drafters:
-                drafter.expect(truth, turn)
+                drafter.expect(truth, position)
             (output,) = auto.generate([list(prompt)], params)
             assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
-            rounds.append(budgets.rounds_to_follow(wanted, turn))
+            rounds.append(recorder.rounds_to_follow(expected, position))
         found[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
         print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)
     return found
@@ -227,7 +227,7 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("useless", "sweep", "change"))
+    parser.add_argument("what", choices=("overhead", "sweep", "switch"))
     parser.add_argument("--model")
     parser.add_argument("--quantization")
     parser.add_argument("--prompts", type=int, default=16)
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds, of each comparison")
     parser.add_argument("--out", type=Path, help="JSON beside the other results")
     args = parser.parse_args()
-    found = {"useless": useless, "sweep": sweep, "change": change}[args.what](args)
+    found = {"overhead": overhead, "sweep": sweep, "switch": switch}[args.what](args)
     if args.out is not None:
         settings = {k: v for k, v in vars(args).items() if k != "out"}
         args.out.write_text(json.dumps({"machine": asdict(this_machine()), "settings": settings, **found}, indent=1))

@@ -1,9 +1,9 @@
-"""Is tune right? Its predictions against what bench measures afterwards, and its advice against an exhaustive sweep.
+"""How accurate is tune? Its predictions against what bench measures afterwards, and its advice against an exhaustive sweep.
 
-    python -m benchmarks.controller.tune_accuracy embedded|wide|useless [--target DIR] [--budget 120] [--sweep 300] [--out benchmarks/results]
+    python -m benchmarks.controller.tune_accuracy embedded|wide|random [--target DIR] [--budget 120] [--sweep 300] [--out benchmarks/results]
 
-embedded: the embedded pair in bfloat16, greedy. wide: a target that says the same at the cost of a large one (`--target`, made
-by a tool that pads a small checkpoint), in int8, with the embedded draft. useless: the embedded target with a drafter that
+embedded: the embedded pair in bfloat16, greedy. wide: a target with the same output at the cost of a large one (`--target`, made
+by a tool that pads a small checkpoint), in int8, with the embedded draft. random: the embedded target with a drafter that
 guesses at random; nothing is swept, the advice must be not to speculate.
 
 Each case rewrites its own part of tuning.json, and tuning.md from all of it.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
 from dataclasses import asdict
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import RESULTS
-from foredraft import LLM, DraftRequest, Proposal
+from benchmarks.controller.zero_acceptance_drafters import RandomDrafter
+from foredraft import LLM
 from foredraft.bench import Configuration, run_bench
 from foredraft.model import EMBEDDED
 from foredraft.tune import TuneResult, run_tune
@@ -31,22 +31,6 @@ from foredraft.tune.report import as_dict, sentences
 from foredraft.utils.machine import this_machine
 
 MOST = 8
-
-
-class RandomDrafter:
-    """Tokens out of the blue."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._random = random.Random(0)
-        self._vocab_size = vocab_size
-
-    def propose(self, requests: list[DraftRequest]) -> Proposal:
-        return Proposal.certain(
-            [[self._random.randrange(self._vocab_size) for _ in range(r.max_len)] for r in requests]
-        )
-
-    def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
 
 
 def load(case: str, target: Path | None) -> LLM:
@@ -67,11 +51,11 @@ def sweep(llm: LLM, result: TuneResult, seconds: float) -> dict[str, dict[str, A
 def run(case: str, target: Path | None, budget: float, seconds: float) -> dict[str, Any]:
     started = time.perf_counter()
     llm = load(case, target)
-    methods = [RandomDrafter(llm.target.traits.vocab_size)] if case == "useless" else None
+    methods = [RandomDrafter(llm.target.traits.vocab_size)] if case == "random" else None
     result = run_tune(llm, methods, budget=budget - (time.perf_counter() - started))
     took = time.perf_counter() - started
     print(f"{case}: {sentences(result)[0]} ({took:.0f} s)", flush=True)
-    swept = {} if case == "useless" else sweep(llm, result, seconds)
+    swept = {} if case == "random" else sweep(llm, result, seconds)
     return {"tune": as_dict(result), "seconds": took, "sweep": swept, "machine": asdict(this_machine())}
 
 
@@ -121,7 +105,7 @@ def shown(ratio: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=["embedded", "wide", "useless"])
+    parser.add_argument("case", choices=["embedded", "wide", "random"])
     parser.add_argument("--target", type=Path)
     parser.add_argument("--budget", type=float, default=120.0)
     parser.add_argument("--sweep", type=float, default=300.0)

@@ -20,6 +20,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.sampling import SamplingParams
+from tests.scripts import continuations_of
 
 PROMPTS = (
     [0, 549, 300, 11, 12, 300, 11, 12],
@@ -180,7 +181,7 @@ def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str) ->
 
 def test_a_wrong_drafter_costs_time_and_nothing_else(bench: Bench) -> None:
     wanted = params(40, **GREEDY)
-    right = ScriptedDrafter.from_continuations({0: [*PROMPTS[0], *bench.plain(PROMPTS[0], wanted)]})
+    right = ScriptedDrafter(continuations_of({0: [*PROMPTS[0], *bench.plain(PROMPTS[0], wanted)]}))
     for drafter in (right, ScriptedDrafter(lambda request: [7] * request.max_len)):
         engine = bench.engine(drafter, speculative_tokens=5)
         sequence = engine.add(PROMPTS[0], wanted)
@@ -321,7 +322,7 @@ def test_what_goes_wrong_behind_the_end_of_a_text_does_not_count(bench: Bench) -
 
     wanted = params(20, **GREEDY, stop_token_ids=[end], logits_processors=[refuses_what_follows_the_end])
     text = [*PROMPTS[0], *bench.plain(PROMPTS[0], params(20, **GREEDY))]
-    engine = bench.engine(ScriptedDrafter.from_continuations({0: text}), speculative_tokens=8)
+    engine = bench.engine(ScriptedDrafter(continuations_of({0: text})), speculative_tokens=8)
     sequence = engine.add(PROMPTS[0], wanted)
     run(engine)
     assert sequence.error is None

@@ -1,4 +1,4 @@
-"""An engine without models: texts, times and verdicts are made up, and a policy decides as in the real one.
+"""An engine without models: texts, times and outcomes are made up, and a policy decides as in the real one.
 
 A drafter here is a cost and a chance; time is a number that the steps add up to, so nothing depends on the machine.
 """
@@ -22,7 +22,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: int | None = None) -> TokenSequence:
-    """A greedy text that leaves the number of draft tokens to the policy, unless it wants its own."""
+    """A greedy text. wanted: its own number of draft tokens; None leaves that to the policy."""
     tokens = [1] * prompt_len
     sampler = sampler_for(GREEDY, prompt=tokens)
     return TokenSequence(seq_id, tokens, sampler, max_len=prompt_len + room, speculative_tokens=wanted)
@@ -30,12 +30,12 @@ def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: i
 
 @dataclass
 class FakeDrafter:
-    """seconds: of drafting for so many requests, the deepest draft so deep. stands: the chance of each draft token of a
-    text, given that those before it stood. finds: the chance that a lookup brings anything. reading: seconds per token
-    that came while it was not asked."""
+    """seconds: of drafting, by the number of requests and the largest budget. acceptance: the chance of each draft token of a
+    text, given that those before it were accepted. finds: the chance that a lookup finds anything. reading: seconds per
+    token that came while it was not used."""
 
     seconds: Callable[[int, int], float]
-    stands: Callable[[int], float]
+    acceptance: Callable[[int], float]
     finds: float = 1.0
     reading: float = 0.0
     num_read: dict[int, int] = field(default_factory=dict)
@@ -46,20 +46,20 @@ class FakeDrafter:
 
 @dataclass(frozen=True)
 class Round:
-    """What was decided for each text, by seq_id, and what the round took and brought."""
+    """The budget of each text, by seq_id, the time of the round and the tokens that it emitted."""
 
     budgets: dict[int, DraftBudget]
     seconds: float
     num_tokens: int
 
     @property
-    def num_asked(self) -> int:
+    def num_requested(self) -> int:
         return sum(budget.max_draft for budget in self.budgets.values())
 
 
 class Simulator:
-    """pass_seconds: of the target's pass for so many rows. token_ids: draws the values of all tokens, which a policy must
-    not depend on. jitter: the relative spread of what is timed."""
+    """pass_seconds: of the target's pass, by its rows. token_ids: draws the values of all tokens, on which no policy may
+    depend. jitter: the relative spread of the times."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Simulator:
         self.waiting += sequences
 
     def abort(self, sequence: TokenSequence) -> None:
-        """As the engine does it: nobody tells the policy."""
+        """As the engine does it: without a word to the policy."""
         self._forget(sequence)
         sequence.finish("abort")
         (self.running if sequence in self.running else self.waiting).remove(sequence)
 
     def give_up(self, names: Sequence[str]) -> None:
-        """Memory is short."""
+        """As the scheduler does it when memory is short."""
         for name in names:
             self.drafters[name].num_read.clear()
         self.policy.cool_down(names, MEMORY_SHORT, MEMORY_COOLDOWN)
@@ -106,17 +106,17 @@ class Simulator:
 
     def step(self) -> None:
         self.policy.begin(self.running)
-        scheduled = [self._work(sequence) for sequence in self.running]
-        scheduled += [self._work(sequence) for sequence in self.waiting]
+        scheduled = [self._schedule(sequence) for sequence in self.running]
+        scheduled += [self._schedule(sequence) for sequence in self.waiting]
         self.running, self.waiting = self.running + self.waiting, []
-        draft_times = {name: self._draft(name, scheduled) for name in {w.drafter for w in scheduled if w.max_draft}}
-        num_drafted = [self._length(item) for item in scheduled]
+        draft_times = {name: self._draft(name, scheduled) for name in {i.drafter for i in scheduled if i.max_draft}}
+        num_drafted = [self._num_drafted(item) for item in scheduled]
         num_rows = sum(item.num_unread for item in scheduled) + sum(num_drafted)
         read_time = self._jittered(self._pass_seconds(num_rows))
-        outcomes = [self._verdict(item, drafted) for item, drafted in zip(scheduled, num_drafted, strict=True)]
+        outcomes = [self._verify(item, drafted) for item, drafted in zip(scheduled, num_drafted, strict=True)]
         for item in scheduled:
             if item.max_draft:
-                # a drafter has read what was there when it was asked, and writes the rest itself
+                # a drafter has read what was there when it drafted, and writes the rest itself
                 self.drafters[item.drafter].num_read[item.sequence.seq_id] = len(item.sequence.tokens)
         num_kept = []
         for item, outcome in zip(scheduled, outcomes, strict=True):
@@ -134,28 +134,28 @@ class Simulator:
         budgets = {item.sequence.seq_id: DraftBudget(item.drafter, item.max_draft) for item in scheduled}
         self.rounds.append(Round(budgets, total, sum(num_kept)))
 
-    def _work(self, sequence: TokenSequence) -> ScheduledSequence:
+    def _schedule(self, sequence: TokenSequence) -> ScheduledSequence:
         num_unread = len(sequence.tokens) - self._num_read.get(sequence.seq_id, 0)
         budget = self.policy.draft_budget(sequence)
         assert 0 <= budget.max_draft <= max(sequence.room - 1, 0), "more than could ever be emitted"
         return ScheduledSequence(sequence, num_unread, True, budget.max_draft, budget.drafter)
 
     def _draft(self, name: str, scheduled: Sequence[ScheduledSequence]) -> float:
-        asked = [item for item in scheduled if item.drafter == name and item.max_draft]
+        drafting = [item for item in scheduled if item.drafter == name and item.max_draft]
         drafter = self.drafters[name]
-        seconds = drafter.seconds(len(asked), max(item.max_draft for item in asked))
-        return self._jittered(seconds + drafter.reading * sum(drafter.missed(item.sequence) for item in asked))
+        seconds = drafter.seconds(len(drafting), max(item.max_draft for item in drafting))
+        return self._jittered(seconds + drafter.reading * sum(drafter.missed(item.sequence) for item in drafting))
 
-    def _length(self, item: ScheduledSequence) -> int:
+    def _num_drafted(self, item: ScheduledSequence) -> int:
         if not item.max_draft:
             return 0
         return item.max_draft if self._chance.random() < self.drafters[item.drafter].finds else 0
 
-    def _verdict(self, item: ScheduledSequence, num_drafted: int) -> Outcome:
+    def _verify(self, item: ScheduledSequence, num_drafted: int) -> Outcome:
         num_accepted = 0
         if num_drafted:
-            stands = self.drafters[item.drafter].stands(item.sequence.seq_id)
-            while num_accepted < num_drafted and self._chance.random() < stands:
+            rate = self.drafters[item.drafter].acceptance(item.sequence.seq_id)
+            while num_accepted < num_drafted and self._chance.random() < rate:
                 num_accepted += 1
         return Outcome(num_drafted, self._ids(num_accepted + 1), torch.empty(0, 0), [])
 
@@ -175,6 +175,6 @@ def tokens_per_second(rounds: Sequence[Round]) -> float:
     return sum(one.num_tokens for one in rounds) / sum(one.seconds for one in rounds)
 
 
-def asked_share(rounds: Sequence[Round]) -> float:
+def draft_share(rounds: Sequence[Round]) -> float:
     """The share of rounds in which anything was drafted."""
-    return sum(one.num_asked > 0 for one in rounds) / len(rounds)
+    return sum(one.num_requested > 0 for one in rounds) / len(rounds)

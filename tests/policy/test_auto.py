@@ -1,4 +1,4 @@
-"""Law 2 where the number of draft tokens is left to the controller: nobody can tell from the text."""
+"""Law 2 where the number of draft tokens is left to the controller: the text does not show it."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def test_a_draft_model_that_holds_too_much_gives_it_back() -> None:
 
 
 @pytest.mark.parametrize("threshold", [{"min_acceptance_rate": 2.0}, {"max_draft_memory": -1}], ids=str)
-def test_a_threshold_that_could_not_be_meant_is_refused(threshold: dict[str, float]) -> None:
+def test_an_invalid_threshold_is_refused(threshold: dict[str, float]) -> None:
     with pytest.raises(ForedraftError, match=next(iter(threshold))):
         LLM(**threshold)  # type: ignore[arg-type]

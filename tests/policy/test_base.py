@@ -1,4 +1,4 @@
-"""How many draft tokens are asked for."""
+"""Budgets of the fixed policy, and cooldowns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.laws import sampler_for
 
 @pytest.mark.parametrize("wanted", [0, 1, 4, 16])
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 100])
-def test_never_more_than_asked_for_and_never_one_that_could_not_be_emitted(wanted: int, room: int) -> None:
+def test_never_more_than_the_request_wants_and_never_one_that_could_not_be_emitted(wanted: int, room: int) -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=2 + room, speculative_tokens=wanted)
     length = FixedPolicy("one").draft_budget(sequence).max_draft
     assert 0 <= length <= wanted
@@ -28,7 +28,7 @@ def test_the_decision_does_not_depend_on_the_tokens() -> None:
     assert len(lengths) == 1
 
 
-def test_a_drafter_that_rests_is_left_alone_for_so_many_steps() -> None:
+def test_a_drafter_is_not_used_during_its_cooldown() -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=200, speculative_tokens=4)
     policy = FixedPolicy("one")
     assert policy.cool_down(["another"], "memory_short", 3) == ["another"]

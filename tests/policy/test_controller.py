@@ -1,4 +1,4 @@
-"""The controller on made-up texts and times: what it learns, what it leaves alone, and what learning costs."""
+"""The controller on made-up texts and times: what it learns, when it stops drafting, and what learning costs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 import foredraft.policy
 from foredraft.engine.sequence import TokenSequence
-from foredraft.policy import Controller, Costs, FixedPolicy
-from foredraft.policy.acceptance import TextRecord
-from tests.policy.simulator import FakeDrafter, Round, Simulator, asked_share, text, tokens_per_second
+from foredraft.policy import Controller, CostModel, FixedPolicy
+from foredraft.policy.acceptance import AcceptanceHistory
+from tests.policy.simulator import FakeDrafter, Round, Simulator, draft_share, text, tokens_per_second
 
 FIRST_LEARNING = 400
 LONGEST = 8
@@ -32,14 +32,14 @@ def flat(rate: float) -> Callable[[int], float]:
     return lambda seq_id: rate
 
 
-def drafter(stands: float | Callable[[int], float], per_token: float = 0.001, **settings: float) -> FakeDrafter:
-    """Costs so many seconds per draft token, however many ask."""
-    chance = stands if callable(stands) else flat(stands)
+def drafter(acceptance: float | Callable[[int], float], per_token: float = 0.001, **settings: float) -> FakeDrafter:
+    """Takes per_token seconds for each draft token, whatever the number of requests."""
+    chance = acceptance if callable(acceptance) else flat(acceptance)
     return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
 
 
 def no_time() -> float:
-    """Deciding takes none: what it takes here would be this machine's, and times are made up."""
+    """Planning takes no time: a real clock would measure this machine, and all other times are made up."""
     return 0.0
 
 
@@ -87,7 +87,7 @@ def test_reading_up_after_a_long_time_counts_as_cost_too() -> None:
 
 
 def test_many_short_texts_cost_no_more_than_one_long() -> None:
-    """Every new text is a temptation to try again, with a prompt to read."""
+    """Every new text may be tried again, and has a prompt to read."""
     simulator = simulate({"a": drafter(0.0, 0.002, reading=0.0002)})
     for seq_id in range(60):
         simulator.add(text(seq_id, prompt_len=40, room=60))
@@ -98,7 +98,7 @@ def test_many_short_texts_cost_no_more_than_one_long() -> None:
 
 
 class Changing:
-    """The chance that draft tokens stand, changed from outside as the text changes its character."""
+    """A chance of acceptance that a test changes as the text changes its character."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -107,34 +107,34 @@ class Changing:
         return self.rate
 
 
-def mean_asked(rounds: Sequence[Round], name: str = "a") -> float:
+def mean_max_draft(rounds: Sequence[Round], name: str = "a") -> float:
     budgets = [budget for one in rounds for budget in one.budgets.values()]
     return sum(budget.max_draft for budget in budgets if budget.drafter == name) / len(budgets)
 
 
-def rounds_to(rounds: Sequence[Round], is_so: Callable[[Round], bool], window: int = 6) -> int:
-    """After how many rounds it is so in all but one of a window; as many as there are if never."""
-    found = [is_so(one) for one in rounds]
+def rounds_to(rounds: Sequence[Round], holds: Callable[[Round], bool], window: int = 6) -> int:
+    """The number of rounds until it holds in all but one of a window; all of them if it never does."""
+    found = [holds(one) for one in rounds]
     starts = range(len(found) - window + 1)
     return next((i for i in starts if sum(found[i : i + window]) >= window - 1), len(found))
 
 
-def asks_for(name: str) -> Callable[[Round], bool]:
+def drafts_with(name: str) -> Callable[[Round], bool]:
     return lambda one: any(budget.drafter == name and budget.max_draft > 0 for budget in one.budgets.values())
 
 
-def turns(good: float, bad: float, per_token: float, seed: int) -> tuple[list[int], list[int]]:
+def rounds_to_switch(good: float, bad: float, per_token: float, seed: int) -> tuple[list[int], list[int]]:
     """One text that changes its character six times, from the first time in its process on.
-    -> rounds until it was asked for at most half as much as in good parts, and until for at least half, each time"""
+    -> rounds until the budget was at most half of that in good parts, and until it was at least half, each time"""
     rate = Changing(good)
     simulator = simulate({"a": drafter(rate, per_token, reading=per_token / 20)}, text(prompt_len=100), seed=seed)
-    usual = mean_asked(simulator.run(300)[-50:])
+    usual = mean_max_draft(simulator.run(300)[-50:])
     down, up = [], []
     for _ in range(3):
         rate.rate = bad
-        down.append(rounds_to(simulator.run(300), lambda one: one.num_asked <= usual / 2))
+        down.append(rounds_to(simulator.run(300), lambda one: one.num_requested <= usual / 2))
         rate.rate = good
-        up.append(rounds_to(simulator.run(300), lambda one: one.num_asked >= max(usual / 2, 1)))
+        up.append(rounds_to(simulator.run(300), lambda one: one.num_requested >= max(usual / 2, 1)))
     return down, up
 
 
@@ -145,7 +145,7 @@ PAIRS = [(0.95, 0.02, 0.0001), (0.95, 0.02, 0.0005), (0.95, 0.02, 0.001), (0.7, 
 @pytest.mark.parametrize(("good", "bad", "per_token"), PAIRS)
 def test_the_number_changes_within_sixteen_rounds(good: float, bad: float, per_token: float) -> None:
     """Down to nothing and back, also the first time. Which draft tokens stand is chance: the median of seven texts."""
-    found = [turns(good, bad, per_token, seed) for seed in range(7)]
+    found = [rounds_to_switch(good, bad, per_token, seed) for seed in range(7)]
     for direction in range(2):
         assert median(pair[direction][0] for pair in found) <= SWITCH
         assert median(rounds for pair in found for rounds in pair[direction]) <= SWITCH
@@ -163,7 +163,7 @@ def test_the_drafter_changes_within_sixteen_rounds(per_token: float) -> None:
         found = []
         for turn in range(6):
             rates["a"].rate, rates["b"].rate = rates["b"].rate, rates["a"].rate
-            found.append(rounds_to(simulator.run(300), asks_for("ba"[turn % 2])))
+            found.append(rounds_to(simulator.run(300), drafts_with("ba"[turn % 2])))
         first.append(found[0])
         rest += found[1:]
     assert median(first) <= SWITCH
@@ -178,14 +178,14 @@ def test_after_a_change_not_all_is_spent_at_once_on_hoping_for_the_next() -> Non
         for rate.rate in (0.95, 0.02):
             simulator.run(300)
     rate.rate = 0.95
-    assert rounds_to(simulator.run(300), asks_for("a")) < 100
+    assert rounds_to(simulator.run(300), drafts_with("a")) < 100
 
 
 def test_time_decides_between_drafters_and_not_length() -> None:
     simulator = simulate({"long": drafter(0.95, 0.006), "quick": drafter(0.7, 0.0001)}, text())
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(500)
-    assert mean_asked(rounds, "quick") > 10 * mean_asked(rounds, "long")
+    assert mean_max_draft(rounds, "quick") > 10 * mean_max_draft(rounds, "long")
 
 
 def test_texts_of_one_batch_get_what_each_is_worth() -> None:
@@ -210,48 +210,48 @@ def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
 
 @pytest.mark.parametrize("wanted", [0, 2, 20])
 def test_beside_a_request_with_a_number_of_its_own_others_get_what_pays(wanted: int) -> None:
-    """Also where there never is a step in which nobody drafts."""
+    """Also where there never is a plain step."""
     simulator = simulate({"a": drafter(lambda seq_id: 0.95 * seq_id, 0.0005)}, text(0, wanted=wanted), text(1))
     rounds = simulator.run(300)[-100:]
     assert {one.budgets[0].max_draft for one in rounds} == {wanted}
     assert sum(one.budgets[1].max_draft for one in rounds) / len(rounds) > 3
 
 
-def test_prices_from_a_busy_hour_do_not_keep_drafts_away() -> None:
-    """What an earlier process kept says that a draft token takes three times what it takes today, plain steps being as they are."""
+def test_stored_costs_from_a_busy_hour_do_not_prevent_drafting() -> None:
+    """By the stored costs a draft token takes three times what it takes today, while plain steps take the same."""
     busy = simulate({"a": drafter(0.9, 0.012)}, text())
     busy.run(FIRST_LEARNING)
     assert isinstance(busy.policy, Controller)
-    assert mean_asked(busy.run(100), "a") < 1
+    assert mean_max_draft(busy.run(100), "a") < 1
     drafters = {"a": drafter(0.9, 0.004)}
-    kept = Costs.from_dict(busy.policy.costs.as_dict())
+    kept = CostModel.from_dict(busy.policy.costs.as_dict())
     simulator = Simulator(
         Controller(["a"], max_draft=LONGEST, costs=kept, clock=no_time), drafters, pass_seconds, seed=0
     )
     simulator.add(text())
     simulator.run(60)
-    assert mean_asked(simulator.run(100), "a") > 1
+    assert mean_max_draft(simulator.run(100), "a") > 1
 
 
 def test_a_text_near_its_end_is_not_drafted_beyond_it() -> None:
-    """The simulator refuses more than could be emitted, see Simulator._work."""
+    """The simulator refuses more than could be emitted, see Simulator._schedule."""
     simulator = simulate({"a": drafter(0.95, 0.0001)})
     for seq_id in range(200):
         simulator.add(text(seq_id, room=1 + seq_id % 12))
         simulator.run(4)
-    assert asked_share(simulator.rounds) > 0.1
+    assert draft_share(simulator.rounds) > 0.1
 
 
-def test_where_memory_is_short_only_those_pause_that_held_it() -> None:
+def test_where_memory_is_short_only_drafters_that_held_it_cool_down() -> None:
     simulator = simulate({"a": drafter(0.95, 0.0002), "b": drafter(0.8, 0.0002)}, text())
     simulator.run(FIRST_LEARNING)
-    assert mean_asked(simulator.run(50), "a") > 1
+    assert mean_max_draft(simulator.run(50), "a") > 1
     simulator.give_up(["a"])
     rounds = simulator.run(20)
-    assert mean_asked(rounds, "a") == 0
-    assert mean_asked(rounds, "b") > 1
+    assert mean_max_draft(rounds, "a") == 0
+    assert mean_max_draft(rounds, "b") > 1
     simulator.run(200)
-    assert mean_asked(simulator.run(50), "a") > 1
+    assert mean_max_draft(simulator.run(50), "a") > 1
 
 
 def test_what_a_drafter_reads_again_after_giving_up_is_counted_as_read() -> None:
@@ -264,13 +264,13 @@ def test_what_a_drafter_reads_again_after_giving_up_is_counted_as_read() -> None
     assert simulator.policy.costs.reading_time("a", 100) == pytest.approx(0.01, rel=0.5)
 
 
-def num_records() -> int:
+def num_histories() -> int:
     gc.collect()
-    return sum(type(one) is TextRecord for one in gc.get_objects())
+    return sum(type(one) is AcceptanceHistory for one in gc.get_objects())
 
 
 def test_aborted_texts_leave_nothing_behind() -> None:
-    before = num_records()
+    before = num_histories()
     simulator = simulate({"a": drafter(0.9)})
     for seq_id in range(300):
         one = text(seq_id)
@@ -279,20 +279,20 @@ def test_aborted_texts_leave_nothing_behind() -> None:
         simulator.abort(one)
     simulator.add(text(1000))
     simulator.run(100)
-    assert num_records() - before < 20
+    assert num_histories() - before < 20
 
 
-def test_the_costs_of_an_earlier_process_spare_the_learning() -> None:
+def test_with_the_costs_of_an_earlier_process_drafting_starts_at_once() -> None:
     first = simulate({"a": drafter(0.9)}, text())
     first.run(FIRST_LEARNING)
     assert isinstance(first.policy, Controller)
     drafters = {"a": drafter(0.9)}
     second = Simulator(Controller(["a"], max_draft=LONGEST, costs=first.policy.costs), drafters, pass_seconds)
     second.add(text())
-    assert asked_share(second.run(20)) > 0.5
+    assert draft_share(second.run(20)) > 0.5
 
 
-# the text is not biased
+# Drafting does not bias the text
 
 
 def decisions(token_ids: Random) -> list[dict[int, tuple[str, int]]]:
@@ -306,12 +306,12 @@ def decisions(token_ids: Random) -> list[dict[int, tuple[str, int]]]:
 
 
 def test_decisions_do_not_depend_on_the_values_of_tokens() -> None:
-    """Non-anticipation: whatever was drafted and written, only how much of it stood may matter."""
+    """Non-anticipation: only how many draft tokens were accepted may matter, not which."""
     assert decisions(Random(1)) == decisions(Random(2))
 
 
 SOURCES = sorted(Path(foredraft.policy.__file__).parent.glob("*.py"))
-VALUES = {"ids", "probs", "prob_rows", "kept_ids", "laws", "logits", "proposal", "output_ids"}
+VALUES = {"token_probs", "ids", "probs", "prob_rows", "kept_ids", "laws", "logits", "proposal", "output_ids"}
 LENGTHS_ONLY = {"new_ids", "tokens"}
 
 

@@ -1,4 +1,4 @@
-"""Thresholds that a user sets: what happens when they are crossed, and that it is said and counted."""
+"""Thresholds that a user sets: what happens when they are crossed, and that it is logged and counted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Holder:
         self.bytes_held = 0
 
 
-def simulate(policy: Policy, stands: float) -> Simulator:
-    drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: stands)
+def simulate(policy: Policy, acceptance: float) -> Simulator:
+    drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: acceptance)
     return Simulator(policy, {"a": drafter}, lambda num_rows: 0.01)
 
 
@@ -38,12 +38,12 @@ def guard(holder: Holder | None = None, *, num_steps: int = COOLDOWN, **threshol
     return Guard(FixedPolicy("a"), {"a": holder or Holder()}, window=64, num_steps=num_steps, **thresholds)  # type: ignore[arg-type]
 
 
-def test_a_drafter_below_the_lowest_acceptance_is_left_alone_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_below_the_lowest_acceptance_cools_down_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     policy = guard(min_acceptance_rate=0.5)
-    simulator = simulate(policy, stands=0.2)
+    simulator = simulate(policy, acceptance=0.2)
     simulator.add(text(wanted=4))
     rounds = simulator.run(16 + COOLDOWN + 1)
-    assert [one.num_asked for one in rounds] == [4] * 16 + [0] * COOLDOWN + [4]
+    assert [one.num_requested for one in rounds] == [4] * 16 + [0] * COOLDOWN + [4]
     assert policy.crossings == {("a", "min_acceptance_rate"): 1}
     (record,) = caplog.records
     message = record.getMessage()
@@ -52,20 +52,20 @@ def test_a_drafter_below_the_lowest_acceptance_is_left_alone_and_tried_again(cap
     for part in ("a:", "min_acceptance_rate", "50.0%", "64", str(COOLDOWN)):
         assert part in message
     simulator.run(15)
-    assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # judged by new drafts alone
+    assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # only new drafts count
 
 
 def test_a_drafter_above_it_is_not_disturbed(caplog: pytest.LogCaptureFixture) -> None:
     policy = guard(min_acceptance_rate=0.5)
-    simulator = simulate(policy, stands=0.97)
+    simulator = simulate(policy, acceptance=0.97)
     simulator.add(text(wanted=4))
-    assert {one.num_asked for one in simulator.run(500)} == {4}
+    assert {one.num_requested for one in simulator.run(500)} == {4}
     assert not policy.crossings
     assert not caplog.records
 
 
 def test_only_the_last_tokens_count() -> None:
-    """A drafter that was good for long is not carried by it."""
+    """A long good time does not make up for a bad window."""
     rate = [1.0]
     drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: rate[0])
     policy = guard(min_acceptance_rate=0.5)
@@ -73,20 +73,20 @@ def test_only_the_last_tokens_count() -> None:
     simulator.add(text(wanted=4))
     simulator.run(1000)
     rate[0] = 0.0
-    assert [one.num_asked for one in simulator.run(16)][:8] == [4] * 8
+    assert [one.num_requested for one in simulator.run(16)][:8] == [4] * 8
     assert policy.crossings
 
 
 def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixture) -> None:
     holder = Holder()
     policy = guard(holder, max_draft_memory=1 << 20)
-    simulator = simulate(policy, stands=0.9)
+    simulator = simulate(policy, acceptance=0.9)
     simulator.add(text(0, wanted=4), text(1, wanted=0))
     simulator.run(10)
     assert not policy.crossings
     holder.bytes_held = 3 << 20
     rounds = simulator.run(1 + COOLDOWN + 1)
-    assert [one.num_asked for one in rounds] == [4] + [0] * COOLDOWN + [4]
+    assert [one.num_requested for one in rounds] == [4] + [0] * COOLDOWN + [4]
     assert holder.forgotten == {0, 1}
     assert holder.bytes_held == 0
     assert policy.crossings == {("a", "max_draft_memory"): 1}
@@ -95,7 +95,7 @@ def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixt
         assert part in record.getMessage()
 
 
-def test_a_drafter_that_holds_none_never_crosses() -> None:
+def test_a_drafter_without_memory_never_crosses() -> None:
     class Bare:
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             raise AssertionError
@@ -104,16 +104,16 @@ def test_a_drafter_that_holds_none_never_crosses() -> None:
             raise AssertionError
 
     policy = Guard(FixedPolicy("a"), {"a": Bare()}, max_draft_memory=0)
-    simulator = simulate(policy, stands=0.9)
+    simulator = simulate(policy, acceptance=0.9)
     simulator.add(text(wanted=4))
-    assert {one.num_asked for one in simulator.run(50)} == {4}
+    assert {one.num_requested for one in simulator.run(50)} == {4}
 
 
 def test_without_thresholds_it_changes_nothing() -> None:
     def budgets(policy: Policy) -> list[int]:
-        simulator = simulate(policy, stands=0.8)
+        simulator = simulate(policy, acceptance=0.8)
         simulator.add(text(0), text(1, wanted=3))
-        return [one.num_asked for one in simulator.run(300)]
+        return [one.num_requested for one in simulator.run(300)]
 
     def timeless() -> Controller:
         return Controller(["a"], clock=lambda: 0.0)
@@ -123,15 +123,15 @@ def test_without_thresholds_it_changes_nothing() -> None:
 
 def test_it_holds_around_the_controller_too() -> None:
     policy = Guard(Controller(["a"]), {"a": Holder()}, min_acceptance_rate=0.9)
-    simulator = simulate(policy, stands=0.7)  # drafting pays, but the user does not want it
+    simulator = simulate(policy, acceptance=0.7)  # drafting pays, but the acceptance is below the threshold
     simulator.add(text())
     simulator.run(1000)
     assert policy.crossings["a", "min_acceptance_rate"] >= 1
-    assert sum(one.num_asked > 0 for one in simulator.rounds) < 500
+    assert sum(one.num_requested > 0 for one in simulator.rounds) < 500
 
 
 def test_another_drafter_takes_over_from_one_that_crossed() -> None:
-    """The policy within is told, so it need not decode plainly."""
+    """The wrapped policy knows of the cooldown, so it need not decode plainly."""
     drafters = {
         "a": FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: 0.75),
         "b": FakeDrafter(lambda num_requests, depth: 0.02, lambda seq_id: 0.95),
@@ -141,29 +141,31 @@ def test_another_drafter_takes_over_from_one_that_crossed() -> None:
     simulator.add(text())
     while not policy.crossings:
         assert len(simulator.run(1)) < 2000
-    asked = [budget.drafter for one in simulator.run(400) for budget in one.budgets.values() if budget.max_draft]
-    assert set(asked) == {"b"}
-    assert len(asked) > 320
+    drafters_used = [
+        budget.drafter for one in simulator.run(400) for budget in one.budgets.values() if budget.max_draft
+    ]
+    assert set(drafters_used) == {"b"}
+    assert len(drafters_used) > 320
 
 
-def test_the_memory_of_the_target_is_still_the_policys_business() -> None:
+def test_memory_cooldowns_are_passed_to_the_policy() -> None:
     policy = guard(min_acceptance_rate=0.0)
-    simulator = simulate(policy, stands=0.9)
+    simulator = simulate(policy, acceptance=0.9)
     simulator.add(text(wanted=4))
     simulator.run(5)
     simulator.give_up(["a"])
-    assert simulator.run(1)[0].num_asked == 0
+    assert simulator.run(1)[0].num_requested == 0
     assert policy.cooldowns() == {"a": "memory_short"}
     assert not policy.crossings
 
 
-def test_it_says_who_rests_and_why() -> None:
+def test_cooldowns_name_the_drafter_and_the_reason() -> None:
     policy = guard(min_acceptance_rate=0.5)
-    simulator = simulate(policy, stands=0.2)
+    simulator = simulate(policy, acceptance=0.2)
     simulator.add(text(wanted=4))
     for _ in range(3 * COOLDOWN):
-        said = policy.cooldowns()
-        assert said == ({} if simulator.run(1)[0].num_asked else {"a": "min_acceptance_rate"})
+        cooldowns = policy.cooldowns()
+        assert cooldowns == ({} if simulator.run(1)[0].num_requested else {"a": "min_acceptance_rate"})
     assert policy.crossings
 
 
@@ -180,6 +182,6 @@ def test_crossings_merge_by_addition() -> None:
     + [{"max_draft_memory": bad} for bad in (-1, 0.5, "1GiB", True)],
     ids=str,
 )
-def test_a_threshold_that_could_not_be_meant_is_refused(threshold: dict[str, float]) -> None:
+def test_an_invalid_threshold_is_refused(threshold: dict[str, float]) -> None:
     with pytest.raises(ForedraftError, match=next(iter(threshold))):
         guard(**threshold)

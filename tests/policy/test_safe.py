@@ -13,20 +13,20 @@ from tests.laws import sampler_for
 
 class Fails(FixedPolicy):
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        raise KeyError("ask")
+        raise KeyError("draft_budget")
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        raise KeyError("rest")
+        raise KeyError("cool_down")
 
     def cooldowns(self) -> dict[str, str]:
-        raise KeyError("resting")
+        raise KeyError("cooldowns")
 
 
 def sequence() -> TokenSequence:
     return TokenSequence(0, [1, 2], sampler_for({}), max_len=50, speculative_tokens=3)
 
 
-def test_it_says_what_the_policy_says() -> None:
+def test_it_decides_as_the_policy_does() -> None:
     inner = FixedPolicy("a")
     policy = SafePolicy(inner)
     policy.begin([])

@@ -20,6 +20,7 @@ from foredraft.engine.step import Step
 from foredraft.sampling import Row, adjusted, token_probs_of
 from foredraft.trace import Recorder, Trace, read_trace, record
 from foredraft.trace.format import Header
+from tests.scripts import continuations_of
 
 CODE, STORY = "def read_lines(path):", "Once upon a time"
 HEADER = Header(foredraft="0", created="2026-01-01T00:00:00+00:00")
@@ -159,7 +160,7 @@ def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> No
     plain = make_engine("none")
     text = plain.add(prompt, params)
     run_dry(plain)
-    drafter = ScriptedDrafter.from_continuations({0: text.tokens}, corrupt_every=5)
+    drafter = ScriptedDrafter(continuations_of({0: text.tokens}), corrupt_every=5)
     engine = make_engine(drafter, speculative_tokens=3)
     engine.add(prompt, params)
     trace = traced(engine, lambda: run_dry(engine), file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
@@ -24,21 +24,6 @@ class ScriptedDrafter:
             raise ForedraftError(f"corrupt_every must be at least 1, or None, not {corrupt_every}")
         self._script = script
         self._corrupt_every = corrupt_every
-
-    @classmethod
-    def from_continuations(
-        cls, texts: Mapping[int, Sequence[int]], *, corrupt_every: int | None = None
-    ) -> ScriptedDrafter:
-        """Proposes, for each seq_id, what follows position len(history) in its known full text (prompt and output).
-
-        A seq_id without a text, and a history as long as its text, get a proposal of zero.
-        """
-
-        def script(request: DraftRequest) -> Sequence[int]:
-            start = len(request.tokens)
-            return texts.get(request.seq_id, ())[start : start + request.max_len]
-
-        return cls(script, corrupt_every=corrupt_every)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> one certain row per request"""

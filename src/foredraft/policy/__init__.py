@@ -1,19 +1,19 @@
-"""Whom to ask for draft tokens, and for how many."""
+"""Which drafter to use for each sequence in a step, and for how many draft tokens."""
 
-from foredraft.policy.base import FAILED, MEMORY_SHORT, DraftBudget, FixedPolicy, Policy
-from foredraft.policy.controller import Controller, CostStore
-from foredraft.policy.costs import Costs
+from foredraft.policy.base import FAILED, MEMORY_SHORT, NO_DRAFTING, DraftBudget, FixedPolicy, Policy
+from foredraft.policy.controller import Controller
+from foredraft.policy.cost_file import CostFile
+from foredraft.policy.cost_model import CostModel
 from foredraft.policy.guard import Guard
 from foredraft.policy.safe import SafePolicy
-from foredraft.policy.store import CostFile
 
 __all__ = [
     "FAILED",
     "MEMORY_SHORT",
+    "NO_DRAFTING",
     "Controller",
     "CostFile",
-    "CostStore",
-    "Costs",
+    "CostModel",
     "DraftBudget",
     "FixedPolicy",
     "Guard",

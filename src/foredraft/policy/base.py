@@ -1,4 +1,4 @@
-"""The seam between the engine and whoever decides on drafts, and the simplest one who does."""
+"""The interface between the engine and whatever decides how much to draft, and its simplest implementation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
 
 MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
-"""Reasons to leave a drafter alone."""
+"""Reasons for a fallback to plain decoding or to another drafter."""
 
 
 class DraftBudget(NamedTuple):
@@ -20,87 +20,91 @@ class DraftBudget(NamedTuple):
     max_draft: int
 
 
+NO_DRAFTING = DraftBudget("", 0)
+
+
 class Policy(Protocol):
     """Decides before anything is drafted, and never from the values of draft tokens (that would bias the text)."""
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
-        """How often it left a drafter alone that had drafted, by drafter and reason."""
+        """How often a drafter stopped being used, by drafter and reason."""
         ...
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
-        """A step is being planned, for these and perhaps for some that wait."""
+        """Start a step of the running sequences. Waiting ones may join it later."""
         ...
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        """What to draft for the sequence in this step."""
+        """How many tokens to draft for the sequence in this step, and by which drafter."""
         ...
 
     def observe(self, step: Step) -> None:
-        """What came of it."""
+        """Learn from a step after its tokens are committed."""
         ...
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        """Leave these alone for so many steps, whatever their drafts would bring; they have forgotten all texts. reason:
-        "memory_short", "failed", or a threshold. -> those that were not resting already"""
+        """Use none of these drafters for num_steps steps, whatever their drafts would gain. They have dropped all state.
+
+        reason: MEMORY_SHORT, FAILED, or the name of a threshold. -> the drafters that were not cooling down already
+        """
         ...
 
     def cooldowns(self) -> dict[str, str]:
-        """The drafters that are left alone in the next step because somebody said so, and for what reason."""
+        """The drafters that are cooling down in the next step, with the reason for each."""
         ...
 
 
 class FixedPolicy:
-    """What the request asks for, from one drafter, less what could never be emitted: the last token of a text is the
-    target's own."""
+    """Drafts as many tokens as the request wants, from one drafter, but none that could never be emitted: the last token
+    of a text is always the target's own."""
 
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter
-        self._pause = Pause()
-        self.fallbacks = self._pause.counts
+        self._cooldowns = Cooldowns()
+        self.fallbacks = self._cooldowns.counts
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
-        self._pause.begin()
+        self._cooldowns.next_step()
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        wanted = 0 if self._drafter in self._pause else sequence.speculative_tokens or 0
+        wanted = 0 if self._drafter in self._cooldowns else sequence.speculative_tokens or 0
         return DraftBudget(self._drafter, max(0, min(wanted, sequence.room - 1)))
 
     def observe(self, step: Step) -> None:
-        """Nothing is learnt."""
+        """A fixed policy learns nothing."""
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        return self._pause.start(drafters, reason, num_steps)
+        return self._cooldowns.start(drafters, reason, num_steps)
 
     def cooldowns(self) -> dict[str, str]:
-        return self._pause.cooldowns()
+        return self._cooldowns.reasons()
 
 
-class Pause:
-    """Drafters that are left alone for some steps. counts: how often, by drafter and reason."""
+class Cooldowns:
+    """The drafters that are not used for some steps. counts: how many cooldowns began, by drafter and reason."""
 
     def __init__(self) -> None:
         self._step = 0
-        self._until: dict[str, int] = {}
+        self._end_steps: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def __contains__(self, name: str) -> bool:
-        return self._until.get(name, 0) > self._step
+    def __contains__(self, drafter: str) -> bool:
+        return self._end_steps.get(drafter, 0) > self._step
 
-    def cooldowns(self) -> dict[str, str]:
-        """See Policy.resting."""
-        return {name: self._reasons[name] for name, until in self._until.items() if until > self._step + 1}
+    def reasons(self) -> dict[str, str]:
+        """See Policy.cooldowns."""
+        return {name: self._reasons[name] for name, end in self._end_steps.items() if end > self._step + 1}
 
-    def begin(self) -> None:
-        """A step goes by."""
+    def next_step(self) -> None:
         self._step += 1
 
-    def start(self, names: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        """For what is left of this step and so many more. -> those that were not resting already"""
-        new = [name for name in names if name not in self]
+    def start(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
+        """For the rest of this step and num_steps more. -> the drafters that were not cooling down already"""
+        new = [name for name in drafters if name not in self]
         self.counts.update((name, reason) for name in new)
         self._reasons.update(dict.fromkeys(new, reason))
-        for name in names:
-            self._until[name] = max(self._until.get(name, 0), self._step + num_steps + 1)
+        for name in drafters:
+            self._end_steps[name] = max(self._end_steps.get(name, 0), self._step + num_steps + 1)
         return new

@@ -1,4 +1,4 @@
-"""Hard thresholds that a user sets, around any policy."""
+"""Limits that a user sets on drafters, enforced around any policy."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from foredraft.utils.arguments import check_thresholds
 
 logger = logging.getLogger("foredraft")
 
-LOW_ACCEPTANCE, MUCH_MEMORY = "min_acceptance_rate", "max_draft_memory"
+LOW_ACCEPTANCE, HIGH_MEMORY = "min_acceptance_rate", "max_draft_memory"
 WINDOW = 256
 COOLDOWN = 512
 
 
 class Guard:
-    """What the policy within decides, told to leave a drafter that crossed a threshold alone for num_steps steps: it asks
-    another one, if it has one, or decodes plainly. Then the drafter is tried again, and judged anew.
+    """Decides as the wrapped policy does, and cools a drafter down for num_steps steps when it crosses a threshold. The
+    wrapped policy then uses another drafter, if it has one, or decodes plainly. After the cooldown the drafter is tried
+    again, and only its new drafts count.
 
-    drafters: by the names that the policy knows them by. min_acceptance_rate: accepted / drafted, over a drafter's last
-    `window` verified draft tokens; nobody is judged by fewer. max_draft_memory: bytes of the cache memory that one
-    drafter may hold; one that holds more gives up all of it. Both are looked at after a step, so a step may end above.
+    drafters: by the names that the policy uses. min_acceptance_rate: accepted / drafted, over a drafter's last `window`
+    verified draft tokens; it is not checked before there are that many. max_draft_memory: bytes of cache memory that one
+    drafter may hold; a drafter that holds more gives up all of it. Both are checked after a step, so a step may end above.
 
-    crossings: how often, by drafter and by threshold. Such counts merge by addition.
+    crossings: how often a threshold was crossed, by drafter and threshold. Such counters can be added up.
 
-    Raises ForedraftError for a threshold that could not be meant.
+    Raises ForedraftError for an invalid threshold.
     """
 
     def __init__(
@@ -46,18 +47,18 @@ class Guard:
         self.policy = policy
         self.crossings: Counter[tuple[str, str]] = Counter()
         self.drafters = dict(drafters)
-        self._least_rate = min_acceptance_rate
-        self._most_memory = max_draft_memory
+        self._min_acceptance_rate = min_acceptance_rate
+        self._max_draft_memory = max_draft_memory
         self._windows = {name: _Window(window) for name in drafters}
         self._num_steps = num_steps
-        self._running: list[int] = []
+        self._running_ids: list[int] = []
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
         return self.policy.fallbacks
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
-        self._running = [sequence.seq_id for sequence in running]
+        self._running_ids = [sequence.seq_id for sequence in running]
         self.policy.begin(running)
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
@@ -66,10 +67,10 @@ class Guard:
     def observe(self, step: Step) -> None:
         self.policy.observe(step)
         for name in step.draft_times:
-            if self._least_rate is not None:
-                self._judge_acceptance(name, self._least_rate, step)
-            if self._most_memory is not None:
-                self._judge_memory(name, self._most_memory, step)
+            if self._min_acceptance_rate is not None:
+                self._check_acceptance(name, self._min_acceptance_rate, step)
+            if self._max_draft_memory is not None:
+                self._check_memory(name, self._max_draft_memory, step)
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         return self.policy.cool_down(drafters, reason, num_steps)
@@ -77,34 +78,29 @@ class Guard:
     def cooldowns(self) -> dict[str, str]:
         return self.policy.cooldowns()
 
-    def _judge_acceptance(self, name: str, least: float, step: Step) -> None:
+    def _check_acceptance(self, name: str, min_rate: float, step: Step) -> None:
         window = self._windows[name]
         for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
             if item.drafter == name and outcome.num_drafted:
                 window.add(outcome.num_drafted, min(outcome.num_accepted, num_kept))
-        if window.is_full and window.rate < least:
-            self._cross(
-                name,
-                LOW_ACCEPTANCE,
-                f"{window.rate:.1%} of its last {window.num_drafted} draft tokens stood",
-                f"{least:.1%}",
-                step,
-            )
+        if window.is_full and window.rate < min_rate:
+            measured = f"{window.rate:.1%} of its last {window.num_drafted} draft tokens were accepted"
+            self._cross(name, LOW_ACCEPTANCE, measured, f"{min_rate:.1%}", step)
             window.clear()
 
-    def _judge_memory(self, name: str, most: int, step: Step) -> None:
-        held = getattr(self.drafters[name], "bytes_held", 0)
-        if held > most:
-            measured = f"it held {_mebibytes(held)} of cache memory, given up now"
-            self._cross(name, MUCH_MEMORY, measured, _mebibytes(most), step)
+    def _check_memory(self, name: str, max_bytes: int, step: Step) -> None:
+        num_bytes = getattr(self.drafters[name], "bytes_held", 0)
+        if num_bytes > max_bytes:
+            measured = f"it held {_mebibytes(num_bytes)} of cache memory and has given it up"
+            self._cross(name, HIGH_MEMORY, measured, _mebibytes(max_bytes), step)
 
     def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
-        """Whoever rests holds nothing."""
-        self.drafters[name].forget([*{*self._running, *(item.sequence.seq_id for item in step.scheduled)}])
+        """A drafter that cools down holds no memory, so it forgets every sequence."""
+        self.drafters[name].forget([*{*self._running_ids, *(item.sequence.seq_id for item in step.scheduled)}])
         self.crossings[name, threshold] += 1
         self.policy.cool_down([name], threshold, self._num_steps)
         logger.warning(
-            "%s: %s (%s is %s): it is not asked for the next %d steps",
+            "%s: %s (%s is %s); it is not used for the next %d steps",
             name,
             measured,
             threshold,
@@ -114,7 +110,7 @@ class Guard:
 
 
 class _Window:
-    """The last drafts that together have at least so many tokens."""
+    """The most recent drafts that together have at least num_tokens tokens."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -143,5 +139,5 @@ class _Window:
         self.num_drafted = self._num_accepted = 0
 
 
-def _mebibytes(amount: int) -> str:
-    return f"{amount / 2**20:.1f} MiB"
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
-from foredraft.policy.base import DraftBudget, Policy
+from foredraft.policy.base import NO_DRAFTING, DraftBudget, Policy
 from foredraft.utils.isolation import Shield
-
-_NO_DRAFT = DraftBudget("", 0)
 
 
 class SafePolicy:
-    """policy: decides. Its first error is logged."""
+    """Wraps a policy, catches what it raises, and logs its first error."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -28,7 +26,7 @@ class SafePolicy:
         self._shield.call(self._policy, lambda: self._policy.begin(running), None)
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        return self._shield.call(self._policy, lambda: self._policy.draft_budget(sequence), _NO_DRAFT)
+        return self._shield.call(self._policy, lambda: self._policy.draft_budget(sequence), NO_DRAFTING)
 
     def observe(self, step: Step) -> None:
         self._shield.call(self._policy, lambda: self._policy.observe(step), None)

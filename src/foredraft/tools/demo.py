@@ -21,7 +21,6 @@ DEMO_PROMPT = (
     "def binary_search(items, target):\n"
     '    """Return the index of target in the sorted list items, or -1 if it is not there."""'
 )
-DEMO_TOKENS = 128
 NUM_RUNS = 5
 BUDGET = 20.0
 _WARM_UP_TOKENS = 16

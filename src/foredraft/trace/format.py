@@ -14,7 +14,6 @@ from foredraft.engine.stats import SpeculationStats
 
 VERSION = 1
 
-OriginName = Literal["plain", "accepted", "recovered", "bonus"]
 Verdict = Literal["accepted", "rejected", "unused"]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from foredraft.policy.costs import STALL, typical_time
+from foredraft.policy.curve import STALL, typical_time
 from foredraft.tune.rounds import Round
 
 _ENOUGH, _SHARE = 8, 0.1

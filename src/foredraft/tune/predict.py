@@ -72,12 +72,6 @@ class Predictor:
         rates: Floats = tokens / (_sums(sums.opening_seconds, drawn) + left * pace)
         return rates
 
-    def expected_length(self, speculative_tokens: int) -> float:
-        """E[τ]: tokens of a sequence's round, from the nearest run that requested at least as many."""
-        depth = min(d for d in self._runs if d >= speculative_tokens)
-        rounds = [one for trial in self._runs[depth] for one in trial.rounds]
-        return sum(one.num_tokens(speculative_tokens) for one in rounds) / sum(one.num_sequences for one in rounds)
-
     def verify_curve(self, num_sequences: int, most: int) -> list[float]:
         """Seconds of a step without drafting, by draft tokens per sequence from 0."""
         return [self._costs.verify_seconds(num_sequences, num_sequences * (1 + g)) for g in range(most + 1)]

@@ -1,4 +1,4 @@
-"""Drafters that earn nothing, to see what trying them costs."""
+"""Drafters whose tokens are never accepted, to measure what trying them costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 
 
 class RandomDrafter:
-    """Proposes as many random tokens as it is asked for."""
+    """Proposes max_len random tokens for every request."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size = vocab_size
@@ -29,7 +29,7 @@ class RandomDrafter:
 
 
 def shuffled_draft(draft: Path, folder: Path) -> Path:
-    """The draft model with the rows of its embedding shuffled: as fast as before, and wrong. -> its directory"""
+    """The draft model with the rows of its embedding shuffled: as fast as before, but wrong. -> its directory"""
     model = AutoModelForCausalLM.from_pretrained(draft, dtype="auto")
     weight = model.get_input_embeddings().weight
     with torch.no_grad():

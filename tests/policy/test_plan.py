@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.policy import DraftBudget
+from foredraft.policy import NO_DRAFTING, DraftBudget
 from foredraft.policy.acceptance import Forecast
-from foredraft.policy.choice import NOBODY, Candidate, Plan, best_plan
+from foredraft.policy.plan import Candidate, Plan, best_plan
 
 LONGEST = 5
 NAMES = ("a", "b")
 DOUBT = 1.05
-"""Below this promise over plain decoding either answer is right: what is measured cannot tell them apart."""
+"""Below this gain over plain decoding either answer is right: measurements cannot tell them apart."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """A pass: base + row * rows. A drafter: (for being asked, per depth, per request)."""
+    """A pass: base + row * rows. A drafter: (fixed, per depth, per request)."""
 
     base: float
     row: float
@@ -32,16 +32,16 @@ class Times:
         return self.base + self.row * num_rows
 
     def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
-        asked, per_depth, per_request = self.drafters[drafter]
-        return asked + per_depth * depth + per_request * num_requests
+        fixed, per_depth, per_request = self.drafters[drafter]
+        return fixed + per_depth * depth + per_request * num_requests
 
 
-def forecast(rate: float, found: float = 1.0) -> Forecast:
+def forecast(rate: float, fill_rate: float = 1.0) -> Forecast:
     survival, num_tokens = 1.0, [1.0]
     for _ in range(LONGEST):
         survival *= rate
-        num_tokens.append(num_tokens[-1] + found * survival)
-    return Forecast(num_tokens, [found * depth for depth in range(LONGEST + 1)])
+        num_tokens.append(num_tokens[-1] + fill_rate * survival)
+    return Forecast(num_tokens, [fill_rate * depth for depth in range(LONGEST + 1)])
 
 
 def value(candidates: Sequence[Candidate], budgets: Sequence[DraftBudget], times: Times) -> float:
@@ -82,18 +82,21 @@ candidates = st.builds(
 )
 
 
-def every_ask(candidate: Candidate) -> list[DraftBudget]:
-    return [NOBODY, *(DraftBudget(name, g) for name in candidate.forecasts for g in range(1, candidate.max_draft + 1))]
+def every_budget(candidate: Candidate) -> list[DraftBudget]:
+    return [
+        NO_DRAFTING,
+        *(DraftBudget(name, g) for name in candidate.forecasts for g in range(1, candidate.max_draft + 1)),
+    ]
 
 
 @given(candidates, all_times)
 def test_for_one_it_is_the_best_of_all(candidate: Candidate, times: Times) -> None:
     plan = planned([candidate], times)
-    plain = value([candidate], [NOBODY], times)
-    best = max(value([candidate], [budget], times) for budget in every_ask(candidate))
-    found = value([candidate], plan.budgets, times)
-    assert plan.rate == pytest.approx(found)
-    assert found == pytest.approx(best) or (plan.budgets == [NOBODY] and best <= DOUBT * plain)
+    plain = value([candidate], [NO_DRAFTING], times)
+    best = max(value([candidate], [budget], times) for budget in every_budget(candidate))
+    rate = value([candidate], plan.budgets, times)
+    assert plan.rate == pytest.approx(rate)
+    assert rate == pytest.approx(best) or (plan.budgets == [NO_DRAFTING] and best <= DOUBT * plain)
 
 
 @given(st.lists(candidates, min_size=1, max_size=5), all_times)
@@ -102,9 +105,12 @@ def test_for_several_never_worse_than_a_draft_for_all_and_never_than_none(
 ) -> None:
     plan = planned(batch, times)
     assert plan.rate == pytest.approx(value(batch, plan.budgets, times))
-    plain = value(batch, [NOBODY] * len(batch), times)
+    plain = value(batch, [NO_DRAFTING] * len(batch), times)
     common = [
-        [DraftBudget(name, min(depth, c.max_draft)) if name in c.forecasts and c.max_draft else NOBODY for c in batch]
+        [
+            DraftBudget(name, min(depth, c.max_draft)) if name in c.forecasts and c.max_draft else NO_DRAFTING
+            for c in batch
+        ]
         for name in NAMES
         for depth in range(1, LONGEST + 1)
     ]
@@ -114,27 +120,27 @@ def test_for_several_never_worse_than_a_draft_for_all_and_never_than_none(
 
 
 @given(st.lists(candidates, min_size=1, max_size=5), all_times)
-def test_nobody_is_asked_for_what_could_not_be_emitted_or_of_whom_he_does_not_have(
+def test_no_budget_exceeds_what_could_be_emitted_or_names_an_unavailable_drafter(
     batch: Sequence[Candidate], times: Times
 ) -> None:
     for candidate, budget in zip(batch, planned(batch, times).budgets, strict=True):
         assert 0 <= budget.max_draft <= candidate.max_draft
-        assert budget == NOBODY or (budget.max_draft and budget.drafter in candidate.forecasts)
+        assert budget == NO_DRAFTING or (budget.max_draft and budget.drafter in candidate.forecasts)
 
 
 @given(shares, shares, st.floats(0.0, 0.1), st.floats(0.01, 0.3))
 def test_two_that_differ_come_close_to_the_best_of_all_pairs(a: float, b: float, row: float, per_depth: float) -> None:
-    """Each one's own draft is found in one look, not by trying all pairs; it must not miss much."""
+    """Individual budgets are found without trying all pairs; the result must be close to the best."""
     batch = [Candidate(LONGEST, {"a": forecast(rate)}) for rate in (a, b)]
     times = Times(1.0, row, {"a": (0.0, per_depth, 0.0)})
-    best = max(value(batch, budgets, times) for budgets in product(*map(every_ask, batch)))
+    best = max(value(batch, budgets, times) for budgets in product(*map(every_budget, batch)))
     assert planned(batch, times).rate >= best / 1.06
 
 
 def test_nothing_is_drafted_where_drafts_cost_more_than_they_bring() -> None:
     candidate = Candidate(LONGEST, {"a": forecast(0.3)})
-    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.5, 0.0)})).budgets == [NOBODY]
-    assert planned([candidate], Times(1.0, 0.5, {"a": (0.0, 0.0, 0.0)})).budgets == [NOBODY]
+    assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.5, 0.0)})).budgets == [NO_DRAFTING]
+    assert planned([candidate], Times(1.0, 0.5, {"a": (0.0, 0.0, 0.0)})).budgets == [NO_DRAFTING]
 
 
 def test_what_is_free_and_always_right_is_drafted_to_the_end() -> None:
@@ -152,8 +158,8 @@ def test_time_decides_and_not_length() -> None:
 def test_reading_up_counts() -> None:
     times = Times(1.0, 0.0, {"a": (0.0, 0.1, 0.0)})
     forecasts = {"a": forecast(0.9)}
-    assert planned([Candidate(LONGEST, forecasts)], times).budgets != [NOBODY]
-    assert planned([Candidate(LONGEST, forecasts, {"a": 10.0})], times).budgets == [NOBODY]
+    assert planned([Candidate(LONGEST, forecasts)], times).budgets != [NO_DRAFTING]
+    assert planned([Candidate(LONGEST, forecasts, {"a": 10.0})], times).budgets == [NO_DRAFTING]
 
 
 def test_texts_that_differ_get_different_numbers() -> None:

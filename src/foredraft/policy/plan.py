@@ -1,7 +1,7 @@
-"""Which drafts give the most tokens per second, from forecasts and costs. No state, no tokens, no clock.
+"""Finds the drafts that give the most tokens per second, from forecasts and costs. It keeps no state and reads no tokens.
 
-The model of arXiv:2211.17192 with what verification costs: tokens expected, over the time of drafting and of a pass with so
-many rows; after the goodput of TurboSpec (arXiv:2406.14066), with zero among the answers.
+The model of arXiv:2211.17192 with a cost for verification: expected tokens, divided by the time of drafting and of a pass with
+that many rows. This is the goodput of TurboSpec (arXiv:2406.14066), with zero among the lengths to choose from.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foredraft.policy.acceptance import Forecast
-from foredraft.policy.base import DraftBudget
+from foredraft.policy.base import NO_DRAFTING, DraftBudget
 
-NOBODY = DraftBudget("", 0)
-_WORTH = 1.03
-"""Drafting has to promise this much more than plain decoding: below, what is measured cannot tell them apart."""
+_MIN_GAIN = 1.03
+"""Drafting must promise this much more than plain decoding. Below it, measurements cannot tell the two apart."""
 
 
 class TimeModel(Protocol):
-    """See Costs."""
+    """See CostModel."""
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None: ...
 
@@ -28,9 +27,9 @@ class TimeModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one sequence could draft. max_draft: the most that could be emitted. forecasts: by drafter. start_times: what
-    reading up would take each drafter, spread over the rounds it is thought to be used for. fixed: what it gets in any
-    case, where that is not to be chosen."""
+    """What one sequence could draft. max_draft: the most tokens that could be emitted. forecasts: by drafter. start_times:
+    by drafter, the time to read what it has missed, spread over the steps it is expected to be used for. fixed: the budget
+    of a sequence whose budget is not to be chosen."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
@@ -40,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """asks: one for each candidate. num_tokens: expected of the step. seconds: that it is thought to take."""
+    """budgets: one for each candidate. num_tokens, seconds: expected of the step."""
 
     budgets: list[DraftBudget]
     num_tokens: float
@@ -53,27 +52,26 @@ class Plan:
 
 
 def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: bool) -> Plan | None:
-    """The step of all candidates together that promises the most tokens per second; None where nothing is known of the
-    target's times.
+    """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown.
 
-    First the best draft that all could take alike, since a drafter reads for all of them in one pass; then each one's own,
-    at the price of time which that plan sets.
+    First it finds the best budget that is the same for all, since a drafter reads for all of them in one pass. Then it finds
+    each candidate's own best budget, with that plan's rate as the price of time.
     """
-    model = _Batch(candidates, times, sampled)
-    plain = model.plan(model.alike(NOBODY))
+    batch = _Batch(candidates, times, sampled)
+    plain = batch.plan(batch.uniform_budgets(NO_DRAFTING))
     if plain is None:
         return None
     best = plain
-    for drafter in model.drafters:
-        for depth in range(1, model.max_draft + 1):
-            plan = model.plan(model.alike(DraftBudget(drafter, depth)))
+    for drafter in batch.drafters:
+        for depth in range(1, batch.max_draft + 1):
+            plan = batch.plan(batch.uniform_budgets(DraftBudget(drafter, depth)))
             if plan is not None and plan.rate > best.rate:
                 best = plan
     if len(candidates) > 1:
-        own = model.plan(model.priced(best))
-        if own is not None and own.rate > best.rate:
-            best = own
-    return best if best.rate > _WORTH * plain.rate else plain
+        refined = batch.plan(batch.individual_budgets(best))
+        if refined is not None and refined.rate > best.rate:
+            best = refined
+    return best if best.rate > _MIN_GAIN * plain.rate else plain
 
 
 class _Batch:
@@ -86,19 +84,19 @@ class _Batch:
         self.drafters = list(dict.fromkeys(name for c in candidates for name in c.forecasts))
         self.max_draft = max((c.max_draft for c in candidates), default=0)
 
-    def alike(self, budget: DraftBudget) -> list[DraftBudget]:
-        """The same for all, as far as they can take it."""
-        return [self._cut(candidate, budget) for candidate in self._candidates]
+    def uniform_budgets(self, budget: DraftBudget) -> list[DraftBudget]:
+        """The same budget for all, limited to what each can take."""
+        return [self._limited(candidate, budget) for candidate in self._candidates]
 
     @staticmethod
-    def _cut(candidate: Candidate, budget: DraftBudget) -> DraftBudget:
+    def _limited(candidate: Candidate, budget: DraftBudget) -> DraftBudget:
         if candidate.fixed is not None:
             return candidate.fixed
         depth = min(budget.max_draft, candidate.max_draft)
-        return DraftBudget(budget.drafter, depth) if depth and budget.drafter in candidate.forecasts else NOBODY
+        return DraftBudget(budget.drafter, depth) if depth and budget.drafter in candidate.forecasts else NO_DRAFTING
 
     def plan(self, budgets: list[DraftBudget]) -> Plan | None:
-        """None where the target's time is not known."""
+        """The expected tokens and time of these budgets; None if the target's time is unknown."""
         num_tokens, num_rows, start_time = 0.0, 0.0, 0.0
         depths: dict[str, tuple[int, int]] = {}
         for candidate, budget in zip(self._candidates, budgets, strict=True):
@@ -120,9 +118,9 @@ class _Batch:
         )
         return Plan(budgets, num_tokens, step_time + draft_time + start_time)
 
-    def priced(self, plan: Plan) -> list[DraftBudget]:
-        """Each one's best ask where time has the price of the plan: its rate. A draft no deeper than the plan's costs its
-        rows alone, since the drafter reads for the others anyway; any other drafter costs all of its time."""
+    def individual_budgets(self, plan: Plan) -> list[DraftBudget]:
+        """Each candidate's best budget, where a second costs as many tokens as the plan emits in one. A draft no deeper than
+        the plan's costs only its rows, since the drafter runs for the others anyway; any other draft costs all its time."""
         rate, row_time = plan.rate, self._row_time(plan)
         depths = {budget.drafter: budget.max_draft for budget in plan.budgets if budget.max_draft}
         draft_times = {
@@ -132,26 +130,26 @@ class _Batch:
             for name in self.drafters
             for depth in range(1, self.max_draft + 1)
         }
-        return [self._own(candidate, rate, row_time, draft_times) for candidate in self._candidates]
+        return [self._best_budget(candidate, rate, row_time, draft_times) for candidate in self._candidates]
 
     @staticmethod
-    def _own(
+    def _best_budget(
         candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int], float]
     ) -> DraftBudget:
         if candidate.fixed is not None:
             return candidate.fixed
-        best, worth = NOBODY, 1.0
+        best, best_value = NO_DRAFTING, 1.0
         for name, forecast in candidate.forecasts.items():
             start = candidate.start_times.get(name, 0.0)
             for depth in range(1, candidate.max_draft + 1):
                 seconds = row_time * forecast.num_rows[depth] + draft_times[name, depth] + start
                 value = forecast.num_tokens[depth] - rate * seconds
-                if value > worth:
-                    best, worth = DraftBudget(name, depth), value
+                if value > best_value:
+                    best, best_value = DraftBudget(name, depth), value
         return best
 
     def _row_time(self, plan: Plan) -> float:
-        """What one more row adds to the pass, about where the plan stands."""
+        """The time that one more row adds to the pass, near the plan's number of rows."""
         size = len(plan.budgets)
         num_rows = size + sum(
             candidate.forecasts[budget.drafter].num_rows[budget.max_draft]

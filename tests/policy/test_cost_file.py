@@ -1,4 +1,4 @@
-"""What one process has measured, another finds; what cannot be used is measured anew, and said once."""
+"""One process stores its costs and another loads them; a file that cannot be used is ignored, with one warning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.policy import CostFile, Costs
+from foredraft.policy import CostFile, CostModel
 
 SUBJECT = {"machine": "here", "target": "some", "drafters": ["a", "b"]}
 
@@ -22,8 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "foredraft"
 
 
-def measured() -> Costs:
-    costs = Costs()
+def measured() -> CostModel:
+    costs = CostModel()
     for _ in range(10):
         costs.record_step(1, 1, 0.010, sampled=False)
         costs.record_draft("a", 1, 4, 0, 0.003, sampled=False)
@@ -47,10 +47,10 @@ def test_another_process_finds_it() -> None:
         "import json, sys; from foredraft.policy import CostFile;"
         "print(json.dumps(CostFile.of(json.loads(sys.argv[1])).load().as_dict()))"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, json.dumps(SUBJECT)], capture_output=True, text=True, check=True, env=os.environ
     )
-    assert json.loads(found.stdout) == json.loads(json.dumps(measured().as_dict()))
+    assert json.loads(result.stdout) == json.loads(json.dumps(measured().as_dict()))
 
 
 @pytest.mark.parametrize("other", [{"machine": "there"}, {"target": "another"}, {"drafters": ["b", "a"]}], ids=str)
@@ -114,7 +114,7 @@ def test_a_write_that_fails_leaves_no_half_and_no_rest(
     file = CostFile.of(SUBJECT)
     file.save(measured())
     monkeypatch.setattr(os, "replace", full)
-    file.save(Costs())
+    file.save(CostModel())
     assert len(caplog.records) == 1
     assert list(folder.iterdir()) == [path_of(CostFile.of(SUBJECT))]
     assert CostFile.of(SUBJECT).load().as_dict() == measured().as_dict()

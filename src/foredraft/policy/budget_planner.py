@@ -1,0 +1,103 @@
+"""Budgets for a batch of sequences, remembered for batches in the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foredraft.engine.sequence import TokenSequence
+from foredraft.policy.acceptance import AcceptanceEstimator
+from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget
+from foredraft.policy.cost_model import CostModel
+from foredraft.policy.plan import Candidate, best_plan
+from foredraft.policy.sequence_state import SequenceStates
+
+_NUM_STEPS_OF_USE = 32
+"""The steps for which a drafter that has read a text is expected to be used."""
+_PLAN_STEPS = 1024
+_MIN_NEW_DRAFTS, _MAX_NEW_DRAFTS, _NEW_DRAFT_SHARE = 4, 64, 1 / 8
+"""A plan is reused for at most this many steps, and until this many more drafts were verified: a share of all so far, within
+bounds."""
+_MAX_REMEMBERED = 4096
+"""Remembered plans times sequences in one: a plan takes about a quarter of a kilobyte for each sequence."""
+
+_Key = tuple[int, bool, tuple[tuple[int, int], ...]]
+"""All that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance
+bucket and the magnitude of what it would have to read first."""
+
+
+class BudgetPlanner:
+    """acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. max_draft: the
+    most draft tokens of a step."""
+
+    def __init__(
+        self,
+        acceptance: Mapping[str, AcceptanceEstimator],
+        costs: CostModel,
+        states: SequenceStates,
+        cooldowns: Cooldowns,
+        max_draft: int,
+    ) -> None:
+        self._acceptance = acceptance
+        self._costs = costs
+        self._states = states
+        self._cooldowns = cooldowns
+        self._max_draft = max_draft
+        self._first = next(iter(acceptance))
+        self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
+        self._num_drafts = 0
+
+    def add_draft(self) -> None:
+        """Count a verified draft."""
+        self._num_drafts += 1
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
+
+    def fixed_budget(self, sequence: TokenSequence) -> DraftBudget:
+        """Of a sequence with a number of draft tokens of its own."""
+        wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
+        return DraftBudget(self._first, wanted) if wanted > 0 and self._first not in self._cooldowns else NO_DRAFTING
+
+    def budgets(self, sequences: Sequence[TokenSequence], step: int, *, sampled: bool) -> list[DraftBudget]:
+        """The best plan's. A recent plan for sequences in the same state is used again."""
+        key = sampled, tuple([self._key(sequence, step) for sequence in sequences])
+        plan = self._plans.get(key)
+        if plan is not None and step <= plan[0] and self._num_drafts <= plan[1]:
+            return plan[2]
+        if len(self._plans) * len(sequences) > _MAX_REMEMBERED:
+            self._plans.clear()
+        best = best_plan([self._candidate(sequence_key) for sequence_key in key[1]], self._costs, sampled=sampled)
+        budgets = [NO_DRAFTING] * len(sequences) if best is None else best.budgets
+        num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
+        self._plans[key] = step + _PLAN_STEPS, self._num_drafts + num_new, budgets
+        return budgets
+
+    def _key(self, sequence: TokenSequence, step: int) -> _Key:
+        length = len(sequence.tokens)
+        histories = self._states.of(sequence).histories.values()
+        is_fixed = sequence.speculative_tokens is not None
+        most = self.fixed_budget(sequence).max_draft if is_fixed else max(sequence.room - 1, 0)
+        buckets = tuple([(history.bucket(step), _magnitude(length - history.num_read)) for history in histories])
+        return min(self._max_draft, most), is_fixed, buckets
+
+    def _candidate(self, key: _Key) -> Candidate:
+        max_draft, is_fixed, buckets = key
+        forecasts, start_times = {}, {}
+        for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
+            if name not in self._cooldowns:
+                forecasts[name] = acceptance.forecast(bucket)
+                start_times[name] = self._costs.reading_time(name, _num_tokens(magnitude)) / _NUM_STEPS_OF_USE
+        if is_fixed:
+            return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
+        return Candidate(max_draft, forecasts, start_times)
+
+
+def _magnitude(num_tokens: int) -> int:
+    """0 below 32 tokens, which are read in a pass that is made anyway; 1 up to 127, 2 up to 511, and so on."""
+    return ((num_tokens >> 5).bit_length() + 1) // 2
+
+
+def _num_tokens(magnitude: int) -> int:
+    """About this many tokens have the magnitude."""
+    return 16 << 2 * magnitude if magnitude else 0

@@ -1,0 +1,169 @@
+"""What steps and drafts cost on this machine, as measured. All times are in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from foredraft.policy.curve import MAX_SAMPLES, MIN_SAMPLES, Curve, Point, undisturbed_time
+
+STORED_DRAFT_FACTOR = 0.5
+"""Stored draft times count by this factor. They may come from a busy hour, and a price that is too low is corrected by the first
+drafts, while one that is too high is not, since then nothing is drafted."""
+_KINDS = {False: "greedy", True: "sampled"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCosts:
+    """CostModel.as_dict, read back."""
+
+    steps: dict[bool, list[Point]]
+    drafts: dict[tuple[str, bool], list[Point]]
+    reading: dict[str, float]
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> StoredCosts:
+        """Raises KeyError, TypeError or ValueError for anything that as_dict does not write."""
+        kinds = {name: sampled for sampled, name in _KINDS.items()}
+        return cls(
+            {sampled: [_point(*point) for point in fields["steps"][name]] for name, sampled in kinds.items()},
+            {(str(name), kinds[kind]): [_point(*point) for point in points] for name, kind, points in fields["drafts"]},
+            {str(name): _seconds(value) for name, value in dict(fields["reading"]).items()},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "steps": {_KINDS[sampled]: points for sampled, points in self.steps.items()},
+            "drafts": [[name, _KINDS[sampled], points] for (name, sampled), points in self.drafts.items()],
+            "reading": dict(self.reading),
+        }
+
+
+class CostModel:
+    """The target's steps (all but the drafting) by sequences and rows, and each drafter's time by requests and depth.
+
+    sampled: greedy and sampled steps are kept apart, since drawing and computing probabilities take time of their own.
+    stored: the costs of an earlier process. The machine may be busier now, or less busy, so they count only once plain steps
+    were measured again; then all of them are scaled by one factor.
+    """
+
+    def __init__(self, stored: StoredCosts | None = None) -> None:
+        self._stored = stored
+        self.steps = {sampled: _step_curve() for sampled in (False, True)}
+        self.drafts: dict[tuple[str, bool], Curve] = {}
+        self._reading: dict[str, deque[float]] = {}
+        self._reading_bounds: dict[str, float] = {}
+        self.num_samples = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Seconds by what was measured, as JSON values; the stored costs as long as nothing newer is known."""
+        if self._stored is not None:
+            return self._stored.as_dict()
+        return {
+            "steps": {_KINDS[sampled]: list(curve.points()) for sampled, curve in self.steps.items()},
+            "drafts": [[name, _KINDS[sampled], list(curve.points())] for (name, sampled), curve in self.drafts.items()],
+            "reading": {name: median(samples) for name, samples in self._reading.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> CostModel:
+        """Raises KeyError, TypeError or ValueError for anything that as_dict does not write."""
+        return cls(StoredCosts.from_dict(fields))
+
+    def record_step(self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool) -> None:
+        """num_rows: of the target's pass, one for each sequence and one for each draft token."""
+        curve = self.steps[sampled]
+        curve.add(num_sequences, num_rows, seconds)
+        self.num_samples += 1
+        if num_rows == num_sequences and curve.num_samples(num_sequences, num_rows) >= MIN_SAMPLES:
+            self._apply_stored(num_sequences, sampled)
+
+    def record_prefill(self, num_rows: int, seconds: float) -> None:
+        """A pass that read prompts. Before any draft was verified it shows what a row adds: anything from nothing, on a machine
+        that waits for memory, to a quarter of a pass."""
+        for curve in self.steps.values():
+            curve.add_far(num_rows, seconds)
+
+    def record_draft(
+        self, drafter: str, num_requests: int, depth: int, num_missed: int, seconds: float, *, sampled: bool
+    ) -> None:
+        """depth: the largest budget. num_missed: tokens that the drafter had to read besides those of the last step."""
+        curve = self._draft_curve(drafter, sampled)
+        expected = curve.at(num_requests, depth)
+        if num_missed and expected is not None:
+            samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
+            samples.append(max(seconds - expected, 0.0) / num_missed)
+        elif num_missed:  # as if drafting had taken no time
+            self._reading_bounds[drafter] = min(seconds / num_missed, self._reading_bounds.get(drafter, math.inf))
+        else:
+            curve.add(num_requests, depth, seconds)
+
+    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
+        """The time of such a step if nothing disturbs it; None if no step of this kind was measured."""
+        return self.steps[sampled].at(num_sequences, num_rows)
+
+    def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
+        """The mean time of plain steps, disturbed ones included, to compare single steps with; None if none was measured."""
+        curve = self.steps[sampled]
+        mean = curve.mean_at(num_sequences, num_sequences)
+        return curve.at(num_sequences, num_sequences) if mean is None else mean
+
+    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
+        """0 if nothing was measured, so that the drafter is tried."""
+        return self._draft_curve(drafter, sampled).at(num_requests, depth) or 0.0
+
+    def reading_time(self, drafter: str, num_tokens: int) -> float:
+        """The time that a drafter takes to read tokens that it has missed, for instance a prompt."""
+        samples = self._reading.get(drafter)
+        return (median(samples) if samples else self._reading_bounds.get(drafter, 0.0)) * num_tokens
+
+    def knows_plain_time(self, num_sequences: int, *, sampled: bool) -> bool:
+        """Whether plain steps of this many sequences, or of about as many, were measured."""
+        curve = self.steps[sampled]
+        sizes = range(num_sequences * 2 // 3, num_sequences * 3 // 2 + 1)
+        return any(curve.num_samples(n, n) >= MIN_SAMPLES for n in sizes)
+
+    def _apply_stored(self, num_sequences: int, sampled: bool) -> None:
+        """Scale the stored costs to today's plain steps and add them to the curves."""
+        if self._stored is None:
+            return
+        stored_curve = _step_curve()
+        stored_curve.add_points(self._stored.steps[sampled])
+        before = stored_curve.at(num_sequences, num_sequences)
+        now = self.steps[sampled].at(num_sequences, num_sequences)
+        if not before or not now:
+            return
+        for kind, points in self._stored.steps.items():
+            self.steps[kind].add_points(points, now / before)
+        for (name, kind), points in self._stored.drafts.items():
+            self._draft_curve(name, kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
+        for name, seconds in self._stored.reading.items():
+            samples = deque([STORED_DRAFT_FACTOR * seconds * now / before], maxlen=MAX_SAMPLES)
+            self._reading.setdefault(name, samples)
+        self._stored = None
+
+    def _draft_curve(self, drafter: str, sampled: bool) -> Curve:
+        key = (drafter, sampled)
+        if key not in self.drafts:
+            self.drafts[key] = Curve(slope=0.25)
+        return self.drafts[key]
+
+
+def _step_curve() -> Curve:
+    return Curve(slope=0.05, statistic=undisturbed_time)
+
+
+def _point(n: int, x: int, seconds: float) -> Point:
+    if not (1 <= n < math.inf and 0 <= x < math.inf):
+        raise ValueError(f"({n}, {x}) is no point of a curve: n must be at least 1 and x at least 0")
+    return int(n), int(x), _seconds(seconds)
+
+
+def _seconds(value: float) -> float:
+    """Raises ValueError for anything but a finite time of at least 0."""
+    if not 0.0 <= float(value) < math.inf:
+        raise ValueError(f"{value} is no time: it must be finite and at least 0")
+    return float(value)

@@ -1,0 +1,90 @@
+"""Measures what steps and drafts cost, from the steps that the engine makes anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Step
+from foredraft.policy.cost_model import CostModel
+from foredraft.policy.sequence_state import SequenceStates
+
+_MAX_PLAIN_AGE = 256
+_FIRST_SAVE = 256
+
+
+class CostStore(Protocol):
+    """Keeps costs for later processes."""
+
+    def save(self, costs: CostModel) -> None: ...
+
+
+class CostRecorder:
+    """costs: where the times go. store: where to save them now and then; None: nowhere."""
+
+    def __init__(self, costs: CostModel, states: SequenceStates, store: CostStore | None) -> None:
+        self._costs = costs
+        self._states = states
+        self._store = store
+        self._save_at = _FIRST_SAVE
+        self._plain_measured_at: dict[tuple[int, bool], int] = {}
+        self._last_drafters: Set[str] = frozenset()
+
+    def needs_plain_step(self, num_sequences: int, step: int, *, sampled: bool) -> bool:
+        """Whether the time of a plain step, which drafting is compared with, is unknown or old."""
+        measured_at = self._plain_measured_at.get((num_sequences, sampled))
+        if measured_at is not None and step - measured_at > _MAX_PLAIN_AGE:
+            return True
+        return not self._costs.knows_plain_time(num_sequences, sampled=sampled)
+
+    def record_prefill(self, step: Step) -> None:
+        """Record a step that read prompts: it shows what many rows take before any draft was verified."""
+        num_rows = sum([item.num_unread for item in step.scheduled])
+        if num_rows > len(step.scheduled):
+            self._costs.record_prefill(num_rows, step.total_time)
+
+    def record(self, step: Step, number: int) -> None:
+        """number: of the step.
+
+        Only steps that follow one of their kind count. The first one after others runs code and reads memory that is not in
+        the processor's caches, and takes half as long again.
+        """
+        sampled = is_sampled([item.sequence for item in step.scoring])
+        num_sequences = len(step.scheduled)
+        is_usual = (
+            step.draft_times.keys() == self._last_drafters
+            and len(step.scoring) == num_sequences
+            and all(item.num_unread == 1 for item in step.scheduled)
+        )
+        if is_usual:
+            seconds = step.total_time - step.draft_time
+            self._costs.record_step(num_sequences, step.num_rows, seconds, sampled=sampled)
+            if step.num_rows == num_sequences:
+                self._plain_measured_at[num_sequences, sampled] = number
+        for name, seconds in step.draft_times.items():
+            self._record_draft(name, seconds, step, is_usual=is_usual, sampled=sampled)
+        if self._store is not None and self._costs.num_samples >= self._save_at:
+            self._save_at *= 2
+            self._store.save(self._costs)
+
+    def finish_step(self, step: Step) -> None:
+        """The next step is compared with this one."""
+        self._last_drafters = step.draft_times.keys()
+
+    def _record_draft(self, name: str, seconds: float, step: Step, *, is_usual: bool, sampled: bool) -> None:
+        drafted = [
+            (item, num_kept)
+            for item, num_kept in zip(step.scoring, step.num_kept, strict=True)
+            if item.drafter == name and item.max_draft
+        ]
+        # as it was before the step's tokens were committed
+        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
+        if is_usual or num_missed:
+            depth = max(item.max_draft for item, _ in drafted)
+            self._costs.record_draft(name, len(drafted), depth, num_missed, seconds, sampled=sampled)
+
+
+def is_sampled(sequences: Sequence[TokenSequence]) -> bool:
+    """Whether any of them draws its tokens: such steps have costs of their own."""
+    return any(not sequence.sampler.is_greedy for sequence in sequences)

@@ -1,0 +1,135 @@
+"""Time as a function of an amount of work, from noisy samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from statistics import median
+
+MAX_SAMPLES = 32
+MIN_SAMPLES = 3
+_REDRAW_EVERY = 8
+_FAR_FACTOR, _MAX_FAR = 4, 8
+"""A point counts as far from this multiple of the known x on; and how many such points are kept."""
+STALL = 3.0
+"""A step that took this many times the median was held up by something else, and counts as one that took exactly this long."""
+
+Point = tuple[int, int, float]
+"""(n, x, seconds): what x things take in a group of n."""
+
+
+def typical_time(samples: Collection[float]) -> float:
+    """The mean, because many steps together take the sum. A sample above STALL times the median is cut to that."""
+    longest = STALL * median(samples)
+    return sum(min(seconds, longest) for seconds in samples) / len(samples)
+
+
+def undisturbed_time(samples: Collection[float]) -> float:
+    """The lower quartile, for work that is the same every time. On a shared machine each kind of step is measured in better and
+    in worse moments, and a mean depends more on the moment than on the kind. A kind measured only in bad moments would look
+    expensive, would not be chosen, and would never be measured again."""
+    return sorted(samples)[len(samples) // 4]
+
+
+class Curve:
+    """Seconds by x, for groups of n: a non-decreasing, piecewise linear function through the last few samples at each x.
+
+    slope: where a single x is known, and nothing far from it, the share of its time that one more x adds.
+    statistic: reduces the samples of a point to the time that counts.
+    """
+
+    def __init__(self, slope: float, statistic: Callable[[Collection[float]], float] = typical_time) -> None:
+        self._slope = slope
+        self._statistic = statistic
+        self._far: deque[tuple[int, float]] = deque(maxlen=_MAX_FAR)
+        self._samples: dict[int, dict[int, deque[float]]] = {}
+        self._lines: dict[int, tuple[list[int], list[float]]] = {}
+        self._point_times: dict[tuple[int, int], float] = {}
+        self._num_added = 0
+
+    def add(self, n: int, x: int, seconds: float) -> None:
+        samples = self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=MAX_SAMPLES))
+        samples.append(seconds)
+        self._point_times.pop((n, x), None)
+        self._num_added += 1
+        # drawing a line takes as long as many a small model's step, so one with known points is redrawn only now and then
+        if len(samples) <= MIN_SAMPLES or self._num_added % _REDRAW_EVERY == 0:
+            self._lines.pop(n, None)
+
+    def add_far(self, x: int, seconds: float) -> None:
+        """Add a time for many x of another kind that take about as long each. It guides the slope until x is measured."""
+        self._far.append((x, seconds))
+
+    def add_points(self, points: Iterable[Point], factor: float = 1.0) -> None:
+        """Add what points() of another curve gave, its times multiplied by a factor, where this one has no samples. Each point
+        counts like a few samples."""
+        for n, x, seconds in points:
+            if not self.num_samples(n, x):
+                for _ in range(MIN_SAMPLES):
+                    self.add(n, x, factor * seconds)
+
+    def num_samples(self, n: int, x: int) -> int:
+        """At most MAX_SAMPLES."""
+        return len(self._samples.get(n, {}).get(x, ()))
+
+    def mean_at(self, n: int, x: int) -> float | None:
+        """The mean of the samples themselves, disturbed ones included; None if there are none."""
+        samples = self._samples.get(n, {}).get(x)
+        return typical_time(samples) if samples else None
+
+    def at(self, n: int, x: float) -> float | None:
+        """The time of x in a group of n; None if nothing was measured. If this n was not measured, or not down to x, the
+        nearest n that was takes its place."""
+        if not self._samples:
+            return None
+        if n not in self._samples or min(self._samples[n]) > x:
+            n = min(self._samples, key=lambda known: (min(self._samples[known]) > x, abs(known - n) / max(known, n)))
+        xs, seconds = self._line(n)
+        if len(xs) == 1:
+            return max(seconds[0] + self._guessed_rise(xs[0], seconds[0]) * (x - xs[0]), 0.1 * seconds[0])
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        left = right - 1
+        if x > xs[-1]:  # beyond the measured range the rise between two neighbours is unreliable
+            left = 0
+        rise = (seconds[right] - seconds[left]) / (xs[right] - xs[left])
+        anchor = right if x > xs[-1] else left
+        return max(seconds[anchor] + rise * (x - xs[anchor]), 0.1 * seconds[0])
+
+    def _guessed_rise(self, known: int, seconds: float) -> float:
+        """The time that one more x adds, by lines to the far points: the least of them, since first passes are slow."""
+        rises = [(far - seconds) / (x - known) for x, far in self._far if x >= _FAR_FACTOR * known]
+        return max(min(rises), 0.0) if rises else self._slope * seconds
+
+    def points(self) -> Iterator[Point]:
+        """(n, x, seconds) of every known point."""
+        for n in self._samples:
+            xs, seconds = self._line(n)
+            yield from ((n, x, t) for x, t in zip(xs, seconds, strict=True))
+
+    def _line(self, n: int) -> tuple[list[int], list[float]]:
+        """A point counts only with a few samples, unless no point has them."""
+        if n not in self._lines:
+            samples = self._samples[n]
+            xs = sorted(x for x in samples if len(samples[x]) >= MIN_SAMPLES) or sorted(samples)
+            times = _non_decreasing([self._point_time(n, x) for x in xs], [len(samples[x]) for x in xs])
+            self._lines[n] = xs, times
+        return self._lines[n]
+
+    def _point_time(self, n: int, x: int) -> float:
+        if (n, x) not in self._point_times:
+            self._point_times[n, x] = self._statistic(self._samples[n][x])
+        return self._point_times[n, x]
+
+
+def _non_decreasing(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """Isotonic regression: the nearest non-decreasing sequence by weighted least squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, number of values
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, float(weight), 1
+        while pools and pools[-1][0] > mean:
+            pool_mean, pool_weight, pool_count = pools.pop()
+            mean = (mean * total + pool_mean * pool_weight) / (total + pool_weight)
+            total, count = total + pool_weight, count + pool_count
+        pools.append((mean, total, count))
+    return [mean for mean, _, count in pools for _ in range(count)]

@@ -1,0 +1,44 @@
+"""When the controller makes its next plan."""
+
+from __future__ import annotations
+
+_PLAN_SECONDS = 0.02
+_MIN_INTERVAL, _MAX_INTERVAL = 2, 64
+"""A plan takes about 50 microseconds, so one is made every 20 milliseconds: every 50 steps on a small model, every step on a
+large one. Bounds in steps."""
+_MIN_PLAN_RATIO = 150
+"""For many sequences a plan takes longer and is made less often: the time between two is at least this many times its own."""
+_PLAN_TIME_WEIGHT = 0.1
+
+
+class PlanSchedule:
+    """interval: steps between two plans. num_planned: the sequences that have a budget now."""
+
+    def __init__(self) -> None:
+        self.interval = _MIN_INTERVAL
+        self.num_planned = 0
+        self._next_step = 0
+        self._step_time = 0.0
+        self._plan_time = 0.0
+
+    def is_due(self, step: int, num_running: int) -> bool:
+        return step >= self._next_step or num_running != self.num_planned
+
+    def expire(self) -> None:
+        """Make the next plan at once."""
+        self._next_step = 0
+
+    def set_next(self, step: int, *, at_once: bool) -> None:
+        """A plan was made at this step. at_once: make another one in the next."""
+        if at_once:
+            self._next_step = step + 1
+            return
+        seconds = max(_PLAN_SECONDS, _MIN_PLAN_RATIO * self._plan_time)
+        self.interval = min(max(int(seconds / max(self._step_time, 1e-6)), _MIN_INTERVAL), _MAX_INTERVAL)
+        self._next_step = step + self.interval
+
+    def record_plan(self, seconds: float) -> None:
+        self._plan_time += _PLAN_TIME_WEIGHT * (seconds - self._plan_time)
+
+    def record_step(self, seconds: float) -> None:
+        self._step_time = seconds

@@ -1,0 +1,164 @@
+"""Costs are what was measured; stored ones are scaled to today's pace."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft.policy import CostModel
+from foredraft.policy.cost_model import STORED_DRAFT_FACTOR
+
+
+@given(st.dictionaries(st.integers(1, 9), st.lists(st.booleans(), min_size=3, max_size=32), min_size=1), st.data())
+def test_bad_moments_do_not_change_what_steps_take(measured: dict[int, list[bool]], data: st.DataObject) -> None:
+    """As long as more than a quarter of a kind was measured undisturbed; what steps are compared with knows of both."""
+    costs = CostModel()
+    truth = {rows: 0.010 + 0.001 * rows for rows in measured}
+    taken: dict[int, list[float]] = {rows: [] for rows in measured}
+    for rows, disturbed in measured.items():
+        bad = [is_bad and place >= len(disturbed) // 4 + 1 for place, is_bad in enumerate(disturbed)]
+        for is_bad in data.draw(st.permutations(bad)):
+            taken[rows].append(truth[rows] * (data.draw(st.floats(1.1, 2.9)) if is_bad else 1.0))
+            costs.record_step(1, rows, taken[rows][-1], sampled=False)
+    for rows in measured:
+        assert costs.step_time(1, rows, sampled=False) == pytest.approx(truth[rows])
+    if 1 in measured:
+        mean = costs.plain_time(1, sampled=False)
+        assert mean is not None
+        assert truth[1] * (1 - 1e-9) <= mean <= sum(taken[1]) / len(taken[1]) * (1 + 1e-9)
+
+
+def measured_costs() -> CostModel:
+    costs = CostModel()
+    for _ in range(8):
+        costs.record_step(1, 1, 0.010, sampled=False)
+        costs.record_step(1, 5, 0.012, sampled=False)
+        costs.record_step(4, 4, 0.013, sampled=True)
+        costs.record_draft("a", 1, 4, 0, 0.003, sampled=False)
+        costs.record_draft("a", 1, 4, 100, 0.013, sampled=False)
+        costs.record_draft("b", 2, 3, 0, 0.0, sampled=True)
+    return costs
+
+
+@pytest.mark.parametrize("pace", [1.0, 2.0, 0.5])
+def test_what_is_kept_comes_back_at_the_pace_of_today(pace: float) -> None:
+    """A busier machine takes longer for everything: plain steps show how much, and only then do stored costs count."""
+    costs = measured_costs()
+    again = CostModel.from_dict(json.loads(json.dumps(costs.as_dict())))
+    assert CostModel.from_dict(again.as_dict()).as_dict() == again.as_dict()
+    assert not again.knows_plain_time(1, sampled=False)
+    for _ in range(3):
+        again.record_step(1, 1, pace * 0.010, sampled=False)
+    for n, x, sampled in ((1, 1, False), (1, 3, False), (2, 9, False), (4, 4, True)):
+        known = costs.step_time(n, x, sampled=sampled)
+        assert known is not None
+        assert again.step_time(n, x, sampled=sampled) == pytest.approx(pace * known)
+    for name in ("a", "b", "c"):
+        known = costs.draft_time(name, 1, 4, sampled=False)
+        assert again.draft_time(name, 1, 4, sampled=False) == pytest.approx(STORED_DRAFT_FACTOR * pace * known)
+    assert again.reading_time("a", 50) == pytest.approx(STORED_DRAFT_FACTOR * pace * costs.reading_time("a", 50))
+
+
+def test_what_is_kept_gives_way_to_what_is_measured() -> None:
+    again = CostModel.from_dict(measured_costs().as_dict())
+    for _ in range(100):
+        again.record_step(1, 1, 0.020, sampled=False)
+    assert again.step_time(1, 1, sampled=False) == pytest.approx(0.020, rel=0.2)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(anything, anything, anything)
+def test_anything_that_as_dict_does_not_write_is_refused(steps: Any, drafts: Any, reading: Any) -> None:
+    for fields in (steps, {"steps": steps, "drafts": drafts, "reading": reading}):
+        try:
+            costs = CostModel.from_dict(fields)
+        except (KeyError, TypeError, ValueError):
+            continue
+        assert costs.as_dict() is not None
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [[1, 1, -1.0]],
+        [[1, 1, math.nan]],
+        [[1, 1, math.inf]],
+        [[0, 1, 1.0]],
+        [[1, -1, 1.0]],
+        [[math.inf, 1, 1.0]],
+        [[1, 1]],
+        [1],
+        3,
+    ],
+    ids=str,
+)
+def test_points_that_cannot_be_are_refused(points: Any) -> None:
+    kept = measured_costs().as_dict()
+    for broken in (
+        {**kept, "steps": {**kept["steps"], "greedy": points}},
+        {**kept, "drafts": [["a", "greedy", points]]},
+    ):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            CostModel.from_dict(broken)
+
+
+@pytest.mark.parametrize("reading", [[1], 3, None, {"a": -1.0}, {"a": math.nan}, {"a": math.inf}, {"a": "x"}], ids=str)
+def test_reading_times_that_cannot_be_are_refused(reading: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        CostModel.from_dict({**measured_costs().as_dict(), "reading": reading})
+
+
+def test_a_draft_that_was_never_timed_costs_nothing() -> None:
+    """Trying it is how to find out."""
+    assert CostModel().draft_time("a", 1, 4, sampled=False) == 0.0
+    assert CostModel().reading_time("a", 1000) == 0.0
+
+
+def test_reading_is_not_mistaken_for_drafting() -> None:
+    costs = measured_costs()
+    assert costs.draft_time("a", 1, 4, sampled=False) == pytest.approx(0.003)
+    assert costs.reading_time("a", 100) == pytest.approx(0.010)
+
+
+def test_greedy_and_sampled_steps_are_kept_apart() -> None:
+    costs = measured_costs()
+    assert costs.step_time(4, 4, sampled=True) == pytest.approx(0.013)
+    assert CostModel().step_time(4, 4, sampled=True) is None
+    assert costs.knows_plain_time(1, sampled=False)
+    assert not costs.knows_plain_time(1, sampled=True)
+    assert not costs.knows_plain_time(16, sampled=True)
+
+
+def test_before_any_draft_was_verified_reading_a_prompt_tells_what_rows_add() -> None:
+    costs = CostModel()
+    for _ in range(5):
+        costs.record_step(1, 1, 0.020, sampled=False)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.028), "a guess"
+    costs.record_prefill(101, 0.620)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.006)
+    costs.record_prefill(51, 0.120)  # the first one was held up
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.002)
+    for _ in range(5):
+        costs.record_step(1, 5, 0.060, sampled=False)
+    assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.100), "what was measured counts"
+
+
+def test_reading_that_took_no_longer_makes_rows_free_and_not_cheaper_than_nothing() -> None:
+    costs = CostModel()
+    costs.record_prefill(64, 0.010)
+    for _ in range(5):
+        costs.record_step(1, 1, 0.020, sampled=True)
+    assert costs.step_time(1, 9, sampled=True) == pytest.approx(0.020)
+    assert CostModel().step_time(1, 9, sampled=True) is None

@@ -1,0 +1,77 @@
+"""Which steps are measured, and when costs are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foredraft.engine.proposal import Proposal
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Outcome, ScheduledSequence, Step
+from foredraft.policy import CostModel
+from foredraft.policy.cost_recorder import CostRecorder
+from foredraft.policy.sequence_state import SequenceStates
+from tests.policy.simulator import text
+
+
+def step_of(sequences: Sequence[TokenSequence], *, draft_time: float = 0.0, num_unread: int = 1) -> Step:
+    """20 ms; with a draft_time one token of each sequence was drafted and rejected."""
+    num_drafted = int(draft_time > 0)
+    scheduled = [ScheduledSequence(s, num_unread, True, num_drafted, "a" if num_drafted else "") for s in sequences]
+    outcomes = [Outcome(num_drafted, [1], torch.empty(0, 0), []) for _ in sequences]
+    proposal = Proposal.certain([[1] * num_drafted for _ in sequences])
+    draft_times = {"a": draft_time} if num_drafted else {}
+    return Step(scheduled, scheduled, proposal, outcomes, [1] * len(sequences), draft_times, 0.01, 0.0, 0.02)
+
+
+class Store:
+    def __init__(self) -> None:
+        self.num_saved = 0
+
+    def save(self, costs: CostModel) -> None:
+        self.num_saved += 1
+
+
+def recorder_of(sequence: TokenSequence, store: Store | None = None) -> tuple[CostRecorder, CostModel]:
+    costs, states = CostModel(), SequenceStates(["a"])
+    states.of(sequence).histories["a"].num_read = len(sequence.tokens) - 1
+    return CostRecorder(costs, states, store), costs
+
+
+def record(recorder: CostRecorder, step: Step, number: int) -> None:
+    recorder.record(step, number)
+    recorder.finish_step(step)
+
+
+def test_a_plain_step_is_needed_until_it_was_measured_and_when_that_is_long_ago() -> None:
+    sequence = text()
+    recorder, costs = recorder_of(sequence)
+    for number in range(3):
+        assert recorder.needs_plain_step(1, number, sampled=False)
+        record(recorder, step_of([sequence]), number)
+    assert not recorder.needs_plain_step(1, 3, sampled=False)
+    assert recorder.needs_plain_step(1, 3, sampled=True)
+    assert recorder.needs_plain_step(1, 300, sampled=False)
+    assert costs.step_time(1, 1, sampled=False) == 0.02
+
+
+def test_the_first_step_of_another_kind_does_not_count() -> None:
+    sequence = text()
+    recorder, costs = recorder_of(sequence)
+    record(recorder, step_of([sequence]), 0)
+    record(recorder, step_of([sequence], draft_time=0.004), 1)
+    assert costs.num_samples == 1
+    record(recorder, step_of([sequence], draft_time=0.004), 2)
+    assert costs.num_samples == 2
+    assert costs.draft_time("a", 1, 1, sampled=False) == 0.004
+    record(recorder, step_of([sequence], num_unread=4), 3)
+    assert costs.num_samples == 2
+
+
+def test_costs_are_saved_now_and_then() -> None:
+    sequence, store = text(), Store()
+    recorder, _ = recorder_of(sequence, store)
+    for number in range(600):
+        record(recorder, step_of([sequence]), number)
+    assert store.num_saved == 2

@@ -1,0 +1,106 @@
+"""A curve gives back what was measured, and more never takes less."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft.policy.curve import Curve
+
+seconds = st.floats(1e-6, 10.0)
+samples = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 64), seconds), min_size=1, max_size=80)
+
+
+def curve_of(*points: tuple[int, int, float], repeats: int = 10) -> Curve:
+    curve = Curve(slope=0.05)
+    for n, x, value in points:
+        for _ in range(repeats):
+            curve.add(n, x, value)
+    return curve
+
+
+def test_nothing_is_known_of_what_was_not_measured() -> None:
+    assert Curve(slope=0.1).at(1, 1) is None
+
+
+def test_between_two_points_the_line_is_straight() -> None:
+    curve = curve_of((1, 1, 1.0), (1, 5, 2.0), (1, 9, 6.0))
+    for x, expected in ((1, 1.0), (3, 1.5), (5, 2.0), (6, 3.0), (9, 6.0)):
+        assert curve.at(1, x) == pytest.approx(expected)
+
+
+@given(samples)
+def test_more_never_takes_less(points: Sequence[tuple[int, int, float]]) -> None:
+    curve = Curve(slope=0.05)
+    for n, x, value in points:
+        curve.add(n, x, value)
+    for n in {n for n, _, _ in points}:
+        least = min(x for its_n, x, _ in points if its_n == n)
+        times = [curve.at(n, x / 2) for x in range(2 * least, 2 * 70)]
+        assert all(value is not None and value > 0 for value in times)
+        assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(times) if a is not None and b is not None)
+
+
+@given(samples, st.integers(1, 100), st.integers(1, 100))
+def test_there_is_an_answer_for_every_number_and_it_is_a_time(
+    points: Sequence[tuple[int, int, float]], n: int, x: int
+) -> None:
+    curve = Curve(slope=0.05)
+    for sample in points:
+        curve.add(*sample)
+    times = curve.at(n, x)
+    assert times is not None
+    assert 0 < times < math.inf
+
+
+@given(st.dictionaries(st.integers(1, 16), st.lists(seconds, min_size=10, max_size=10), min_size=2, max_size=6))
+def test_pooling_keeps_the_sum(measured: dict[int, list[float]]) -> None:
+    """What points that fall are pooled to is their mean: no time is invented and none is lost."""
+    curve = Curve(slope=0.05)
+    for x, values in measured.items():
+        for _ in range(10):
+            curve.add(1, x, values[0])
+    total = sum(value for _, _, value in curve.points())
+    assert total == pytest.approx(sum(values[0] for values in measured.values()))
+
+
+def test_a_few_samples_do_not_count_beside_many() -> None:
+    curve = curve_of((1, 1, 1.0), (1, 9, 2.0))
+    curve.add(1, 5, 50.0)
+    assert curve.at(1, 5) == pytest.approx(1.5)
+    for _ in range(30):
+        curve.add(1, 5, 1.9)
+    assert curve.at(1, 5) is not None
+    assert curve.at(1, 9) is not None
+
+
+def test_one_that_took_very_long_does_not_spoil_the_rest() -> None:
+    curve = curve_of((1, 1, 1.0), repeats=31)
+    curve.add(1, 1, 1000.0)
+    times = curve.at(1, 1)
+    assert times is not None
+    assert times < 1.1
+
+
+def test_what_is_measured_later_replaces_what_was() -> None:
+    curve = curve_of((1, 1, 1.0), repeats=500)
+    for _ in range(100):
+        curve.add(1, 1, 3.0)
+    assert curve.at(1, 1) == pytest.approx(3.0)
+
+
+def test_the_nearest_measured_group_stands_for_one_that_was_not_measured() -> None:
+    curve = curve_of((1, 1, 1.0), (8, 8, 4.0))
+    assert curve.at(7, 8) == pytest.approx(4.0)
+    assert curve.at(12, 8) == pytest.approx(4.0)
+    assert curve.at(2, 1) == pytest.approx(1.0)
+
+
+def test_a_single_point_has_a_slope() -> None:
+    curve = curve_of((1, 4, 1.0))
+    assert curve.at(1, 8) == pytest.approx(1.2)

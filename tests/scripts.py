@@ -1,0 +1,19 @@
+"""Scripts for `ScriptedDrafter`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foredraft.drafters.scripted import Script
+from foredraft.engine.proposal import DraftRequest
+
+
+def continuations_of(texts: Mapping[int, Sequence[int]]) -> Script:
+    """For each seq_id, what follows its history in its full text (prompt and output). Nothing for a seq_id without a text, or
+    for a history as long as its text."""
+
+    def script(request: DraftRequest) -> Sequence[int]:
+        start = len(request.tokens)
+        return texts.get(request.seq_id, ())[start : start + request.max_len]
+
+    return script
