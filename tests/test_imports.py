@@ -22,7 +22,7 @@ LAYERS = (
     {"kernels"},
     {"sampling"},
     {"engine.proposal", "gpu", "utils.arguments"},
-    {"engine.stats", "engine.contract"},
+    {"engine.stats", "engine.contract", "engine.checks"},
     {"engine.sequence"},
     {"verify", "engine.cache", "engine.step", "engine.forced_prefix", "engine.logprobs"},
     {"model"},

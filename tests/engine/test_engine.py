@@ -265,7 +265,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_the_engine_usable(
     owner, name = {
         "read": (LanguageModel, "read"),
         "verify": (Engine, "_verify"),
-        "commit": (Engine, "_commit"),
+        "commit": (Engine, "_grow"),
     }[place]
     original = getattr(owner, name)
     calls = 0

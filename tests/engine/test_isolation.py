@@ -26,7 +26,7 @@ from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import DraftBudget, FixedPolicy
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.utils.isolation import Shield, brief, in_halves, together_or_apart
+from foredraft.utils.isolation import Shield, brief, run_isolated
 from foredraft.verify import verify
 from tests.conftest import MakeEngine
 from tests.laws import FALSE_ALARM, chi_square
@@ -489,10 +489,14 @@ def test_parts_become_smaller_until_one_is_at_fault() -> None:
         return list(items)
 
     failed: list[tuple[int, str]] = []
-    results = in_halves(range(8), run_part, lambda item, error: failed.append((item, str(error))))
+    results, unexplained = run_isolated(
+        range(8), run_part, run_part, lambda item, error: failed.append((item, str(error)))
+    )
+    assert unexplained is None
+    assert [part[0] for part in results] == sorted(part[0] for part in results)
     assert sorted(item for part in results for item in part) == [0, 1, 2, 3, 4, 6, 7]
     assert failed == [(5, "five")]
-    assert len(runs) == 7
+    assert len(runs) == 1 + 7
 
 
 def test_what_happens_together_and_to_nobody_alone_is_told() -> None:
@@ -502,10 +506,10 @@ def test_what_happens_together_and_to_nobody_alone_is_told() -> None:
         raise first
 
     failed: list[int] = []
-    results, unexplained = together_or_apart([1, 2], together, list, lambda item, _: failed.append(item))
+    results, unexplained = run_isolated([1, 2], together, list, lambda item, _: failed.append(item))
     assert (results, unexplained, failed) == ([[1, 2]], first, [])
     with pytest.raises(ValueError, match="together"):
-        together_or_apart([], together, list, lambda item, _: failed.append(item))
+        run_isolated([], together, list, lambda item, _: failed.append(item))
 
 
 def test_the_log_does_not_quote_what_others_raise(caplog: pytest.LogCaptureFixture) -> None:

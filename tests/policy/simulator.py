@@ -126,7 +126,7 @@ class Simulator:
                 self.drafters[item.drafter].num_read[item.sequence.seq_id] = len(item.sequence.tokens)
         total = read_time + sum(draft_times.values())
         proposal = Proposal.certain([self._ids(drafted) for drafted in num_drafted])
-        step = Step(scheduled, scheduled, proposal, outcomes, num_kept, draft_times, read_time, 0.0, total)
+        step = Step(scheduled, scheduled, proposal, outcomes, draft_times, read_time, 0.0, num_kept, total)
         for sequence in [s for s in self.running if s.is_finished]:
             self.running.remove(sequence)
             self._forget(sequence)

@@ -36,7 +36,7 @@ _WORTH_READING = 64
 
 @dataclass(slots=True)
 class _Draft:
-    """One request's draft in the making; law_rows name the law each id was drawn from, or say it was certain."""
+    """One request's draft in the making. prob_rows: as in Proposal."""
 
     request: DraftRequest
     max_len: int
@@ -50,7 +50,7 @@ class _Draft:
 
     @property
     def is_written(self) -> bool:
-        """Whether nothing but the draft model has a say, one token after the other, but for what may not come at all."""
+        """Whether the draft model can write all of it in one call: nothing changes its logits but a constraint."""
         return not self.request.sampler.has_logits_processors
 
     @property
@@ -68,7 +68,7 @@ class _Draft:
 
 class DraftModelDrafter:
     """Classic speculation with a draft model (arXiv:2211.17192): greedy and seeded requests get certain drafts (given
-    the history and the shared noise there is nothing random in them), the others sampled ones with their laws.
+    the history and the shared noise there is nothing random in them), the others sampled ones with their probabilities.
 
     model: shares the target's vocabulary; its logits are cut or filled up to vocab_size. max_rows: of one pass.
     A sequence past the model's context, one with a token the model does not know, or one whose cache finds no room, gets
@@ -161,22 +161,22 @@ class DraftModelDrafter:
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
     def _write(self, drafts: list[_Draft], token_probs: list[TokenProbs]) -> None:
-        """Where nothing but the model has a say, it goes on by itself. It knows of no constraint: what it wrote is held to
-        that afterwards, and ends where it breaks it."""
+        """Drafts that the model writes in one call. It knows of no constraint: a draft is held to that afterwards, and ends where
+        it breaks it."""
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
             specs = draw_specs([draft.row for draft in group], lens)
             reads = [self._rest(draft) for draft in group]
             written = self._model.generate(reads, lens, self._vocab_size, self._cache, specs)
             first = _num_rows(token_probs)
-            own = 0  # the first law of this draft, among those of this pass
+            offset = 0  # the first row of this draft, among those of this pass
             for draft, ids, spec in zip(group, written.ids, specs, strict=True):
                 drawn_from = (
-                    written.token_probs.after(own) if written.token_probs is not None and spec.is_drawn else None
+                    written.token_probs.after(offset) if written.token_probs is not None and spec.is_drawn else None
                 )
                 draft.ids = held(draft.row, ids, drawn_from)
-                draft.prob_rows = [first + own + i if spec.is_drawn else CERTAIN for i in range(len(draft.ids))]
-                own += len(spec.uniforms)
+                draft.prob_rows = [first + offset + i if spec.is_drawn else CERTAIN for i in range(len(draft.ids))]
+                offset += len(spec.uniforms)
             if written.token_probs is not None:
                 token_probs.append(written.token_probs)
 
@@ -212,13 +212,13 @@ class DraftModelDrafter:
         """One more token for each draft. logits: [len(drafts), V of the draft model]"""
         logits = _fit(logits, self._vocab_size)
         rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
-        certain = [i for i, row in enumerate(rows) if row.sampler.is_greedy or row.sampler.is_coupled]
+        certain = [i for i, row in enumerate(rows) if not row.spec.draws]
         if certain:
             choice = choose(select(logits, certain), [rows[i] for i in certain])
             for r, (i, token) in enumerate(zip(certain, choice.ids.tolist(), strict=True)):
                 drafts[i].append(token, CERTAIN, row_failed=r in choice.failed)
         for group in sampled_groups(rows):
-            if not rows[group[0]].sampler.is_coupled:
+            if rows[group[0]].spec.draws:
                 self._sample(drafts, rows, group, logits, token_probs)
 
     def _sample(

@@ -22,10 +22,10 @@ def check_drafter(drafter: object) -> None:
         raise DrafterError(f"{name} is a class, and a drafter is an object: give {name}(...)")
     name = type(drafter).__name__
     for method, argument in _METHODS.items():
-        found = getattr(drafter, method, None)
-        if not callable(found):
+        bound = getattr(drafter, method, None)
+        if not callable(bound):
             raise DrafterError(f"{name} has no {method}: a drafter needs propose(requests) and forget(seq_ids)")
-        if not _takes_one(found):
+        if not _takes_one(bound):
             raise DrafterError(f"{name}.{method} must take one argument: {method}({argument})")
 
 
@@ -58,7 +58,7 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
 
 
 def check_probs(drafter: object, proposal: Proposal) -> None:
-    """What costs a pass over probs: each law that an id names sums to 1, and can give that id. Raises DrafterError."""
+    """What costs a pass over probs: each row that an id names sums to 1, and can give that id. Raises DrafterError."""
     token_probs = proposal.token_probs
     if token_probs is None:
         return

@@ -17,7 +17,7 @@ from foredraft.engine.step import ScheduledSequence
 from foredraft.utils.isolation import Shield
 
 NUM_CHECKED = 16
-"""Answers of a drafter whose laws are summed up. In Python's development mode (python -X dev) all are."""
+"""Sampled proposals of a drafter whose probabilities are checked. In Python's development mode (python -X dev) all are."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class RetainingDrafter(Drafter, Protocol):
 
 
 class Drafts(NamedTuple):
-    """What came of asking. proposal: row b for works[b]. times: the seconds each drafter that was asked took. failures: what
+    """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds each drafter that was asked took. failures: what
     a drafter raised, or how it broke its contract, by its name; its rows have no draft."""
 
     proposal: Proposal
@@ -44,7 +44,7 @@ class Drafts(NamedTuple):
 
 
 class DrafterGroup:
-    """drafters: by the names that a policy knows them by. What one of them raises ends nobody's request.
+    """drafters: by the names that a policy knows them by. What one of them raises ends no request.
 
     Raises DrafterError for an object that is no drafter.
     """
@@ -61,7 +61,7 @@ class DrafterGroup:
         return tuple(self._drafters)
 
     def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int) -> Drafts:
-        """Every work's draft from the drafter it names; who names none gets none, but for the tokens that are forced."""
+        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced."""
         if not any(item.max_draft for item in scheduled):
             return Drafts(Proposal.merged([], len(scheduled)), {}, {})
         forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft) for item in scheduled]
@@ -87,7 +87,7 @@ class DrafterGroup:
             self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """A sequence ended whose beginning others may share; who keeps nothing forgets it."""
+        """A sequence ended whose beginning others may share; a drafter that keeps nothing forgets it."""
         for drafter in self._drafters.values():
             if isinstance(drafter, RetainingDrafter):
                 self._shield.call(drafter, partial(drafter.retain, seq_id, history), None)

@@ -5,7 +5,6 @@ Plain decoding is the step with zero draft tokens, prefill the step with a long 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,19 +14,19 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.cache import MemoryPool
-from foredraft.engine.drafter_group import DrafterGroup
+from foredraft.engine.checks import check_memory, check_params, check_prompt
+from foredraft.engine.drafter_group import DrafterGroup, Drafts
 from foredraft.engine.faults import DrafterFaults
 from foredraft.engine.logprobs import logprobs_of, record_prompt
 from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.engine.stats import PrefixStats, SpeculationStats
-from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, outcomes_of
-from foredraft.errors import ForedraftError, PromptLengthError, shown
+from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, Step, StepTimer, outcomes_of
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
 from foredraft.sampling import VERIFICATIONS, Constraint, Sampler, SamplingParams
-from foredraft.utils.isolation import Shield, together_or_apart
+from foredraft.utils.isolation import Shield, run_isolated
 from foredraft.verify import NO_RULES, Rule, Verifier, verify
 
 NEAR_TIE = 1e-4
@@ -38,9 +37,9 @@ class Engine:
 
     model: the target. drafter: anything that proposes, or several by name. pool: the memory for keys and values, drafts'
     included. speculative_tokens: the default number of draft tokens; None leaves it to the policy. end_ids: the ids that
-    end a text unless ignored. policy: whom to ask and for how much; by default the first drafter for what a request wants.
-    observers: are shown every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
-    values, drafts' too, for histories that begin like them, until the room is needed. verifier: what decides on the draft
+    end a text unless ignored. policy: which drafter drafts, and how many tokens; by default the first, as many as a request wants.
+    observers: see every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
+    values, drafts' too, for histories that begin like them, until the room is needed. verifier: decides on the draft
     tokens; another one only to test a test. verification_rules: for requests that name them, beside those that are built in.
 
     An exception in a step ends the sequence that caused it and no other: see `step`. Raises DrafterError for an object that
@@ -97,7 +96,7 @@ class Engine:
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """How much of their histories the target found read already."""
+        """How much of their histories the target had read before."""
         return self._scheduler.prefix_stats
 
     @property
@@ -137,16 +136,13 @@ class Engine:
         """
         max_len = self.check(prompt, params)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        masked = self._end_ids | end_ids
-        bad_words = [word for word in bad_words if max(word) < self.model.traits.vocab_size]
-        wanted = params.speculative_tokens
         sampler = Sampler(
             params,
             prompt,
             self._generator,
             child=child,
-            end_ids=sorted(masked),
-            bad_words=bad_words,
+            end_ids=sorted(self._end_ids | end_ids),
+            bad_words=[word for word in bad_words if max(word) < self.model.traits.vocab_size],
             constraint=constraint,
         )
         sequence = TokenSequence(
@@ -154,7 +150,7 @@ class Engine:
             tokens=list(prompt),
             sampler=sampler,
             max_len=max_len,
-            speculative_tokens=self._speculative_tokens if wanted is None else _as_draft_len(wanted),
+            speculative_tokens=self._draft_len_of(params),
             end_ids=end_ids,
             stop_rule=stop_rule,
             wait_for=wait_for,
@@ -167,14 +163,14 @@ class Engine:
     def step(self, meanwhile: Callable[[], None] | None = None) -> list[TokenSequence]:
         """Advance every scheduled sequence; give those that got tokens or ended.
 
-        meanwhile: called when the target's pass was handed to its device; what a device does by itself waits for nobody.
-        It may read sequences, must neither end nor add any, and must not raise.
+        meanwhile: called once the target's pass was handed to its device, which may still be computing. It may read sequences,
+        must neither end nor add any, and must not raise.
 
         What a sequence raises ends that sequence, with the error that plain decoding would have met: a pass or a
         verification that raises is repeated without drafts, for smaller and smaller parts of the batch. What a drafter, the
         policy or an observer raises ends none.
         """
-        began = time.perf_counter()
+        timer = StepTimer()
         changed: list[TokenSequence] = []
 
         def fail(sequence: TokenSequence, error: Exception) -> None:
@@ -184,54 +180,53 @@ class Engine:
         scheduled = self._scheduler.schedule(fail)
         if not (scheduled or changed) and self.has_work:
             raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
-        attempts, unexplained = together_or_apart(
+        attempts, unexplained = run_isolated(
             scheduled,
-            partial(self._attempt, began, meanwhile),
+            partial(self._attempt, timer, meanwhile),
             self._attempt_without_drafts,
             lambda item, error: fail(item.sequence, error),
         )
-        if unexplained is not None:  # it did not happen without drafts: whoever makes them is suspected
-            suspects = {item.drafter: unexplained for item in scheduled if item.drafter and item.max_draft}
-            self._faults.cool_down(suspects, self._running_ids)
+        if unexplained is not None:
+            self._suspect_drafters(scheduled, unexplained)
         for attempt in attempts:
-            num_kept = [
-                self._commit(item, outcome) for item, outcome in zip(attempt.scoring, attempt.outcomes, strict=True)
-            ]
-            self._report(attempt, num_kept)
-            changed += [item.sequence for item in attempt.scoring]
+            self._commit(attempt)
+            changed += [item.sequence for item in attempt.step.scoring]
         return changed
 
     def _attempt(
-        self, began: float, meanwhile: Callable[[], None] | None, scheduled: Sequence[ScheduledSequence]
+        self, timer: StepTimer, meanwhile: Callable[[], None] | None, scheduled: Sequence[ScheduledSequence]
     ) -> Attempt:
         """Propose, score, verify. No history changes, so it may be repeated."""
         scoring = [item for item in scheduled if item.scores]
-        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size)
-        self._faults.cool_down(drafts.failures, self._running_ids)
-        drafted = time.perf_counter()
+        drafts = self._propose(scoring)
+        timer.lap()
         logits = self._score(scheduled, drafts.proposal)
         if meanwhile is not None:
             meanwhile()
-        scored = time.perf_counter()
+        read_time = timer.lap()
         outcomes = self._verify(scoring, drafts.proposal, logits) if scoring else []
-        verified = time.perf_counter()
-        return Attempt(
-            scheduled, scoring, drafts.proposal, outcomes, drafts.times, scored - drafted, verified - scored, began
-        )
+        step = Step(scheduled, scoring, drafts.proposal, outcomes, drafts.times, read_time, timer.lap())
+        return Attempt(step, timer)
 
-    def _attempt_without_drafts(self, scheduled: Sequence[ScheduledSequence]) -> Attempt:
-        """As plain decoding, from where the cache stood before the step."""
-        began = time.perf_counter()
-        for item in scheduled:
-            self.cache.keep_prefix_of(item.sequence.seq_id, item.sequence.tokens, at_most=item.num_read)
-        return self._attempt(began, None, [replace(item, max_draft=0) for item in scheduled])
-
-    def _report(self, attempt: Attempt, num_kept: list[int]) -> None:
-        """Tell those who look on."""
+    def _commit(self, attempt: Attempt) -> None:
+        """Let the texts grow, and show the step to the policy and the observers."""
+        num_kept = [self._grow(*pair) for pair in zip(attempt.step.scoring, attempt.step.outcomes, strict=True)]
         step = attempt.committed(num_kept)
         self._policy.observe(step)
         for observer in list(self.observers):
             self._shield.call(observer, partial(observer.observe, step), None)
+
+    def _attempt_without_drafts(self, scheduled: Sequence[ScheduledSequence]) -> Attempt:
+        """As plain decoding, from where the cache stood before the step."""
+        timer = StepTimer()
+        for item in scheduled:
+            self.cache.keep_prefix_of(item.sequence.seq_id, item.sequence.tokens, at_most=item.num_read)
+        return self._attempt(timer, None, [replace(item, max_draft=0) for item in scheduled])
+
+    def _suspect_drafters(self, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
+        """A step failed, and did not without drafts: the drafters that made them are left alone for a while."""
+        suspects = {item.drafter: error for item in scheduled if item.drafter and item.max_draft}
+        self._faults.cool_down(suspects, self._running_ids)
 
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End one sequence with what it raised."""
@@ -255,42 +250,27 @@ class Engine:
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
-        vocab_size, context_len = self.model.traits.vocab_size, self.model.traits.context_len
-        if not prompt:
-            raise ForedraftError("the prompt is empty: give at least one token")
-        bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise ForedraftError(f"the prompt holds token id {shown(bad)}: ids go from 0 to {vocab_size - 1}")
-        most = context_len if params.max_tokens == 0 else context_len - 1
-        if len(prompt) > most:
-            raise PromptLengthError(
-                f"the prompt has {len(prompt)} tokens and the context holds {context_len}: give at most {most}"
-                + (", so that one can be written" if most < context_len else "")
-            )
-        self._refuse_unknown_ids(params, vocab_size)
-        if params.verification is not None and params.verification not in self._verifications:
-            raise ForedraftError(
-                f"verification must be one of {', '.join(self._verifications)}, not {shown(params.verification)}"
-            )
-        wanted = context_len if params.max_tokens is None else len(prompt) + params.max_tokens
-        max_len = min(wanted, context_len)
-        if self.cache.bytes_for(max_len) > self.pool.total:
-            raise ForedraftError(
-                f"{max_len} tokens take {self.cache.bytes_for(max_len) / 2**20:.0f} MiB of cache and the budget is "
-                f"{self.pool.total / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
-            )
+        traits = self.model.traits
+        check_prompt(prompt, params, traits.vocab_size, traits.context_len)
+        check_params(params, traits.vocab_size, self._verifications)
+        wanted = traits.context_len if params.max_tokens is None else len(prompt) + params.max_tokens
+        max_len = min(wanted, traits.context_len)
+        check_memory(max_len, self.cache.bytes_for(max_len), self.pool.total)
         return max_len
 
-    @staticmethod
-    def _refuse_unknown_ids(params: SamplingParams, vocab_size: int) -> None:
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            ids = getattr(params, name) or ()
-            bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-            if bad is not None:
-                raise ForedraftError(f"{name} holds token id {bad}: ids go from 0 to {vocab_size - 1}")
+    def _draft_len_of(self, params: SamplingParams) -> int | None:
+        """At most how many draft tokens a step may have for this request; None: as many as pay."""
+        if params.speculative_tokens is None:
+            return self._speculative_tokens
+        return None if isinstance(params.speculative_tokens, str) else params.speculative_tokens
+
+    def _propose(self, scoring: Sequence[ScheduledSequence]) -> Drafts:
+        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size)
+        self._faults.cool_down(drafts.failures, self._running_ids)
+        return drafts
 
     def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
-        """One target pass. -> for each scoring work, the rows [lens + 1, V] behind its history and its draft tokens."""
+        """One target pass. -> for each sequence that scores, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
         drafts = iter(proposal.draft_ids)
         for item in scheduled:
@@ -324,30 +304,30 @@ class Engine:
         verdict = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
         return outcomes_of(verdict, proposal, logits)
 
-    def _commit(self, item: ScheduledSequence, outcome: Outcome) -> int:
-        """-> how many of the outcome's tokens the text kept"""
+    def _grow(self, item: ScheduledSequence, outcome: Outcome) -> int:
+        """Let one text grow; what this raises ends it. -> how many of the outcome's tokens the text kept"""
         length = len(item.sequence.tokens)
         try:
-            self._grow(item, outcome)
+            self._keep(item.sequence, outcome)
         except Exception as error:
             self._fail(item.sequence, error)
         return len(item.sequence.tokens) - length
 
-    def _grow(self, item: ScheduledSequence, outcome: Outcome) -> None:
-        sequence, new_ids = item.sequence, outcome.new_ids
-        num_accepted = outcome.num_accepted
+    def _keep(self, sequence: TokenSequence, outcome: Outcome) -> None:
         failed = outcome.first_failed
-        num_kept = sequence.commit(new_ids[:failed], outcome.num_drafted, has_own=failed is None)
+        num_kept = sequence.commit(outcome.new_ids[:failed], outcome.num_drafted, has_own=failed is None)
         if failed is not None and not sequence.is_finished:
             # plain decoding would have come to this row, and failed there
             sequence.finish("error", outcome.failed[failed])
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
-            sequence.logprobs += logprobs_of(outcome.logits[:num_kept], new_ids[:num_kept], num_top)
-        num_ties = sum(outcome.near_ties[:num_kept])
+            sequence.logprobs += logprobs_of(outcome.logits[:num_kept], outcome.new_ids[:num_kept], num_top)
         for stats in (self.stats, sequence.stats):
             stats.record(
-                num_drafted=outcome.num_drafted, num_accepted=num_accepted, num_kept=num_kept, near_ties=num_ties
+                num_drafted=outcome.num_drafted,
+                num_accepted=outcome.num_accepted,
+                num_kept=num_kept,
+                near_ties=sum(outcome.near_ties[:num_kept]),
             )
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
@@ -362,8 +342,3 @@ class Engine:
         else:
             self.cache.drop([sequence.seq_id])
             self._drafter_group.forget([sequence.seq_id])
-
-
-def _as_draft_len(wanted: int | str) -> int | None:
-    """None: as many as pay."""
-    return None if isinstance(wanted, str) else wanted

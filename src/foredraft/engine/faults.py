@@ -1,4 +1,4 @@
-"""What drafters fail at. Drafts are worth nothing to a text: it goes on without them."""
+"""Drafters that fail. A text does not depend on its drafts: it goes on without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_DOUBLINGS = 10
 
 
 class DrafterFaults:
-    """Leaves drafters alone that failed, for longer and longer."""
+    """Leaves drafters that failed alone, longer after each failure."""
 
     def __init__(self, drafters: DrafterGroup, policy: Policy) -> None:
         self._drafter_group = drafters

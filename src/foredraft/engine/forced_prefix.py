@@ -1,4 +1,4 @@
-"""What a text's constraint says about its draft, whoever drafts: which tokens are certain to come, and which cannot.
+"""Applies a text's constraint to its draft: which tokens are certain to come, and which cannot.
 
 A token that nothing else may stand for is drafted for free. It is a certain draft token like any other, and the target
 agrees with probability 1.
@@ -39,28 +39,28 @@ class ForcedPrefix:
         return 0 if self._ends(self.ids) else self.max_draft - len(self.ids)
 
     def fit(self, ids: Sequence[int], prob_rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The whole draft, and the law each of its tokens was drawn from: the lead, what the drafter said behind it as far
-        as that may come, and what is forced behind that.
+        """The whole draft and its prob_rows: the forced prefix, the drafter's tokens behind it as far as the constraint allows
+        them, and what is forced behind those.
 
         A token that was drawn and may not come stays, as the last one: to take it away because of what it is would bias
         the text, and the target rejects it.
         """
-        draft, token_probs = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
+        draft, all_prob_rows = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
         sampler, history = self.sequence.sampler, self.sequence.tokens
         count = sampler.num_allowed(history, draft)
         if count < len(draft):
-            count += token_probs[count] != CERTAIN
-            return draft[:count], token_probs[:count]
+            count += all_prob_rows[count] != CERTAIN
+            return draft[:count], all_prob_rows[:count]
         if not self._ends(draft):
             draft += sampler.forced(history, draft, self.max_draft - len(draft))
-        return draft, [*token_probs, *[CERTAIN] * (len(draft) - len(token_probs))]
+        return draft, [*all_prob_rows, *[CERTAIN] * (len(draft) - len(all_prob_rows))]
 
     def _ends(self, ids: Sequence[int]) -> bool:
         return bool(ids) and ids[-1] in self.sequence.end_ids
 
 
 def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix]) -> Proposal:
-    """The drafters' answers, each behind its lead and as its text's constraint allows. Row b is of leads[b]."""
+    """The draft of each row behind its forced prefix, as its text's constraint allows. Row b: of forced_prefixes[b]"""
     if not any(forced.max_draft and forced.sequence.sampler.constraint is not None for forced in forced_prefixes):
         return proposal
     rows = zip(forced_prefixes, proposal.draft_ids, proposal.draft_prob_rows, strict=True)

@@ -12,7 +12,7 @@ from foredraft.sampling import to_device
 
 
 def record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
-    """Row i of a read that began at position `start` holds the law of token start + i + 1; a preempted prompt is read
+    """Row i of a read that began at position `start` holds the distribution of token start + i + 1; a preempted prompt is read
     again but recorded once."""
     known = len(sequence.prompt_logprobs) - start
     next_ids = sequence.tokens[start + 1 : start + 1 + len(logits)][known:]
@@ -29,9 +29,9 @@ def logprobs_of(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenL
     ranks = (token_probs > own).sum(-1, keepdim=True) + 1
     top = token_probs.topk(min(num_top, token_probs.shape[1]), dim=-1)
     # in one copy: each waits for the device
-    told = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
+    columns = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
     count = top.values.shape[1]
     return [
         TokenLogprobs(token, row[0], int(row[1]), [int(i) for i in row[2 + count :]], row[2 : 2 + count])
-        for token, row in zip(ids, told, strict=True)
+        for token, row in zip(ids, columns, strict=True)
     ]

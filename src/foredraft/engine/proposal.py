@@ -23,7 +23,7 @@ class DraftRequest:
     tokens: the history, and behind it what the sampler's constraint leaves no choice about (it will stand); read-only. The
         last one is the pending token.
     max_len: never propose more draft tokens than this; may be 0.
-    sampler: turns the drafter's logits into the law it must draw from, and draws from it.
+    sampler: turns the drafter's logits into the distribution it must draw from, and draws from it.
     """
 
     seq_id: int
@@ -38,8 +38,8 @@ class Proposal:
 
     ids: [B, K] int64. lens: [B] int64.
     prob_rows: [B, K] int64, the row of `probs` each id was drawn from, or CERTAIN (-1): a point mass.
-    probs: [R, V], one law for every id that was sampled; None where every id was certain.
-    kept_ids: [R, W] int64 where the laws keep few ids: probs is [R, W] then, of these ids. None: of every id.
+    probs: [R, V], one distribution for every id that was sampled; None where every id was certain.
+    kept_ids: [R, W] int64 where the distributions keep few ids: probs is [R, W] then, of these ids. None: of every id.
     Certain and sampled ids may be mixed, also within a row.
     """
 
@@ -77,19 +77,19 @@ class Proposal:
 
     @property
     def drafted(self) -> Tensor:
-        """[B, K] bool: which places hold a draft token. The others hold anything, and nobody looks at them."""
+        """[B, K] bool: which places hold a draft token. The others are padding."""
         return torch.arange(self.ids.shape[1])[None] < self.lens[:, None]
 
     @staticmethod
     def certain(rows: Sequence[Sequence[int]]) -> Proposal:
-        """Draft tokens that were not drawn from a law: every row is a point mass."""
+        """Draft tokens that were not drawn: each is a point mass."""
         return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows])
 
     @staticmethod
     def of(
         rows: Sequence[Sequence[int]], prob_rows: Sequence[Sequence[int]], token_probs: TokenProbs | None = None
     ) -> Proposal:
-        """rows: the draft tokens of each sequence. prob_rows: which of the laws each was drawn from, or CERTAIN."""
+        """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN."""
         lens = [len(row) for row in rows]
         width = max(lens, default=0)
         ids = [[*row, *[0] * (width - len(row))] for row in rows]
@@ -100,7 +100,7 @@ class Proposal:
 
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
-        """One proposal of several: each part with the rows it answers. Rows that nobody answers have no draft."""
+        """One proposal of several: each part with the rows it is for. Rows without a part have no draft."""
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return parts[0][1]
         ids: list[list[int]] = [[] for _ in range(num_rows)]
@@ -156,10 +156,10 @@ class Verdict:
 class Drafter(Protocol):
     """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
     pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up. One that can keep
-    what it read for later texts is a `RetainingDrafter` (see panel.py)."""
+    what it read for later texts is a `RetainingDrafter` (see drafter_group.py)."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the law it names."""
+        """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""
         ...
 
     def forget(self, seq_ids: list[int]) -> None:

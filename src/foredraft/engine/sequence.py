@@ -40,7 +40,7 @@ class TokenSequence:
     """One text in the making.
 
     tokens: the history, prompt first; it only grows. The last one is the pending token.
-    max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: the text's own say.
+    max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: ends it by its text.
     speculative_tokens: at most that many draft tokens per step; None: as many as pay.
     error: what went wrong, in one line; failure: the exception that it was, where it was one.
     wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
@@ -102,11 +102,11 @@ class TokenSequence:
         return self.finish_reason is not None
 
     def begin(self) -> None:
-        """It waits no longer; that it may come to wait again is no second beginning."""
+        """It is scheduled for the first time; after a preemption this changes nothing."""
         self.begun_at = self.begun_at or time.perf_counter()
 
     def commit(self, new_ids: Sequence[int], num_drafted: int, *, has_own: bool = True) -> int:
-        """Append what was verified, cut where it ends; say how many tokens were kept.
+        """Append what was verified, cut where it ends. -> how many tokens were kept
 
         new_ids: the draft tokens that stood, of num_drafted, then the target's own (has_own: unless its row failed).
         """
@@ -128,7 +128,7 @@ class TokenSequence:
         self.error = self.error or error
 
     def fail(self, error: Exception) -> None:
-        """It ends with what was raised on its way."""
+        """End with an exception."""
         self.finish_reason = "error"
         self.failure = self.failure or error
         self.error = self.error or message_of(error)

@@ -1,10 +1,10 @@
-"""One step: what each sequence is to do in it, and what came of it."""
+"""One step: what each sequence does in it, and its result."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -67,23 +67,24 @@ def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happened in one step, for those who look on. Times in seconds.
+    """What happened in one step. Times in seconds.
 
-    works: all that took part, prefill rows included. scoring: those that were verified, row b of the proposal for
+    scheduled: all sequences that took part, prefill included. scoring: those that were verified, row b of the proposal for
     scoring[b]; outcomes and num_kept (how many of its new ids a text kept) go with them.
     draft_times: of each drafter that was asked, by its name. read_time: the target's pass. verify_time: from logits to
     verdicts. total_time: the whole step, scheduling and commit included.
+    num_kept and total_time are known once the step is committed.
     """
 
     scheduled: Sequence[ScheduledSequence]
     scoring: Sequence[ScheduledSequence]
     proposal: Proposal
     outcomes: Sequence[Outcome]
-    num_kept: Sequence[int]
     draft_times: Mapping[str, float]
     read_time: float
     verify_time: float
-    total_time: float
+    num_kept: Sequence[int] = ()
+    total_time: float = 0.0
 
     @property
     def num_rows(self) -> int:
@@ -95,35 +96,34 @@ class Step:
         return sum(self.draft_times.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A step before anything is committed; as in Step. began: when, by time.perf_counter."""
+class StepTimer:
+    """Measures one step, in seconds."""
 
-    scheduled: Sequence[ScheduledSequence]
-    scoring: Sequence[ScheduledSequence]
-    proposal: Proposal
-    outcomes: Sequence[Outcome]
-    draft_times: Mapping[str, float]
-    read_time: float
-    verify_time: float
-    began: float
+    def __init__(self) -> None:
+        self._began = self._last_lap = time.perf_counter()
+
+    def lap(self) -> float:
+        """Since the last lap, or since the beginning."""
+        before, self._last_lap = self._last_lap, time.perf_counter()
+        return self._last_lap - before
+
+    def total(self) -> float:
+        """Since the beginning."""
+        return time.perf_counter() - self._began
+
+
+class Attempt(NamedTuple):
+    """A step of which nothing is committed yet, and its running timer."""
+
+    step: Step
+    timer: StepTimer
 
     def committed(self, num_kept: Sequence[int]) -> Step:
         """The whole step, which ends now."""
-        return Step(
-            self.scheduled,
-            self.scoring,
-            self.proposal,
-            self.outcomes,
-            num_kept,
-            self.draft_times,
-            self.read_time,
-            self.verify_time,
-            time.perf_counter() - self.began,
-        )
+        return replace(self.step, num_kept=num_kept, total_time=self.timer.total())
 
 
 class Observer(Protocol):
-    """Looks on. Called after a step's tokens are committed; its texts may be finished, their memory given back."""
+    """Is shown every step after its tokens are committed; its texts may be finished, their memory given back."""
 
     def observe(self, step: Step) -> None: ...

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         token_probs_of,
         uniforms_for,
     )
+    from foredraft.sampling.spec import Noise, SamplingSpec
     from foredraft.sampling.structured import StructuredOutputs
     from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, joined, tempered
 
@@ -49,10 +50,12 @@ __all__ = [
     "Constraint",
     "Failures",
     "LogitsProcessor",
+    "Noise",
     "Pending",
     "Row",
     "Sampler",
     "SamplingParams",
+    "SamplingSpec",
     "StructuredOutputs",
     "TokenProbs",
     "adjusted",
@@ -105,6 +108,7 @@ __getattr__ = attributes(
             "draw_specs",
         ),
         "devices": ("to_device",),
+        "spec": ("Noise", "SamplingSpec"),
         "structured": ("StructuredOutputs",),
     },
 )

@@ -15,20 +15,20 @@ from foredraft.kernels import DrawSpec
 from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
 from foredraft.sampling.devices import to_device
-from foredraft.sampling.noise import shared_scores, stream_keys
+from foredraft.sampling.noise import shared_scores
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.pending import Pending
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
+from foredraft.sampling.spec import SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
-GREEDY = DrawSpec()
 NOT_A_DISTRIBUTION = "the model gave NaN logits: its weights or its dtype are unusable"
 
 
 class Sampler:
-    """One sequence's way from logits to a token: its parameters, its counts, its noise.
+    """Chooses one text's tokens: its parameters, its token counts, its noise.
 
-    params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
+    spec: the part that is data. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
     prompt: prompt ids. end_ids: ids masked until min_tokens were written. bad_words: their token sequences.
     child: which of the n texts of its request. generator: the noise of unseeded draws. constraint: what the text may go
     on with; None: anything.
@@ -50,8 +50,8 @@ class Sampler:
         if params.structured_outputs is not None and constraint is None:
             raise ForedraftError("structured_outputs must come with a constraint made from them: use LLM")
         self.params = params
+        self.spec = SamplingSpec.of(params, child)
         self.generator = generator
-        self.child = child
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
         self.bad_words = tuple(tuple(word) for word in bad_words)
@@ -61,34 +61,34 @@ class Sampler:
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
-        """The same request's, before it has seen any of its text. params: in the place of its own."""
+        """A new sampler of the same request, that has seen nothing of its text. params: instead of its own."""
         return Sampler(
             params or self.params,
             prompt,
             self.generator,
-            child=self.child,
+            child=self.spec.child,
             end_ids=self.end_ids,
             bad_words=self.bad_words,
             constraint=self.constraint,
         )
 
     @property
+    def child(self) -> int:
+        return self.spec.child
+
+    @property
     def is_greedy(self) -> bool:
-        return self.params.is_greedy
+        return self.spec.is_greedy
 
     @property
     def is_coupled(self) -> bool:
         """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
-        return self.params.verifier == "coupled"
+        return self.spec.is_coupled
 
     @property
     def draws(self) -> bool:
-        """Whether a token is drawn from its law with fresh noise."""
-        return not self.is_greedy and not self.is_coupled
-
-    @property
-    def temperature(self) -> float:
-        return 1.0 if self.params.temperature is None else self.params.temperature
+        """Whether a token is drawn with fresh noise."""
+        return self.spec.draws
 
     @property
     def changes_logits(self) -> bool:
@@ -107,13 +107,6 @@ class Sampler:
             or (p.min_tokens and self.end_ids)
             or p.allowed_token_ids is not None
         )
-
-    @property
-    def truncation(self) -> tuple[int, float, float] | None:
-        """(top_k, top_p, min_p), or None where every id is kept."""
-        p = self.params
-        cut = (p.top_k or 0, 1.0 if p.top_p is None else p.top_p, p.min_p or 0.0)
-        return None if cut == (0, 1.0, 0.0) else cut
 
     def warp(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
         """Penalties, user processors, logit bias, bad words and masks, but not the constraint, for the row after history +
@@ -134,8 +127,8 @@ class Sampler:
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many draft tokens stand before the first that the constraint refuses. 0 where it cannot say: the row that
-        would need to know says so itself."""
+        """How many draft tokens stand before the first that the constraint refuses. 0 where it
+        raises: the row that depends on it fails with that error."""
         try:
             return len(drafted) if self.constraint is None else self.constraint.num_allowed(history, drafted)
         except Exception:
@@ -194,21 +187,18 @@ class Row(NamedTuple):
     drafted: Sequence[int] = ()
 
     @property
-    def prefix_len(self) -> int:
-        return len(self.history) + len(self.drafted)
+    def spec(self) -> SamplingSpec:
+        return self.sampler.spec
 
     @property
     def position(self) -> int:
         """The place in the output of the token that this row decides, from 0."""
-        return self.prefix_len - self.sampler.prompt_len
+        return len(self.history) + len(self.drafted) - self.sampler.prompt_len
 
     @property
     def noise_key(self) -> int:
-        return self.noise_keys(1)[0]
-
-    def noise_keys(self, count: int) -> list[int]:
-        """Of its own token, and of those behind it."""
-        return stream_keys(self.sampler.params.seed or 0, self.sampler.child, self.position, count)
+        """Of its own token's coupled noise."""
+        return self.spec.noise_keys(self.position, 1)[0]
 
 
 Failures: TypeAlias = Mapping[int, str]
@@ -283,7 +273,7 @@ def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
         return Pending([kernels.choose(logits, draw_specs(rows))], lambda host: _choice_of(host[0][None], failed))
-    greedy = [r for r, row in enumerate(rows) if row.sampler.is_greedy]
+    greedy = [r for r, row in enumerate(rows) if row.spec.is_greedy]
     groups = [group for group in (greedy, *sampled_groups(rows)) if group]
     parts = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
     if len(groups) == 1:
@@ -304,9 +294,9 @@ def _choice_of(numbers: Tensor, failed: Failures) -> Choice:
 
 
 def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
-    """Of rows of one kind: their ids, -1 where a row is no law, and, where they are asked for, the margins; [1 or 2, R] float64,
-    where the logits are."""
-    if rows[0].sampler.is_greedy:
+    """The tokens of rows of one kind: their ids, -1 where a row is no distribution, and the margins where they are asked for.
+    -> [1 or 2, R] float64, on the device of the logits"""
+    if rows[0].spec.is_greedy:
         ids, gap = _argmax(logits, margins)
     else:
         ids, gap = pick(token_probs_of(logits, rows), rows, margins=margins)
@@ -316,71 +306,68 @@ def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
 
 
 def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[DrawSpec]:
-    """How each row's token is chosen, and those behind it: counts[r] of them, each with noise of its own. None: one each."""
+    """How each row's token is chosen, and those behind it: counts[r] tokens in all (None: one), each with its own noise."""
     counts = counts or [1] * len(rows)
-    num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.sampler.draws)
+    num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.spec.draws)
     uniforms: Iterator[float] = iter(())
     if num_drawn:
-        generator = next(row.sampler.generator for row in rows if row.sampler.draws)
+        generator = next(row.sampler.generator for row in rows if row.spec.draws)
         uniforms = iter(uniforms_for(generator, num_drawn, torch.device("cpu")).tolist())
-    specs = []
-    for row, count in zip(rows, counts, strict=True):
-        sampler = row.sampler
-        if sampler.is_greedy:
-            specs.append(GREEDY)
-        elif sampler.is_coupled:
-            specs.append(DrawSpec(sampler.temperature, sampler.truncation, keys=row.noise_keys(count)))
-        else:
-            specs.append(DrawSpec(sampler.temperature, sampler.truncation, list(islice(uniforms, count))))
-    return specs
+    return [
+        row.spec.draw_spec(row.position, count, list(islice(uniforms, count)) if row.spec.draws else ())
+        for row, count in zip(rows, counts, strict=True)
+    ]
 
 
 def choose_with(specs: Sequence[DrawSpec], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
-    """What the compiled kernels choose in one call, for other machines: the step-th token of each way, -1 where the row is no
-    law, and the laws of those that were drawn, by row. logits: [R, V] -> R ids, laws [V] each"""
+    """One token a row, as the compiled kernels choose it, for other machines: the step-th of each spec. logits: [R, V]
+
+    -> R ids, -1 where a row is no distribution; and, of the rows that were drawn, the distributions [V]
+    """
     groups: dict[tuple[bool, tuple[int, float, float] | None] | None, list[int]] = {}
     for r, spec in enumerate(specs):
         groups.setdefault((spec.is_drawn, spec.truncation) if spec.temperature > 0 else None, []).append(r)
-    found: list[Tensor] = []
-    token_probs: dict[int, Tensor] = {}
+    parts: list[Tensor] = []
+    dense: dict[int, Tensor] = {}
     for kind, group in groups.items():
-        some, group_ways = select(logits, group), [specs[r] for r in group]
+        group_logits, group_specs = select(logits, group), [specs[r] for r in group]
         if kind is None:
-            found.append(_argmax(some, margins=False)[0])
+            parts.append(_argmax(group_logits, margins=False)[0])
             continue
         is_drawn, truncation = kind
-        law = token_probs_under(some, [spec.temperature for spec in group_ways], truncation)
+        token_probs = token_probs_under(group_logits, [spec.temperature for spec in group_specs], truncation)
         if is_drawn:
-            uniforms = to_device([spec.uniforms[step] for spec in group_ways], logits.device, torch.float64)
-            columns = inverse_cdf(law.probs, uniforms)
-            token_probs |= zip(group, law.dense(logits.shape[1]), strict=True)
+            uniforms = to_device([spec.uniforms[step] for spec in group_specs], logits.device, torch.float64)
+            columns = inverse_cdf(token_probs.probs, uniforms)
+            dense |= zip(group, token_probs.dense(logits.shape[1]), strict=True)
         else:
-            columns = shared_scores(law.probs, [spec.keys[step] for spec in group_ways], law.ids).argmax(-1)
-        found.append(law.checked_id_at(columns))
+            keys = [spec.keys[step] for spec in group_specs]
+            columns = shared_scores(token_probs.probs, keys, token_probs.ids).argmax(-1)
+        parts.append(token_probs.checked_id_at(columns))
     # in one copy: each waits for the device
-    ids = dict(zip((r for group in groups.values() for r in group), torch.cat(found).tolist(), strict=True))
-    return [ids[r] for r in range(len(specs))], token_probs
+    ids = dict(zip((r for group in groups.values() for r in group), torch.cat(parts).tolist(), strict=True))
+    return [ids[r] for r in range(len(specs))], dense
 
 
 def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
-    """The rows that sample, as groups of one kind of noise and one kind of support (laws_of takes one group)."""
+    """The rows that sample, as groups of one kind of noise and one truncation: what `token_probs_of` and `pick` take."""
     groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
     for r, row in enumerate(rows):
-        if not row.sampler.is_greedy:
-            groups.setdefault((row.sampler.is_coupled, row.sampler.truncation), []).append(r)
+        if not row.spec.is_greedy:
+            groups.setdefault((row.spec.is_coupled, row.spec.truncation), []).append(r)
     return list(groups.values())
 
 
 def token_probs_of(logits: Tensor, rows: Sequence[Row]) -> TokenProbs:
-    """The laws of rows that sample under one truncation, from adjusted logits. [R, V] -> Laws of R rows"""
-    return token_probs_under(logits, [row.sampler.temperature for row in rows], rows[0].sampler.truncation)
+    """The probabilities of rows that sample under one truncation. logits: [R, V], adjusted"""
+    return token_probs_under(logits, [row.spec.temperature for row in rows], rows[0].spec.truncation)
 
 
 def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
     """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no distribution (see
     `checked_ids`); margins [R] or None"""
     gap = None
-    if rows[0].sampler.is_coupled:
+    if rows[0].spec.is_coupled:
         scores = shared_scores(token_probs.probs, [row.noise_key for row in rows], token_probs.ids)
         columns = scores.argmax(-1)
         if margins and scores.shape[1] > 1:

@@ -44,7 +44,7 @@ class TokenProbs:
         return TokenProbs(self.probs.to(device), None if self.ids is None else self.ids.to(device))
 
     def after(self, row: int) -> TokenProbs:
-        """The laws from this row on, in the same memory."""
+        """The distributions from this row on, in the same memory."""
         return TokenProbs(self.probs[row:], None if self.ids is None else self.ids[row:])
 
     def dense(self, vocab_size: int) -> Tensor:
@@ -55,7 +55,7 @@ class TokenProbs:
         return out.scatter_add_(1, self.ids, self.probs)
 
     def at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The probabilities of some ids under some of these laws. rows: [...], columns: [..., C] ids -> [..., C]"""
+        """The probabilities of some ids under some of these distributions. rows: [...], columns: [..., C] ids -> [..., C]"""
         if self.ids is None:
             return self.probs[rows[..., None], columns]
         # what fills a row up must not be taken for the id 0
@@ -70,7 +70,7 @@ class TokenProbs:
         return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
 
     def checked_id_at(self, columns: Tensor) -> Tensor:
-        """The same, -1 where a row is no law (NaN)."""
+        """The same, -1 where a row is no distribution (NaN)."""
         return torch.where(self.probs[:, 0].isnan(), -1, self.id_at(columns))
 
 
@@ -112,7 +112,7 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (equal
     logits at the border all stay), of those the fewest that hold top_p of the rest's mass; renormalised.
 
-    logits: [R, V], temperatures: [R] -> R Laws of W kept ids, most likely first, of equals the lower id first
+    logits: [R, V], temperatures: [R] -> R distributions over W kept ids, most likely first, of equals the lower id first
     """
     kernels = kernels_for(logits)
     if kernels is not None:
@@ -124,20 +124,20 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     *done, most = torch.cat([is_done.to(torch.int64), needed]).tolist()
     if all(done):
         return TokenProbs(probs[:, :most], ids[:, :most])
-    found = [(torch.arange(num_rows, device=logits.device)[is_done], probs[is_done], ids[is_done])]
+    parts = [(torch.arange(num_rows, device=logits.device)[is_done], probs[is_done], ids[is_done])]
     pending = (~is_done).nonzero()[:, 0]
     while pending.numel():
         width = min(vocab_size, width * _WIDEN)
         probs, ids, is_done, _ = _tried(logits[pending], temperatures[pending], width, (top_k, top_p, min_p))
-        found.append((pending[is_done], probs[is_done], ids[is_done]))
+        parts.append((pending[is_done], probs[is_done], ids[is_done]))
         pending = pending[~is_done]
-    return _gather_rows(found, num_rows)
+    return _gather_rows(parts, num_rows)
 
 
 def _tried(
     logits: Tensor, temperatures: Tensor, width: int, truncation: tuple[int, float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The law of what is kept of the `width` likeliest: probabilities and ids [R, width], whether nothing beyond could be kept
+    """The distribution over what is kept of the `width` likeliest ids: probabilities and ids [R, width], whether nothing beyond could be kept
     [R], and how many columns any row needs [1]. A sum is over the whole width: over fewer a device might take another."""
     probs, values, ids = _top(logits, temperatures, width)
     keep, complete = _kept(probs, values, *truncation)
@@ -148,7 +148,7 @@ def _tried(
 
 def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `width` largest logits of each row, largest first: their probabilities under softmax(logits / T), themselves, and
-    their ids; a few rows at a time in the same memory: over a large vocabulary a batch of dense laws would leave a processor's
+    their ids; a few rows at a time in the same memory: over a large vocabulary a batch of dense distributions would leave a processor's
     caches, and cost more in fresh memory than in arithmetic. -> [R, width] each"""
     num_rows, vocab_size = logits.shape
     size = min(num_rows, max(1, (_CHUNK if logits.device.type == "cpu" else _DEVICE_CHUNK) // vocab_size))
@@ -163,8 +163,8 @@ def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tens
         wide[some].div_(temperatures[r : r + size].to(dtype)[:, None])
         torch.softmax(wide[some], dim=-1, out=probs[some])
         parts.append((probs[some].gather(1, ids), values, ids))
-    found, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
-    return found, values, ids
+    top_probs, top_values, top_ids = (torch.cat(column) for column in zip(*parts, strict=True))
+    return top_probs, top_values, top_ids
 
 
 def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
@@ -191,12 +191,12 @@ def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -
     return keep, complete | top[:, 0].isnan()
 
 
-def _gather_rows(found: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> TokenProbs:
-    width = max(max(int((kept > 0).sum(-1).amax()) for _, kept, _ in found if kept.numel()), 1)
-    first_kept, first_ids = found[0][1], found[0][2]
+def _gather_rows(parts: list[tuple[Tensor, Tensor, Tensor]], num_rows: int) -> TokenProbs:
+    width = max(max(int((kept > 0).sum(-1).amax()) for _, kept, _ in parts if kept.numel()), 1)
+    first_kept, first_ids = parts[0][1], parts[0][2]
     probs = first_kept.new_zeros(num_rows, width)
     ids = first_ids.new_zeros(num_rows, width)
-    for rows, kept, kept_ids in found:
+    for rows, kept, kept_ids in parts:
         w = min(width, kept.shape[1])
         probs[rows, :w] = kept[:, :w]
         ids[rows, :w] = kept_ids[:, :w]

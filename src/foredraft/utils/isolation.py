@@ -16,48 +16,37 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def together_or_apart(
+def run_isolated(
     items: Sequence[T],
-    together: Callable[[Sequence[T]], R],
-    apart: Callable[[Sequence[T]], R],
+    run: Callable[[Sequence[T]], R],
+    retry: Callable[[Sequence[T]], R],
     fail: Callable[[T, Exception], None],
 ) -> tuple[list[R], Exception | None]:
-    """together(items). If that raises, apart(part) for smaller and smaller parts, down to each item that raises alone.
+    """run(items); where that raises, retry(part) for smaller and smaller halves, down to the item that raises alone.
 
-    apart: the simpler variant; may be called again, for any part of the items. fail: receives an item that raised, and its
-    error. -> the results, and the error of `together` if no single item raised
+    One such item among N costs about 2 log2(N) more runs. retry: may be repeated, for any part of the items. fail: takes
+    the item that raised, and its error. -> the results in order, and what `run` raised if no item did alone
     """
     try:
-        return [together(items)], None
+        return [run(items)], None
     except Exception as error:
         if not items:
             raise
         first = error
     logger.warning("a step of %d sequences failed: %s; it is repeated in parts", len(items), brief(first))
-    num_failed = 0
-
-    def failed(item: T, error: Exception) -> None:
-        nonlocal num_failed
-        num_failed += 1
-        fail(item, error)
-
-    results = in_halves(items, apart, failed)
+    results, num_failed, parts = list[R](), 0, [items]
+    while parts:
+        part = parts.pop()
+        try:
+            results.append(retry(part))
+        except Exception as error:
+            if len(part) == 1:
+                num_failed += 1
+                fail(part[0], error)
+            else:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
     return results, None if num_failed else first
-
-
-def in_halves(items: Sequence[T], run: Callable[[Sequence[T]], R], fail: Callable[[T, Exception], None]) -> list[R]:
-    """run(items). If that raises, the same for each half, down to each item that raises alone, which fails.
-
-    One such item among N costs about 2 log2(N) more runs. run: may be called again, for any part of the items.
-    """
-    try:
-        return [run(items)]
-    except Exception as error:
-        if len(items) == 1:
-            fail(items[0], error)
-            return []
-    middle = len(items) // 2
-    return [*in_halves(items[:middle], run, fail), *in_halves(items[middle:], run, fail)]
 
 
 class Shield:

@@ -144,7 +144,7 @@ def _rows(
 
 def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
     """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
-    if proposal.probs is None or sampler.is_greedy or sampler.is_coupled:
+    if proposal.probs is None or not sampler.spec.draws:
         return False
     return any(row != CERTAIN for row in proposal.draft_prob_rows[b])
 
@@ -185,7 +185,7 @@ def _walked(choice: Choice, drafts: Sequence[Sequence[int]], near_tie: float) ->
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:
     groups: dict[tuple[str, tuple[int, float, float] | None], list[int]] = {}
     for b in batch:
-        groups.setdefault((samplers[b].params.verifier, samplers[b].truncation), []).append(b)
+        groups.setdefault((samplers[b].params.verifier, samplers[b].spec.truncation), []).append(b)
     return list(groups.values())
 
 
@@ -267,15 +267,15 @@ def _weigh_natively(
     assert proposal.probs is not None
     lens = [len(proposal.draft_ids[b]) for b in batch]
     first_rows = _first_rows(lens)[:-1]
-    samplers = [rows[first].sampler for first in first_rows]
+    first_of_each = [rows[first] for first in first_rows]
     result = kernels.verify(
         logits,
         VerificationBatch(
             first_rows,
             lens,
             batch,
-            [DrawSpec(sampler.temperature, sampler.truncation) for sampler in samplers],
-            [sampler.params.verifier for sampler in samplers],
+            [DrawSpec(row.spec.temperature, row.spec.truncation) for row in first_of_each],
+            [row.sampler.params.verifier for row in first_of_each],
             proposal.ids,
             proposal.prob_rows,
             proposal.probs,

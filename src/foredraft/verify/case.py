@@ -1,4 +1,4 @@
-"""Laying out what was drafted, and what the target says to it, as a rule takes it. Nothing in here waits for a device."""
+"""Lays out draft tokens and target probabilities as a rule takes them. Nothing in here waits for a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.verify.law import Case
 
 
 def case_of(target: TokenProbs, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
-    """Lay the target's rows out as [B, K+1, W] and read the drafts' laws on the ids those keep."""
+    """Lay the target's rows out as [B, K+1, W] and read the draft probabilities on the ids those keep."""
     device = target.probs.device
     lens = proposal.lens[batch]
     width = int(lens.max())
@@ -46,7 +46,7 @@ def _laid_out(rows: Tensor, place: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Drafts:
-    """Draft tokens [B, K] and the laws they were drawn from. has_certain: whether any was not."""
+    """Draft tokens [B, K] and the distributions they were drawn from. has_certain: whether any was not drawn."""
 
     ids: Tensor
     prob_rows: Tensor
@@ -89,13 +89,13 @@ class _Drafts:
         return self.drawn_from.dense(vocab_size).index_select(0, rows.flatten()).view(*rows.shape, -1)
 
     def _at(self, columns: Tensor) -> Tensor:
-        """[B, K, C] ids -> their probabilities under each place's law"""
+        """[B, K, C] ids -> their probabilities under each place's distribution"""
         assert self.drawn_from is not None
         return self.drawn_from.at(self.prob_rows.clamp(min=0), columns)
 
 
 def _read_at(token_probs: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
-    """The probability of one id per law. laws: [B, K, W], ids: [B, K] -> [B, K]"""
+    """The probability of one id per distribution. token_probs: [B, K, W], ids: [B, K] -> [B, K]"""
     if columns is None:
         return token_probs.gather(2, ids[..., None])[..., 0]
     if token_probs.shape[1] == 0:

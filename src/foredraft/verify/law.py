@@ -20,8 +20,8 @@ from foredraft.sampling import inverse_cdf
 class Case:
     """A batch of chains to verify. Row b has lens[b] draft tokens; what lies beyond them is never looked at.
 
-    p: [B, K+1, W] target laws; position i follows the first i draft tokens. W is V, or the ids that p keeps.
-    q: [B, K, W] the laws the draft tokens were drawn from, read on the same ids (a certain token is a point mass).
+    p: [B, K+1, W] target distributions; position i follows the first i draft tokens. W is V, or the ids that p keeps.
+    q: [B, K, W] the distributions the draft tokens were drawn from, read on the same ids (a certain token is a point mass).
     p_draft, q_draft: [B, K] probability of each draft token under its p and its q.
     lens: [B] int64.
     """
@@ -54,8 +54,8 @@ def what_is_wrong(law: OutcomeLaw, case: Case) -> str | None:
     shape = case.p.shape[:2]
     for name, part in (("stop", law.stop), ("scale", law.scale)):
         if not isinstance(part, Tensor) or part.shape != shape:
-            found = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            return f"must return {name} as [B, K + 1] = {tuple(shape)}, not {found}"
+            actual = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            return f"must return {name} as [B, K + 1] = {tuple(shape)}, not {actual}"
         if not bool(part.isfinite().all()):
             return f"returned a {name} that is not finite"
     beyond = torch.arange(shape[1], device=case.lens.device)[None] > case.lens[:, None]

@@ -1,0 +1,48 @@
+"""What can be said of a request before it runs. Every function raises ForedraftError for what cannot be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foredraft.errors import ForedraftError, PromptLengthError, shown
+from foredraft.sampling import SamplingParams
+
+
+def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int, context_len: int) -> None:
+    """A prompt holds known ids and leaves room for one token, unless none is to be written."""
+    if not prompt:
+        raise ForedraftError("the prompt is empty: give at least one token")
+    unknown = _first_outside(prompt, vocab_size)
+    if unknown is not None:
+        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
+    most = context_len if params.max_tokens == 0 else context_len - 1
+    if len(prompt) > most:
+        raise PromptLengthError(
+            f"the prompt has {len(prompt)} tokens and the context holds {context_len}: give at most {most}"
+            + (", so that one can be written" if most < context_len else "")
+        )
+
+
+def check_params(params: SamplingParams, vocab_size: int, verifications: Sequence[str]) -> None:
+    """Parameters name known ids and a known rule of verification. verifications: the names there are."""
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        unknown = _first_outside(getattr(params, name) or (), vocab_size)
+        if unknown is not None:
+            raise ForedraftError(f"{name} holds token id {unknown}: ids go from 0 to {vocab_size - 1}")
+    if params.verification is not None and params.verification not in verifications:
+        raise ForedraftError(
+            f"verification must be one of {', '.join(verifications)}, not {shown(params.verification)}"
+        )
+
+
+def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
+    """A text fits into the cache. num_bytes: that its num_tokens take. budget: the bytes there are."""
+    if num_bytes > budget:
+        raise ForedraftError(
+            f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache and the budget is "
+            f"{budget / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
+        )
+
+
+def _first_outside(ids: Sequence[int], vocab_size: int) -> int | None:
+    return next((token for token in ids if not 0 <= token < vocab_size), None)

@@ -1,0 +1,153 @@
+"""A draft model: its drafts are what it would write in the target's place, and its cache follows every history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.model import LanguageModel, Read
+from foredraft.sampling import Row, adjusted, choose, token_probs_of
+from foredraft.testing.requests import request_for
+
+PROMPTS = [[5, 900, 77, 300], [40, 41, 42], list(range(100, 130))]
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.1, "seed": 3},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"temperature": 1.0, "seed": 9, "frequency_penalty": 0.5},
+]
+
+
+def drafter_of(model: LanguageModel, memory: int = 1 << 28, **settings: Any) -> DraftModelDrafter:
+    return DraftModelDrafter(model, model.traits.vocab_size, MemoryPool(memory), **settings)
+
+
+def logits_after(model: LanguageModel, tokens: list[int]) -> Tensor:
+    """[1, V], from a cache that has seen nothing."""
+    cache = model.new_cache(MemoryPool(1 << 28))
+    assert cache.reserve(0, len(tokens))
+    return model.read([Read(0, tokens, 1)], cache)
+
+
+def expected_draft(model: LanguageModel, request: DraftRequest) -> list[int]:
+    """Token by token, each from a fresh pass."""
+    ids: list[int] = []
+    while len(ids) < request.max_len:
+        logits = logits_after(model, [*request.tokens, *ids])
+        ids.append(int(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0]))
+    return ids
+
+
+def drafts_of(drafter: DraftModelDrafter, requests: list[DraftRequest]) -> Proposal:
+    with torch.inference_mode():
+        return drafter.propose(requests)
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+def test_greedy_and_seeded_drafts_are_certain_and_what_the_model_itself_would_write(
+    params: dict[str, Any], draft: LanguageModel
+) -> None:
+    if not draft.traits.row_exact:
+        pytest.skip("this machine's kernels do not give exact rows")
+    requests = [request_for(b, prompt, 3 + b, **params) for b, prompt in enumerate(PROMPTS)]
+    proposal = drafts_of(drafter_of(draft), requests)
+    assert proposal.draft_ids == [expected_draft(draft, request) for request in requests]
+    assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
+    assert proposal.probs is None
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 7}, {"repetition_penalty": 1.3}, {"top_p": 0.8, "min_p": 0.01}])
+def test_a_drawn_token_names_the_distribution_it_was_drawn_from(params: dict[str, Any], draft: LanguageModel) -> None:
+    requests = [request_for(b, prompt, 3, temperature=0.9, **params) for b, prompt in enumerate(PROMPTS)]
+    for request in requests[1:]:
+        request.sampler.generator = requests[0].sampler.generator
+    proposal = drafts_of(drafter_of(draft), requests)
+    token_probs = proposal.token_probs
+    assert token_probs is not None
+    dense = token_probs.dense(draft.traits.vocab_size)
+    named = [row for rows in proposal.draft_prob_rows for row in rows]
+    assert CERTAIN not in named
+    assert len(set(named)) == len(named) == 9
+    for request, ids, prob_rows in zip(requests, proposal.draft_ids, proposal.draft_prob_rows, strict=True):
+        for i, (token, prob_row) in enumerate(zip(ids, prob_rows, strict=True)):
+            row = [Row(request.sampler, request.tokens, ids[:i])]
+            logits = adjusted(logits_after(draft, [*request.tokens, *ids[:i]]), row).logits
+            expected = token_probs_of(logits, row).dense(draft.traits.vocab_size)[0]
+            assert float(dense[prob_row, token]) > 0
+            torch.testing.assert_close(dense[prob_row].float(), expected.float(), rtol=0.05, atol=2e-3)
+
+
+def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(draft: LanguageModel) -> None:
+    if not draft.traits.row_exact:
+        pytest.skip("this machine's kernels do not give exact rows")
+    drafter, history = drafter_of(draft), list(PROMPTS[0])
+    for taken, own in ((4, 17), (0, 18), (2, 19), (4, 20), (1, 21)):
+        request = request_for(0, history, 4)
+        (ids,) = drafts_of(drafter, [request]).draft_ids
+        assert ids == expected_draft(draft, request)
+        history = [*history, *ids[:taken], own]
+
+
+def test_a_long_history_is_read_in_passes_that_change_nothing(draft: LanguageModel) -> None:
+    if not draft.traits.row_exact:
+        pytest.skip("this machine's kernels do not give exact rows")
+    requests = [request_for(b, prompt, 4) for b, prompt in enumerate(PROMPTS)]
+    whole, parts = (drafts_of(drafter_of(draft, max_rows=size), requests) for size in (512, 5))
+    assert whole.draft_ids == parts.draft_ids
+
+
+def test_a_draft_ends_before_a_row_that_fails(draft: LanguageModel) -> None:
+    def fails_late(prefix: list[int], logits: Tensor) -> Tensor:
+        if len(prefix) == len(PROMPTS[0]) + 2:
+            raise ValueError("late")
+        return logits
+
+    for params in ({"temperature": 0.0}, {"temperature": 1.0}, {"seed": 1, "temperature": 1.0}):
+        failing = request_for(0, PROMPTS[0], 5, logits_processors=[fails_late], **params)
+        proposal = drafts_of(drafter_of(draft), [failing, request_for(1, PROMPTS[2], 5)])
+        assert proposal.lens.tolist() == [2, 5], params
+
+
+def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -> None:
+    context_len, vocab_size = draft.traits.context_len, draft.traits.vocab_size
+    past = request_for(0, [7] * (context_len + 1), 4)
+    at_the_end = request_for(1, [7] * context_len, 4)
+    unknown = request_for(2, [5, vocab_size, 6], 4)
+    nothing_asked = request_for(3, [5, 6], 0)
+    drafter = drafter_of(draft)
+    assert drafts_of(drafter, [past, at_the_end, unknown, nothing_asked]).lens.tolist() == [0, 1, 0, 0]
+    short_of_memory = drafter_of(draft, memory=1)
+    assert drafts_of(short_of_memory, [request_for(0, PROMPTS[0], 4)]).lens.tolist() == [0]
+    assert short_of_memory.bytes_held == 0
+
+
+def test_forget_gives_the_memory_back(draft: LanguageModel) -> None:
+    pool = MemoryPool(1 << 28)
+    drafter = DraftModelDrafter(draft, draft.traits.vocab_size, pool)
+    drafts_of(drafter, [request_for(b, prompt, 4) for b, prompt in enumerate(PROMPTS)])
+    held = drafter.bytes_held
+    assert held > 0
+    drafter.forget([0])
+    assert 0 < drafter.bytes_held < held
+    drafter.forget([1, 2, 99])
+    assert (drafter.bytes_held, pool.used) == (0, 0)
+
+
+def test_logits_beyond_the_targets_vocabulary_are_cut_and_missing_ones_never_drafted(draft: LanguageModel) -> None:
+    vocab_size = draft.traits.vocab_size
+    for size in (200, vocab_size + 50):
+        drafter = DraftModelDrafter(draft, size, MemoryPool(1 << 28))
+        requests = [request_for(b, [5, 6, 7 + b], 4, temperature=5.0, repetition_penalty=1.1) for b in range(3)]
+        for request in requests[1:]:
+            request.sampler.generator = requests[0].sampler.generator
+        proposal = drafts_of(drafter, requests)
+        assert max(token for ids in proposal.draft_ids for token in ids) < min(size, vocab_size)
+        assert proposal.probs is not None
+        assert proposal.probs.shape[1] == size
