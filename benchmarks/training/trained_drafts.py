@@ -1,18 +1,20 @@
-"""What a trained draft brings: against another one, on a domain that is new to it, and against what was foretold.
+"""What a trained draft gains: against another one, on a domain that is new to it, and against the predicted τ.
 
     python -m benchmarks.training.trained_drafts drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
     python -m benchmarks.training.trained_drafts domain [--budget 7m] [--generations N] [--temperature 0] [--dtype bfloat16] [--draft DIR] [--name embedded]
-    python -m benchmarks.training.trained_drafts foretold [--draft DIR] [--num-texts 64]
+    python -m benchmarks.training.trained_drafts predicted [--draft DIR] [--num-texts 64]
     python -m benchmarks.training.trained_drafts shapes
     python -m benchmarks.training.trained_drafts vocabulary
 
 drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
-stories: every prompt runs under both, in turn, and what is reported is the ratio, with the percentile bootstrap over prompts.
-domain: `foredraft train distill --init` from the draft on a slice of networkx (or on what the target writes from its beginnings), τ on files of it that were held out, before
-and after. foretold: τ from the expectation against τ of the engine under rejection sampling, on the same prompts. shapes: what drafts of other depths and widths cost (random weights: the time is the same). vocabulary: how much of what the
-target writes the ids that are most frequent in training text cover, and what a draft with a head for no more than those costs.
+stories: every prompt runs with both, in turn; the ratio is reported, with the percentile bootstrap over prompts.
+domain: `foredraft train distill --init` from the draft on a slice of networkx (or on what the target writes from its beginnings), and
+τ on held-out files of it before and
+after. predicted: the expected τ against the engine's τ under rejection sampling, on the same prompts. shapes: the time of drafts of
+other depths and widths (with random weights, which take the same time). vocabulary: the share of the target's tokens that the most
+frequent ids of training text cover, and the time of a draft whose head has only those.
 
-Each part rewrites its own entry of training.json, and training.md from all of it. The corpora lie beside the repository.
+Each part rewrites its own entry of training.json, and training.md from all of it. The corpora are not part of the repository.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from foredraft.bench.statistics import bootstrap
 from foredraft.kernels import DrawSpec
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.train import evaluate
-from foredraft.train.corpus import held_out, read_file
+from foredraft.train.corpus import read_file, split_held_out
 from foredraft.tune.rounds import Recorder
 from foredraft.utils.machine import this_machine
 
@@ -113,7 +115,7 @@ def compare(everyone: dict[str, LLM], prompts: list[str], temperature: float, re
 def domain(args: argparse.Namespace) -> dict[str, Any]:
     """A slice: every document of networkx goes to one side by its own content."""
     documents = read_file(CORPUS / "networkx.txt.gz", separator_line=FILES).documents
-    train, rest = held_out(documents, 0.1)
+    train, rest = split_held_out(documents, 0.1)
     with tempfile.TemporaryDirectory() as folder:
         sides = {name: Path(folder) / f"networkx_{name}.txt.gz" for name in ("train", "held_out")}
         for name, side in (("train", train), ("held_out", rest)):
@@ -159,7 +161,7 @@ def taus(
     ]
 
 
-def foretold(args: argparse.Namespace) -> dict[str, Any]:
+def predicted(args: argparse.Namespace) -> dict[str, Any]:
     of = taus(args.target, args.draft, held_out_texts(), num_texts=args.num_texts, measures=True)
     return {"num_texts": args.num_texts, "of": of}
 
@@ -299,7 +301,7 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
                 )
         else:
             lines += [f"{found['num_texts']} texts of {MAX_TOKENS} tokens of each kind.", ""]
-            lines += ["| text | temperature | τ foretold | τ measured | off by |", "|---|---|---|---|---|"]
+            lines += ["| text | temperature | τ predicted | τ measured | off by |", "|---|---|---|---|---|"]
             for one in found["of"]:
                 off = one["tau"] / one["measured"] - 1
                 lines.append(
@@ -320,8 +322,8 @@ def shown(ratio: dict[str, Any]) -> str:
     return f"{ratio['value']:.2f}" + (f" ({inner[0]:.2f} to {inner[1]:.2f})" if inner else "")
 
 
-OF_A_DRAFT = ("drafts", "domain", "foretold")
-PARTS = {"drafts": drafts, "domain": domain, "foretold": foretold, "shapes": shapes, "vocabulary": vocabulary}
+OF_A_DRAFT = ("drafts", "domain", "predicted")
+PARTS = {"drafts": drafts, "domain": domain, "predicted": predicted, "shapes": shapes, "vocabulary": vocabulary}
 
 
 def main() -> None:
@@ -342,7 +344,7 @@ def main() -> None:
     )
     parser.add_argument("--own-head", action="store_true", help="of domain: see `foredraft train distill`")
     parser.add_argument("--dtype", default="float32", help="of domain: bfloat16 where the processor has such products")
-    parser.add_argument("--num-texts", type=int, default=64, help="of foretold: of each kind")
+    parser.add_argument("--num-texts", type=int, default=64, help="of predicted: of each kind")
     parser.add_argument("--keep", help="the folder of domain's draft")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

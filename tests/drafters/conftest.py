@@ -1,4 +1,4 @@
-"""What every drafter's tests share: how to build each one, and how to ask it."""
+"""What every drafter's tests share: how to build each one, and how to call it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def make_drafter() -> Callable[[str], Drafter]:
 
 
 @pytest.fixture(scope="session")
-def ask() -> Callable[..., DraftRequest]:
-    """A request: ask(seq_id, tokens, max_len, **sampling_params); greedy if nothing else is said."""
+def make_request() -> Callable[..., DraftRequest]:
+    """A request: make_request(seq_id, tokens, max_len, **sampling_params); greedy if nothing else is said."""
 
     def make(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
         resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})

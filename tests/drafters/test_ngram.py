@@ -11,7 +11,7 @@ from foredraft.drafters import NgramDrafter
 from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
 
-DraftBudget = Callable[..., DraftRequest]
+MakeRequest = Callable[..., DraftRequest]
 
 
 def propose(drafter: NgramDrafter, request: DraftRequest) -> list[int]:
@@ -40,36 +40,36 @@ def brute_force(tokens: list[int], max_ngram: int, min_ngram: int, max_len: int)
 )
 @settings(max_examples=300, deadline=None)
 def test_it_agrees_with_a_scan_however_the_history_arrives(
-    ask: DraftBudget, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
+    make_request: MakeRequest, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
 ) -> None:
     drafter = NgramDrafter(*sizes)
     known = 0
     while known < len(tokens):
         known = data.draw(st.integers(known + 1, len(tokens)))
-        request = ask(0, tokens[:known], max_len)
+        request = make_request(0, tokens[:known], max_len)
         assert propose(drafter, request) == brute_force(tokens[:known], *sizes, max_len)
 
 
-def test_a_period_goes_on(ask: DraftBudget) -> None:
-    assert propose(NgramDrafter(), ask(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
-    assert propose(NgramDrafter(), ask(0, [5, 5, 5], 4)) == [5, 5, 5, 5]
+def test_a_period_goes_on(make_request: MakeRequest) -> None:
+    assert propose(NgramDrafter(), make_request(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
+    assert propose(NgramDrafter(), make_request(0, [5, 5, 5], 4)) == [5, 5, 5, 5]
 
 
-def test_the_longest_match_wins_over_a_later_shorter_one(ask: DraftBudget) -> None:
+def test_the_longest_match_wins_over_a_later_shorter_one(make_request: MakeRequest) -> None:
     tokens = [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]
-    assert propose(NgramDrafter(3, 1), ask(0, tokens, 1)) == [7]
-    assert propose(NgramDrafter(2, 1), ask(0, tokens, 1)) == [8]
+    assert propose(NgramDrafter(3, 1), make_request(0, tokens, 1)) == [7]
+    assert propose(NgramDrafter(2, 1), make_request(0, tokens, 1)) == [8]
 
 
-def test_a_single_token_says_too_little_by_default(ask: DraftBudget) -> None:
-    assert propose(NgramDrafter(min_ngram=2), ask(0, [1, 2, 1], 3)) == []
-    assert propose(NgramDrafter(min_ngram=1), ask(0, [1, 2, 1], 3)) == [2, 1, 2]
+def test_a_single_token_says_too_little_by_default(make_request: MakeRequest) -> None:
+    assert propose(NgramDrafter(min_ngram=2), make_request(0, [1, 2, 1], 3)) == []
+    assert propose(NgramDrafter(min_ngram=1), make_request(0, [1, 2, 1], 3)) == [2, 1, 2]
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: DraftBudget) -> None:
+def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(make_request: MakeRequest) -> None:
     drafter = NgramDrafter(2, 1)
-    propose(drafter, ask(0, [1, 2, 3, 1, 2, 3], 2))
-    assert propose(drafter, ask(0, [1, 4, 1], 2)) == [4, 1]
+    propose(drafter, make_request(0, [1, 2, 3, 1, 2, 3], 2))
+    assert propose(drafter, make_request(0, [1, 4, 1], 2)) == [4, 1]
 
 
 class Counting(Sequence[int]):
@@ -91,10 +91,10 @@ class Counting(Sequence[int]):
         return len(self.tokens)
 
 
-def test_a_call_reads_only_what_is_new(ask: DraftBudget) -> None:
+def test_a_call_reads_only_what_is_new(make_request: MakeRequest) -> None:
     drafter, tokens = NgramDrafter(), [i % 7 for i in range(1000)]
     history = Counting(tokens)
-    request = ask(0, tokens, 4)
+    request = make_request(0, tokens, 4)
     request = DraftRequest(0, history, 4, request.sampler)
     propose(drafter, request)
     history.num_read = 0
@@ -104,9 +104,9 @@ def test_a_call_reads_only_what_is_new(ask: DraftBudget) -> None:
     assert history.num_read <= 10 * (3 + 3 + 4)
 
 
-def test_forget_gives_everything_back(ask: DraftBudget) -> None:
+def test_forget_gives_everything_back(make_request: MakeRequest) -> None:
     drafter = NgramDrafter()
-    drafter.propose([ask(0, [1, 2, 1, 2], 2), ask(1, [1, 2, 1, 2], 2)])
+    drafter.propose([make_request(0, [1, 2, 1, 2], 2), make_request(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])
     assert not drafter._tables
 

@@ -14,7 +14,7 @@ from foredraft.drafters.suffix import SEPARATOR, Corpus, HitRates, _continue
 from foredraft.engine.proposal import DraftRequest
 from foredraft.errors import ForedraftError
 
-DraftBudget = Callable[..., DraftRequest]
+MakeRequest = Callable[..., DraftRequest]
 texts = st.lists(st.integers(0, 2), max_size=60)
 
 
@@ -149,7 +149,7 @@ def test_a_cursor_whose_state_was_split_keeps_its_length() -> None:
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=60), max_len=st.integers(1, 8), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_an_eager_draft_copies_what_followed_the_longest_repeated_suffix(
-    ask: DraftBudget, text: list[int], max_len: int, data: st.DataObject
+    make_request: MakeRequest, text: list[int], max_len: int, data: st.DataObject
 ) -> None:
     drafter = SuffixDrafter(min_probability=1e-12)
     known = 0
@@ -164,39 +164,41 @@ def test_an_eager_draft_copies_what_followed_the_longest_repeated_suffix(
                 for source in range(end + 1, end + 1 + max_len):
                     copy.append(copy[source])
                 allowed.append(copy[known:])
-        assert propose(drafter, ask(0, history, max_len)) in (allowed or [[]])
+        assert propose(drafter, make_request(0, history, max_len)) in (allowed or [[]])
 
 
-def test_a_period_goes_on(ask: DraftBudget) -> None:
-    assert propose(SuffixDrafter(1e-9), ask(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
-    assert propose(SuffixDrafter(1e-9), ask(0, [5, 5], 4)) == [5, 5, 5, 5]
+def test_a_period_goes_on(make_request: MakeRequest) -> None:
+    assert propose(SuffixDrafter(1e-9), make_request(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
+    assert propose(SuffixDrafter(1e-9), make_request(0, [5, 5], 4)) == [5, 5, 5, 5]
 
 
-def test_a_draft_ends_where_it_stops_paying(ask: DraftBudget) -> None:
+def test_a_draft_ends_where_it_stops_paying(make_request: MakeRequest) -> None:
     """By hand: matches of length 1 and 2 with one follower each, rates .36 and .9 * 2 / 3.5, product .185."""
     tokens = [1, 2, 3, 4, 1]
-    assert propose(SuffixDrafter(0.361), ask(0, tokens, 4)) == []
-    assert propose(SuffixDrafter(0.359), ask(0, tokens, 4)) == [2]
-    assert propose(SuffixDrafter(0.186), ask(0, tokens, 4)) == [2]
-    assert propose(SuffixDrafter(0.185), ask(0, tokens, 4)) == [2, 3]
+    assert propose(SuffixDrafter(0.361), make_request(0, tokens, 4)) == []
+    assert propose(SuffixDrafter(0.359), make_request(0, tokens, 4)) == [2]
+    assert propose(SuffixDrafter(0.186), make_request(0, tokens, 4)) == [2]
+    assert propose(SuffixDrafter(0.185), make_request(0, tokens, 4)) == [2, 3]
 
 
-def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(ask: DraftBudget) -> None:
+def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(make_request: MakeRequest) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
     noise = [rng.randrange(500) for _ in range(1500)]
     for known in range(1, len(noise)):
-        drafter.propose([ask(0, noise[:known], 4)])
-    assert propose(drafter, ask(1, [1, 2, 3, 4, 1], 4)) == []  # a match of length 1 says nothing in this process
-    assert propose(SuffixDrafter(), ask(1, [1, 2, 3, 4, 1], 4)) != []
+        drafter.propose([make_request(0, noise[:known], 4)])
+    assert (
+        propose(drafter, make_request(1, [1, 2, 3, 4, 1], 4)) == []
+    )  # a match of length 1 says nothing in this process
+    assert propose(SuffixDrafter(), make_request(1, [1, 2, 3, 4, 1], 4)) != []
 
 
-def test_the_prompt_teaches_nothing(ask: DraftBudget) -> None:
+def test_the_prompt_teaches_nothing(make_request: MakeRequest) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
-    drafter.propose([ask(0, [rng.randrange(8) for _ in range(2000)], 4)])
+    drafter.propose([make_request(0, [rng.randrange(8) for _ in range(2000)], 4)])
     assert drafter._rates._trials == HitRates(16)._trials
 
 
-def test_what_is_expected_is_what_is_accepted(ask: DraftBudget) -> None:
+def test_what_is_expected_is_what_is_accepted(make_request: MakeRequest) -> None:
     """A source with long repeats and breaks; after learning, the promised number of accepted tokens comes true.
 
     Seeded, so it cannot fail by chance; over 400 predictions of 0 to 8 tokens the error has a deviation of about 0.15.
@@ -208,7 +210,7 @@ def test_what_is_expected_is_what_is_accepted(ask: DraftBudget) -> None:
         text += text[start : start + rng.randrange(1, 30)] if rng.random() < 0.7 else [rng.randrange(20)]
     expected = accepted = asked = 0.0
     for known in range(1, len(text) - 8):
-        draft = propose(drafter, ask(0, text[:known], 8))
+        draft = propose(drafter, make_request(0, text[:known], 8))
         if known % 7 or known < 1000:
             continue
         own = drafter._histories[0].own
@@ -236,43 +238,43 @@ def test_counts_grow_old() -> None:
     assert rates.of(3, 1) < 0.5
 
 
-def test_forget_gives_everything_back(ask: DraftBudget) -> None:
+def test_forget_gives_everything_back(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter()
-    drafter.propose([ask(0, [1, 2, 1, 2], 2), ask(1, [1, 2, 1, 2], 2)])
+    drafter.propose([make_request(0, [1, 2, 1, 2], 2), make_request(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])
     assert not drafter._histories
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(ask: DraftBudget) -> None:
+def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9)
-    propose(drafter, ask(0, [1, 2, 3, 1, 2, 3], 2))
-    assert propose(drafter, ask(0, [1, 4, 1], 2)) == [4, 1]
+    propose(drafter, make_request(0, [1, 2, 3, 1, 2, 3], 2))
+    assert propose(drafter, make_request(0, [1, 4, 1], 2)) == [4, 1]
 
 
 # The corpus
 
 
-def test_an_earlier_text_is_drafted_from(ask: DraftBudget) -> None:
+def test_an_earlier_text_is_drafted_from(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
-    propose(drafter, ask(0, [1, 2, 3, 4, 5, 6], 4))
+    propose(drafter, make_request(0, [1, 2, 3, 4, 5, 6], 4))
     drafter.forget([0])
-    assert propose(drafter, ask(1, [9, 2, 3], 4)) == [4, 5, 6]  # and not beyond the end of that text
-    assert propose(drafter, ask(2, [9, 6], 4)) == []
-    assert propose(SuffixDrafter(1e-9), ask(1, [9, 2, 3], 4)) == []
+    assert propose(drafter, make_request(1, [9, 2, 3], 4)) == [4, 5, 6]  # and not beyond the end of that text
+    assert propose(drafter, make_request(2, [9, 6], 4)) == []
+    assert propose(SuffixDrafter(1e-9), make_request(1, [9, 2, 3], 4)) == []
 
 
-def test_a_tie_goes_to_the_own_text(ask: DraftBudget) -> None:
+def test_a_tie_goes_to_the_own_text(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
-    propose(drafter, ask(0, [1, 2, 3], 4))
+    propose(drafter, make_request(0, [1, 2, 3], 4))
     drafter.forget([0])
-    assert propose(drafter, ask(1, [1, 2, 4, 4, 1, 2], 1)) == [4]
+    assert propose(drafter, make_request(1, [1, 2, 4, 4, 1, 2], 1)) == [4]
 
 
-def test_a_longer_match_in_the_corpus_wins(ask: DraftBudget) -> None:
+def test_a_longer_match_in_the_corpus_wins(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
-    propose(drafter, ask(0, [5, 6, 7, 1, 2, 3], 1))
+    propose(drafter, make_request(0, [5, 6, 7, 1, 2, 3], 1))
     drafter.forget([0])
-    assert propose(drafter, ask(1, [2, 4, 5, 6, 7, 1, 2], 1)) == [3]
+    assert propose(drafter, make_request(1, [2, 4, 5, 6, 7, 1, 2], 1)) == [3]
 
 
 @given(lengths=st.lists(st.integers(0, 30), max_size=20), bound=st.integers(4, 40))
@@ -288,14 +290,14 @@ def test_the_corpus_stays_within_its_bound_and_keeps_the_newest_text(lengths: li
         assert len(corpus._generations) <= 2
 
 
-def test_a_sequence_lives_through_generations_that_come_and_go(ask: DraftBudget) -> None:
+def test_a_sequence_lives_through_generations_that_come_and_go(make_request: MakeRequest) -> None:
     drafter, long_lived = SuffixDrafter(1e-9, corpus_tokens=40), [1]
     rng = random.Random(0)
     for seq_id in range(1, 60):
         long_lived.append(rng.randrange(3))
-        row = propose(drafter, ask(0, long_lived, 4))
+        row = propose(drafter, make_request(0, long_lived, 4))
         assert SEPARATOR not in row
-        propose(drafter, ask(seq_id, [rng.randrange(3) for _ in range(rng.randrange(1, 30))], 4))
+        propose(drafter, make_request(seq_id, [rng.randrange(3) for _ in range(rng.randrange(1, 30))], 4))
         drafter.forget([seq_id])
     assert drafter._corpus is not None
     assert set(drafter._histories[0].cursors) <= {*drafter._corpus._generations, min(drafter._corpus._generations) - 1}

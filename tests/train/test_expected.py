@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
 from foredraft.model import EMBEDDED
-from foredraft.train.evaluate import acceptance_on, measured_tau
-from foredraft.train.expected import expect, nothing
+from foredraft.train.evaluate import measured_tau
+from foredraft.train.expected import Expectation, expect
+from foredraft.train.text_acceptance import acceptance_on
 from foredraft.verify import Case, next_weights, rejection_law
 
 probabilities = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=7)
@@ -62,7 +63,7 @@ def test_tokens_are_accounted_for(acceptance: list[float], gamma: int) -> None:
 def test_the_ends_of_the_scale() -> None:
     assert expect([0.0] * 12, 3).tau == pytest.approx(1.0)
     assert expect([1.0] * 12, 3).tau == pytest.approx(4.0)
-    assert (expect([0.5] * 4, 2) + nothing(2)).num_rounds == expect([0.5] * 4, 2).num_rounds
+    assert (expect([0.5] * 4, 2) + Expectation.zero(2)).num_rounds == expect([0.5] * 4, 2).num_rounds
 
 
 def test_long_texts_come_to_the_papers_formula() -> None:
@@ -130,14 +131,14 @@ def llm() -> LLM:
 PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    def __init__(self", "The dog and the")
 
 
-def test_greedy_text_is_foretold_round_by_round(llm: LLM) -> None:
+def test_the_rounds_of_greedy_text_are_predicted_exactly(llm: LLM) -> None:
     """Nothing is drawn: what is expected is what happens, but for near ties."""
     prompts = [llm.text_tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    total = nothing(3)
+    total = Expectation.zero(3)
     for prompt, output in zip(prompts, llm.with_drafter("none").generate(prompts, params), strict=True):
-        of_token, _ = acceptance_on(llm, [*prompt, *output.outputs[0].token_ids], 0.0, first=len(prompt))
-        total += expect(of_token.tolist(), 3)
+        of_tokens, _ = acceptance_on(llm, [*prompt, *output.outputs[0].token_ids], 0.0, first=len(prompt))
+        total += expect(of_tokens.tolist(), 3)
     assert measured_tau(llm, prompts, params, 3) == pytest.approx(total.tau, rel=0.03)
 
 
@@ -154,9 +155,9 @@ def test_acceptance_is_that_of_the_warped_laws(llm: LLM) -> None:
             )[:-1]
             for name in ("target", "draft")
         )
-    of_token, of_law = acceptance_on(llm, ids, 0.7)
+    of_tokens, of_draws = acceptance_on(llm, ids, 0.7)
     after = torch.tensor(ids[1:])[:, None]
-    assert of_law.tolist() == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-4)
-    assert of_token.tolist() == pytest.approx(
+    assert of_draws.tolist() == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-4)
+    assert of_tokens.tolist() == pytest.approx(
         (q.gather(1, after) / p.gather(1, after)).clamp(max=1)[:, 0].tolist(), rel=1e-3
     )

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from foredraft import ForedraftError
-from foredraft.train.muon import orthogonal
+from foredraft.train.muon import orthogonalise
 from foredraft.train.optimiser import LearningRates, Optimiser
-from foredraft.train.students import evenly, from_architecture, with_fewer_layers, with_own_head
+from foredraft.train.students import from_architecture, spread_layers, with_fewer_layers, with_own_head
 
 
 @given(st.integers(1, 80), st.data())
 def test_layers_are_spread_from_first_to_last(total: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, total))
-    found = evenly(total, count)
+    found = spread_layers(total, count)
     assert len(set(found)) == count
     assert found == sorted(found)
     assert found[0] == 0
@@ -67,14 +67,14 @@ def test_an_architecture_is_random_by_its_seed_alone(toy: Path) -> None:
 def test_muons_step_has_singular_values_near_one(height: int, width: int, seed: int) -> None:
     """The iteration's own bounds; the smallest need not have come up yet where a random matrix is all but singular."""
     matrix = torch.randn(height, width, generator=torch.Generator().manual_seed(seed))
-    values = torch.linalg.svdvals(orthogonal(matrix))
+    values = torch.linalg.svdvals(orthogonalise(matrix))
     assert float(values.max()) < 1.35
     assert float(values.median()) > 0.5
 
 
 def test_rates_rise_and_fall() -> None:
     rates = LearningRates(warm_up=0.1)
-    shares = [rates.share_at(i / 100) for i in range(101)]
+    shares = [rates.factor(i / 100) for i in range(101)]
     assert max(shares) == shares[10] == 1.0
     assert shares[:11] == sorted(shares[:11])
     assert shares[10:] == sorted(shares[10:], reverse=True)
@@ -88,7 +88,7 @@ def test_every_weight_is_trained_once(toy: Path) -> None:
         optimiser = Optimiser(model, name, LearningRates(warm_up=0.0), 1.0)
         before = {key: value.clone() for key, value in model.state_dict().items()}
         model(torch.tensor([[0, 5, 9, 12]])).logits.square().mean().backward()
-        optimiser.shorten()
+        optimiser.clip_gradients()
         optimiser.step(0.0)
         assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items())
     with pytest.raises(ForedraftError, match="--optimiser"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.errors import ForedraftError
-from foredraft.utils.isolation import Shield, brief, in_halves, together_or_apart
+from foredraft.utils.isolation import Shield, brief, run_isolated
 
 
 def run(bad: set[int], items: Sequence[int]) -> list[int]:
@@ -22,7 +22,13 @@ def run(bad: set[int], items: Sequence[int]) -> list[int]:
 @given(st.sets(st.integers(0, 20)), st.integers(1, 20))
 def test_exactly_the_bad_items_fail_and_the_rest_keeps_its_order(bad: set[int], num_items: int) -> None:
     failed: list[int] = []
-    results = in_halves(range(num_items), lambda items: run(bad, items), lambda item, _: failed.append(item))
+    results, unexplained = run_isolated(
+        range(num_items),
+        lambda items: run(bad, items),
+        lambda items: run(bad, items),
+        lambda item, _: failed.append(item),
+    )
+    assert unexplained is None
     assert failed == [item for item in range(num_items) if item in bad]
     assert [item for result in results for item in result] == [i for i in range(num_items) if i not in bad]
 
@@ -35,15 +41,15 @@ def test_one_bad_item_costs_few_runs() -> None:
         num_runs += 1
         return run({37}, items)
 
-    in_halves(range(64), counting, lambda *_: None)
-    assert num_runs <= 1 + 2 * 6
+    run_isolated(range(64), counting, counting, lambda *_: None)
+    assert num_runs <= 2 + 2 * 6
 
 
 def test_without_an_error_all_run_together_once() -> None:
     def never(*_: object) -> list[int]:
         raise AssertionError
 
-    assert together_or_apart([1, 2], lambda items: run(set(), items), never, never) == ([[1, 2]], None)
+    assert run_isolated([1, 2], lambda items: run(set(), items), never, never) == ([[1, 2]], None)
 
 
 def test_an_error_that_no_single_item_causes_is_returned() -> None:
@@ -55,11 +61,11 @@ def test_an_error_that_no_single_item_causes_is_returned() -> None:
     def fail(item: int, error: Exception) -> None:
         failed.append(item)
 
-    assert together_or_apart([1, 2], together, lambda items: run(set(), items), fail) == ([[1, 2]], raised)
-    assert together_or_apart([1, 2], together, lambda items: run({2}, items), fail) == ([[1]], None)
+    assert run_isolated([1, 2], together, lambda items: run(set(), items), fail) == ([[1, 2]], raised)
+    assert run_isolated([1, 2], together, lambda items: run({2}, items), fail) == ([[1]], None)
     assert failed == [2]
     with pytest.raises(KeyError):  # nobody can be made responsible
-        together_or_apart([], together, together, fail)
+        run_isolated([], together, together, fail)
 
 
 def test_a_shield_returns_the_default_and_logs_each_object_once(caplog: pytest.LogCaptureFixture) -> None:

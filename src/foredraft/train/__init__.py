@@ -1,14 +1,14 @@
-"""Drafts that fit: a language model from text, a draft distilled from a target, and what a draft is worth for it."""
+"""Trains language models on text and drafts on a target's distribution, and evaluates drafts."""
 
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.loop import StepRecord, ValidationRecord
-from foredraft.train.optimiser import FITTING, LearningRates
+from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
-from foredraft.train.run import Watch, train_distill, train_lm
+from foredraft.train.records import StepRecord, ValidationRecord
+from foredraft.train.training import Watch, train_distill, train_lm
 
 __all__ = [
-    "FITTING",
+    "FINE_TUNING",
     "Data",
     "Expectation",
     "KindReport",

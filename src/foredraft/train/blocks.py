@@ -1,4 +1,4 @@
-"""Documents as blocks of equal length, and which blocks a step reads."""
+"""Documents as blocks of equal length, and the blocks that a step reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt
 
-NOTHING = -100
-"""What follows a token that nothing follows: such places count in no loss."""
-
-
-_ORDERS = 16
-"""That are kept: of this epoch and the next, for each set of blocks."""
+IGNORED = -100
+"""The next id of a position without a next token. Such positions count in no loss."""
+_MAX_ORDERS = 16
+"""Orders that are kept: of this epoch and of the next, for each set of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """ids: [N, L] int32, what is read. following: [N, L] int32, the token behind each of them, or NOTHING."""
+    """ids: [N, L] int32, what is read. next_ids: [N, L] int32, the token after each of them, or IGNORED."""
 
     ids: Tensor
-    following: Tensor
+    next_ids: Tensor
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -35,61 +33,60 @@ class Blocks:
     @property
     def num_tokens(self) -> int:
         """Tokens that are predicted."""
-        return int((self.following != NOTHING).sum())
+        return int((self.next_ids != IGNORED).sum())
 
-    def at(self, places: Iterable[int]) -> Blocks:
-        chosen = list(places)
-        return Blocks(self.ids[chosen], self.following[chosen])
-
-
-def joined(parts: Sequence[Blocks]) -> Blocks:
-    """One behind the other; of equal length."""
-    return Blocks(torch.cat([part.ids for part in parts]), torch.cat([part.following for part in parts]))
+    def select(self, indices: Iterable[int]) -> Blocks:
+        selected = list(indices)
+        return Blocks(self.ids[selected], self.next_ids[selected])
 
 
-def tokenised(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The ids of each document, begun as the tokenizer begins a text, and ended by its end-of-sequence token unless that
-    is also what the next one begins with."""
+def concatenate(parts: Sequence[Blocks]) -> Blocks:
+    """All blocks of the parts; they must be of equal length."""
+    return Blocks(torch.cat([part.ids for part in parts]), torch.cat([part.next_ids for part in parts]))
+
+
+def tokenize(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The ids of each document. They begin as the tokenizer begins a text, and end with its end-of-sequence token, unless
+    that is also what the next document begins with."""
     ends = [] if tokenizer.eos_token_id in (None, tokenizer.bos_token_id) else [tokenizer.eos_token_id]
     return [encode_prompt(tokenizer, document) + ends for document in documents]
 
 
-def packed(documents: Sequence[Sequence[int]], length: int, end_id: int | None) -> Blocks:
-    """One document after the other, cut every `length` tokens. Each token but the very first is predicted exactly once;
-    the end of the last document is predicted too, where there is an end_id. Only the last block is filled up.
+def pack(documents: Sequence[Sequence[int]], length: int, end_id: int | None) -> Blocks:
+    """One document after the other, cut every `length` tokens. Each token but the very first is predicted exactly once. With
+    an end_id the end of the last document is predicted too. Only the last block is padded.
 
-    Raises ForedraftError where there is nothing to predict.
+    Raises ForedraftError if there is nothing to predict.
     """
     stream = [token for document in documents for token in document]
     if end_id is not None and stream and stream[-1] != end_id:
         stream.append(end_id)
     if len(stream) < 2:
         raise ForedraftError("there is no text to train on: the files hold fewer than two tokens")
-    read, following = stream[:-1], stream[1:]
-    missing = -len(read) % length
-    ids = torch.tensor(read + [read[-1]] * missing, dtype=torch.int32).view(-1, length)
-    after = torch.tensor(following + [NOTHING] * missing, dtype=torch.int32).view(-1, length)
-    return Blocks(ids, after)
+    ids, next_ids = stream[:-1], stream[1:]
+    num_padding = -len(ids) % length
+    return Blocks(
+        torch.tensor(ids + [ids[-1]] * num_padding, dtype=torch.int32).view(-1, length),
+        torch.tensor(next_ids + [IGNORED] * num_padding, dtype=torch.int32).view(-1, length),
+    )
 
 
-def batch_places(seed: int, step: int, batch_size: int, num_blocks: int) -> list[int]:
-    """Which blocks a step reads: a pure function, so that a run goes on from any step. Every block comes once an epoch, in
-    an order of the epoch's own."""
+def batch_indices(seed: int, step: int, batch_size: int, num_blocks: int) -> list[int]:
+    """The blocks that a step reads: a pure function, so that a run can resume at any step. Every block is read once an epoch,
+    in an order of that epoch's own."""
     first = step * batch_size
-    return [
-        _order(seed, place // num_blocks, num_blocks)[place % num_blocks] for place in range(first, first + batch_size)
-    ]
+    return [_order(seed, i // num_blocks, num_blocks)[i % num_blocks] for i in range(first, first + batch_size)]
 
 
-def spread_places(total: int, at_most: int) -> list[int]:
-    """Of 0..total-1, all or so many, evenly."""
+def spread_indices(total: int, at_most: int) -> list[int]:
+    """at_most indices of 0..total-1, evenly spread; all if there are no more."""
     count = min(total, at_most)
     return [i * total // count for i in range(count)]
 
 
-@lru_cache(maxsize=_ORDERS)
+@lru_cache(maxsize=_MAX_ORDERS)
 def _order(seed: int, epoch: int, num_blocks: int) -> list[int]:
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
-    noise = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    order: list[int] = torch.randperm(num_blocks, generator=noise).tolist()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    order: list[int] = torch.randperm(num_blocks, generator=generator).tolist()
     return order

@@ -1,4 +1,4 @@
-"""Text files as documents: what is read, what is kept out, what is held out."""
+"""Reads text files as documents, excludes some and holds some out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from foredraft.errors import ForedraftError
 
 BENCHMARKS = ("mbpp", "mt_bench", "mt-bench", "mtbench", "spec_bench", "spec-bench", "humaneval")
-"""A draft that was trained on the prompts it is measured on says nothing. Files named so are not read."""
+"""Files with these names are refused: a draft that was trained on the prompts of a benchmark cannot be measured on it."""
 
 SEPARATOR = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that was read. num_bytes: as it lies there. digest: of these bytes, in hexadecimal."""
+    """A file that was read. num_bytes: as stored, perhaps compressed. digest: SHA-256 of these bytes, in hexadecimal."""
 
     path: Path
     num_bytes: int
@@ -34,10 +34,9 @@ def read_file(
     """One file, plain or gzipped (.gz), cut into documents; blank ones are dropped.
 
     separator: a string between documents. separator_line: a line that begins with it also ends a document, and is
-    dropped. In .jsonl files every line is a document, the string in `field`.
+    dropped. In .jsonl files every line is a document: the string in `field`.
 
-    Raises ForedraftError, one line, with the file: for one that cannot be read, is no UTF-8 (and the byte), or belongs to
-    a benchmark.
+    Raises ForedraftError with the file's name if it cannot be read, is not UTF-8, or belongs to a benchmark.
     """
     _refuse_benchmarks(path)
     try:
@@ -54,10 +53,10 @@ def read_file(
             f"{path} is no UTF-8 text: byte {error.start} cannot be decoded; convert it to UTF-8 first"
         ) from None
     if path.name.removesuffix(".gz").endswith(".jsonl"):
-        found = list(_fields(path, text, field))
+        parts = list(_json_fields(path, text, field))
     else:
-        found = list(_cut(text, separator, separator_line))
-    documents = tuple(document for document in found if document.strip())
+        parts = list(_split(text, separator, separator_line))
+    documents = tuple(document for document in parts if document.strip())
     return SourceFile(path, len(raw), hashlib.sha256(raw).hexdigest(), documents)
 
 
@@ -67,20 +66,20 @@ def _refuse_benchmarks(path: Path) -> None:
             raise ForedraftError(f"{path}: {name} is a benchmark, and no draft is trained on what it is measured on")
 
 
-def _fields(path: Path, text: str, field: str) -> Iterator[str]:
+def _json_fields(path: Path, text: str, field: str) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             raise ForedraftError(f"{path}, line {number}: no JSON ({error})") from None
-        if not isinstance(found, dict) or not isinstance(found.get(field), str):
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
             raise ForedraftError(f'{path}, line {number}: needs an object with a string "{field}"')
-        yield found[field]
+        yield record[field]
 
 
-def _cut(text: str, separator: str, separator_line: str | None) -> Iterator[str]:
+def _split(text: str, separator: str, separator_line: str | None) -> Iterator[str]:
     for part in text.split(separator) if separator else [text]:
         if separator_line is None:
             yield part.strip("\n")
@@ -95,18 +94,18 @@ def _cut(text: str, separator: str, separator_line: str | None) -> Iterator[str]
         yield "".join(lines).strip("\n")
 
 
-def without(documents: Iterable[str], excluded: Iterable[str]) -> list[str]:
-    """The documents that are none of the excluded ones, white space at the ends aside."""
-    known = {document.strip() for document in excluded}
-    return [document for document in documents if document.strip() not in known]
+def exclude(documents: Iterable[str], excluded: Iterable[str]) -> list[str]:
+    """The documents that are not among the excluded ones. White space at the ends does not matter."""
+    removed = {document.strip() for document in excluded}
+    return [document for document in documents if document.strip() not in removed]
 
 
-def held_out(documents: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """(training, held out): about this share of the documents is held out, by their own content, so that the same text
-    is always on the same side, also where it comes twice."""
+def split_held_out(documents: Sequence[str], share: float) -> tuple[list[str], list[str]]:
+    """-> (training, held out): about this share of the documents is held out, by a hash of their content. So the same text is
+    always on the same side, even if it occurs twice."""
     train: list[str] = []
-    rest: list[str] = []
+    validation: list[str] = []
     for document in documents:
-        place = int.from_bytes(hashlib.sha256(document.strip().encode()).digest()[:8], "big") / 2**64
-        (rest if place < share else train).append(document)
-    return train, rest
+        position = int.from_bytes(hashlib.sha256(document.strip().encode()).digest()[:8], "big") / 2**64
+        (validation if position < share else train).append(document)
+    return train, validation

@@ -1,4 +1,4 @@
-"""What a draft is worth for a target: acceptance on texts, τ on the target's own texts, and the speed that follows."""
+"""Evaluates a draft for a target: acceptance on texts, τ on the target's own texts, and the predicted speedup."""
 
 from __future__ import annotations
 
@@ -6,47 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foredraft.bench import Interval, Workload
 from foredraft.bench.statistics import Samples, bootstrap
 from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
-from foredraft.model import LanguageModel, Read
 from foredraft.sampling import SamplingParams
-from foredraft.sampling.token_probs import token_probs_under
 from foredraft.text.tokenizing import encode_prompt
-from foredraft.train.blocks import spread_places
-from foredraft.train.expected import Expectation, expect, nothing
+from foredraft.train.blocks import spread_indices
+from foredraft.train.expected import Expectation, expect
+from foredraft.train.text_acceptance import TextAcceptance, acceptance_on
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
-
-GREEDY = 0.0
-_ROWS = 64
-"""Rows whose laws are held together: a large vocabulary in all rows of a text would take gigabytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextAcceptance:
-    """Σ min(p, q) over the places of texts that somebody else wrote: sum and number. The target need not agree with them."""
-
-    total: float
-    num_places: int
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.num_places
-
-    def __add__(self, other: TextAcceptance) -> TextAcceptance:
-        return TextAcceptance(self.total + other.total, self.num_places + other.num_places)
 
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Texts that were asked for and that were measured: one for each document that is long enough, `num_too_short` of
-    `num_documents` being not."""
+    """Texts that were asked for and that were measured. There is one for each document that is long enough; num_too_short of
+    the num_documents are not."""
 
     num_asked: int
     num_measured: int
@@ -54,21 +32,21 @@ class TextCounts:
     num_too_short: int
 
     @property
-    def why_fewer(self) -> str | None:
-        """In one line; None where as many were measured as were asked for."""
+    def shortfall(self) -> str | None:
+        """Why fewer texts were measured than asked for, in one line; None if all were."""
         if self.num_measured >= self.num_asked:
             return None
-        found = f"{self.num_documents} document{'s' if self.num_documents > 1 else ''}"
+        documents = f"{self.num_documents} document{'s' if self.num_documents > 1 else ''}"
         short = f", {self.num_too_short} of them too short" if self.num_too_short else ""
-        return f"{self.num_measured} of {self.num_asked} texts were measured: there are {found}{short}"
+        return f"{self.num_measured} of {self.num_asked} texts were measured: there are {documents}{short}"
 
 
 @dataclass(frozen=True, slots=True)
 class KindReport:
-    """One kind of text at one temperature. expected: by γ. measured: by γ, what the engine did on the same prompts with
-    rejection sampling; empty where that was not asked for.
+    """One kind of text at one temperature. expected: by γ. measured: by γ, the engine's τ on the same prompts with rejection
+    sampling; empty if that was not wanted.
 
-    tau_intervals: by γ, 95 % over texts (bootstrap); None where there was one text only.
+    tau_intervals: by γ, 95 % over texts (bootstrap); None if there was only one text.
     """
 
     kind: str
@@ -90,53 +68,8 @@ class SpeedPrediction:
     draft_seconds: float
 
     def speedup(self, tau: float) -> float:
-        """Over plain decoding, at so many tokens per round."""
+        """Over plain decoding. tau: tokens per target pass."""
         return tau * self.plain_seconds / (self.verify_seconds + self.draft_seconds)
-
-
-def acceptance_on(
-    llm: LLM,
-    ids: Sequence[int],
-    temperature: float,
-    *,
-    first: int = 1,
-    truncation: tuple[int, float, float] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Teacher-forced, on the engine's own logits and under its own warps. ids: [N]. first: the first place to look at.
-
-    truncation: top_k, top_p, min_p. -> for each place from `first` on, [N - first] float64: the acceptance of the token that
-    stands there, min(1, q / p); and Σ min(p, q), of a token yet to be drawn.
-    """
-    draft = _draft_of(llm)
-    vocab = min(llm.target.traits.vocab_size, draft.traits.vocab_size)
-    ours, theirs = (_logits(model, ids, len(ids) - first)[:, :vocab] for model in (llm.target, draft))
-    wanted = torch.tensor(ids[first:], device=ours.device)
-    of_token, of_law = [], []
-    for rows, drafted, tokens in zip(*(torch.split(x, _ROWS) for x in (ours, theirs, wanted)), strict=True):
-        p, q = _laws(rows, temperature, truncation), _laws(drafted, temperature, truncation)
-        at = tokens[:, None]
-        of_token.append((q.gather(1, at) / p.gather(1, at)).nan_to_num(0.0, posinf=0.0).clamp(max=1.0)[:, 0])
-        of_law.append(torch.minimum(p, q).sum(-1))
-    return torch.cat(of_token).cpu(), torch.cat(of_law).cpu()
-
-
-def _draft_of(llm: LLM) -> LanguageModel:
-    if llm.draft is None:
-        raise ForedraftError("there is no draft model to evaluate: give one")
-    return llm.draft
-
-
-def _logits(model: LanguageModel, ids: Sequence[int], count: int) -> Tensor:
-    """Those after which the last `count` tokens come. -> [count, V]"""
-    read = list(ids[:-1])
-    return model.read([Read(0, read, count)], model.scratch_cache([len(read)]))
-
-
-def _laws(logits: Tensor, temperature: float, truncation: tuple[int, float, float] | None) -> Tensor:
-    """[R, V] float64; one-hot where greedy"""
-    if temperature == GREEDY:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    return token_probs_under(logits, [temperature] * len(logits), truncation).dense(logits.shape[-1]).double()
 
 
 def evaluate(
@@ -152,86 +85,95 @@ def evaluate(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[KindReport]:
-    """llm: the target with the draft model. texts: held-out documents by kind; of each, num_texts are begun with prompt_len
-    tokens and written on by the target at each temperature. measures: run the draft on the same prompts as well.
+    """llm: the target with the draft model. texts: held-out documents by kind. The first prompt_len tokens of num_texts of each
+    kind are the prompts, which the target continues at each temperature. measures: run the draft on the same prompts as well.
 
-    Raises ForedraftError where a kind has no document that is long enough.
+    Raises ForedraftError if a kind has no document that is long enough.
     """
-    plain = llm.with_drafter("none")
-    found = []
+    evaluation = _Evaluation(llm, llm.with_drafter("none"), gammas, prompt_len, max_tokens, measures, seed)
+    reports = []
     for number, (kind, documents) in enumerate(texts.items()):
-        encoded, counts = _documents(llm, kind, documents, prompt_len, num_texts)
-        for place, temperature in enumerate(temperatures):
-            found.append(
-                _one_kind(
-                    llm, plain, kind, encoded, counts, temperature, gammas, prompt_len, max_tokens, measures, seed
-                )
+        encoded, counts = evaluation.encode(kind, documents, num_texts)
+        for index, temperature in enumerate(temperatures):
+            reports.append(evaluation.report(kind, encoded, counts, temperature))
+            progress((number + (index + 1) / len(temperatures)) / len(texts))
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """As in evaluate. plain: the target without a drafter."""
+
+    llm: LLM
+    plain: LLM
+    gammas: Sequence[int]
+    prompt_len: int
+    max_tokens: int
+    measures: bool
+    seed: int
+
+    def encode(self, kind: str, documents: Sequence[str], num_texts: int) -> tuple[list[list[int]], TextCounts]:
+        """Token ids of evenly chosen documents among those that are long enough, cut to the context."""
+        limit = self.llm.max_model_len
+        encoded = [encode_prompt(self.llm.text_tokenizer, document)[:limit] for document in documents]
+        encoded = [ids for ids in encoded if len(ids) > self.prompt_len]
+        if not encoded:
+            raise ForedraftError(
+                f"{kind}: no document is longer than the {self.prompt_len} tokens that a text begins with"
             )
-            progress((number + (place + 1) / len(temperatures)) / len(texts))
-    return found
+        chosen = [encoded[index] for index in spread_indices(len(encoded), num_texts)]
+        return chosen, TextCounts(num_texts, len(chosen), len(documents), len(documents) - len(encoded))
 
+    def report(
+        self, kind: str, documents: Sequence[Sequence[int]], counts: TextCounts, temperature: float
+    ) -> KindReport:
+        prompts = [list(ids[: self.prompt_len]) for ids in documents]
+        params = SamplingParams(temperature=temperature, max_tokens=self.max_tokens)
+        on_text = self._on_text(documents, temperature)
+        expectations = self._expectations(prompts, params, temperature)
+        measured = {g: measured_tau(self.llm, prompts, params, g) for g in self.gammas} if self.measures else {}
+        return KindReport(
+            kind,
+            temperature,
+            counts,
+            on_text,
+            expected={gamma: sum(of_texts, Expectation.zero(gamma)) for gamma, of_texts in expectations.items()},
+            tau_intervals={gamma: _tau_interval(of_texts) for gamma, of_texts in expectations.items()},
+            measured=measured,
+        )
 
-def _documents(
-    llm: LLM, kind: str, documents: Sequence[str], prompt_len: int, number: int
-) -> tuple[list[list[int]], TextCounts]:
-    """Evenly chosen among those that are long enough, and no longer than the context."""
-    limit = llm.max_model_len
-    encoded = [encode_prompt(llm.text_tokenizer, document)[:limit] for document in documents]
-    encoded = [ids for ids in encoded if len(ids) > prompt_len]
-    if not encoded:
-        raise ForedraftError(f"{kind}: no document is longer than the {prompt_len} tokens that a text begins with")
-    chosen = [encoded[place] for place in spread_places(len(encoded), number)]
-    return chosen, TextCounts(number, len(chosen), len(documents), len(documents) - len(encoded))
+    def _on_text(self, documents: Sequence[Sequence[int]], temperature: float) -> TextAcceptance:
+        acceptance = TextAcceptance(0.0, 0)
+        for ids in documents:
+            _, of_draws = acceptance_on(self.llm, ids[: 2 * self.max_tokens], temperature)
+            acceptance += TextAcceptance(float(of_draws.sum()), len(of_draws))
+        return acceptance
 
-
-def _one_kind(
-    llm: LLM,
-    plain: LLM,
-    kind: str,
-    documents: Sequence[Sequence[int]],
-    counts: TextCounts,
-    temperature: float,
-    gammas: Sequence[int],
-    prompt_len: int,
-    max_tokens: int,
-    measures: bool,
-    seed: int,
-) -> KindReport:
-    prompts = [list(ids[:prompt_len]) for ids in documents]
-    on_text = TextAcceptance(0.0, 0)
-    for ids in documents:
-        _, of_law = acceptance_on(llm, ids[: 2 * max_tokens], temperature)
-        on_text += TextAcceptance(float(of_law.sum()), len(of_law))
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    outputs = plain.generate(prompts, [replace(params, seed=seed + i) for i in range(len(prompts))])
-    found: dict[int, list[Expectation]] = {gamma: [] for gamma in gammas}
-    for prompt, output in zip(prompts, outputs, strict=True):
-        ids = [*prompt, *output.outputs[0].token_ids]
-        of_token, _ = acceptance_on(llm, ids, temperature, first=len(prompt))
-        for gamma in gammas:
-            found[gamma].append(expect(of_token.tolist(), gamma))
-    measured = {gamma: measured_tau(llm, prompts, params, gamma) for gamma in gammas} if measures else {}
-    return KindReport(
-        kind,
-        temperature,
-        counts,
-        on_text,
-        expected={gamma: sum(each, nothing(gamma)) for gamma, each in found.items()},
-        tau_intervals={gamma: _tau_interval(each) for gamma, each in found.items()},
-        measured=measured,
-    )
+    def _expectations(
+        self, prompts: list[list[int]], params: SamplingParams, temperature: float
+    ) -> dict[int, list[Expectation]]:
+        """By γ, of each text that the target writes from the prompts."""
+        seeded = [replace(params, seed=self.seed + i) for i in range(len(prompts))]
+        outputs = self.plain.generate(prompts, seeded)
+        expectations: dict[int, list[Expectation]] = {gamma: [] for gamma in self.gammas}
+        for prompt, output in zip(prompts, outputs, strict=True):
+            ids = [*prompt, *output.outputs[0].token_ids]
+            of_tokens, _ = acceptance_on(self.llm, ids, temperature, first=len(prompt))
+            for gamma in self.gammas:
+                expectations[gamma].append(expect(of_tokens.tolist(), gamma))
+        return expectations
 
 
 def _tau_interval(texts: Sequence[Expectation]) -> Interval | None:
-    """Of all tokens over all rounds, over the texts that might as well have been drawn."""
-    samples = Samples.of([(one.num_tokens, one.num_rounds) for one in texts])
+    """Of all tokens over all rounds, by resampling the texts."""
+    samples = Samples.of([(text.num_tokens, text.num_rounds) for text in texts])
     return bootstrap(len(texts), samples.rate)
 
 
 def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, gamma: int) -> float:
-    """What the engine does, in tokens per target pass, with rejection sampling."""
-    wanted = replace(params, speculative_tokens=gamma, verification=None if params.is_greedy else "rejection")
-    outputs = llm.with_drafter("draft_model").generate([list(prompt) for prompt in prompts], wanted)
+    """The engine's tokens per target pass, with rejection sampling."""
+    params = replace(params, speculative_tokens=gamma, verification=None if params.is_greedy else "rejection")
+    outputs = llm.with_drafter("draft_model").generate([list(prompt) for prompt in prompts], params)
     stats = sum((output.metrics.stats for output in outputs), SpeculationStats())
     return stats.num_emitted_tokens / stats.num_steps
 
@@ -239,13 +181,12 @@ def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingPar
 def predict_speed(
     llm: LLM, prompts: Sequence[str], params: SamplingParams, gammas: Sequence[int], *, budget: float
 ) -> list[SpeedPrediction]:
-    """Measured costs of steps and drafts on this machine, at batch size 1; budget: seconds."""
+    """From measured costs of steps and drafts on this machine, at batch size 1. budget: seconds."""
     workload = Workload.of(list(prompts), "held-out beginnings")
-    found = measure(
+    runs = measure(
         llm, ["draft_model"], (1,), workload, params, most=max(gammas), budget=budget, progress=lambda _: None
     )
-    predictor = Predictor(found.drafted("draft_model", 1))
-    rounds = [one.seconds for trial in found.plain(1) for one in trial.rounds]
-    plain = float(np.median(rounds))
+    predictor = Predictor(runs.drafted("draft_model", 1))
+    plain = float(np.median([step.seconds for trial in runs.plain(1) for step in trial.rounds]))
     verify, draft = predictor.verify_curve(1, max(gammas)), predictor.draft_curve(1, max(gammas))
     return [SpeedPrediction(gamma, plain, verify[gamma], draft[gamma - 1]) for gamma in gammas]

@@ -1,8 +1,8 @@
-"""τ without a draw. On a text that the target wrote, whether a draft token stands is a coin of its own at every place: under
-rejection sampling (arXiv:2211.17192) P(x and accepted) = min(p(x), q(x)), so given the token x that the text got there, it
-was drafted and accepted with probability a = min(1, q(x) / p(x)), whatever came before it in the text. Greedy decoding is the
-same with one-hot laws. A rejected draft token leaves x too, drawn from the residual, and a round begins behind it. So the
-expected number of rounds of a text is a recursion over its places, exact for a drafter that reads nothing but the history.
+"""The expected τ of a text, without drawing a draft. On a text that the target wrote, acceptance is independent at every position:
+under rejection sampling (arXiv:2211.17192) P(x and accepted) = min(p(x), q(x)). So the token x that the text has there was drafted
+and accepted with probability a = min(1, q(x) / p(x)), whatever came before it. Greedy decoding is the same with one-hot
+distributions. After a rejection x is drawn from the residual, and a new round begins after it. So the expected number of rounds
+is a recursion over the positions. It is exact for a drafter that reads nothing but the history.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Sums over texts, to be added up. num_tokens: of the texts. num_rounds: the target passes that are expected for them.
-    evaluated, accepted: [γ] draft tokens that are verified at each place of the draft, and that stand."""
+    """Sums over texts, which can be added up. num_tokens: of the texts. num_rounds: the expected target passes for them.
+    evaluated, accepted: [γ] expected draft tokens that are evaluated, and accepted, at each position of the draft."""
 
     num_tokens: int
     num_rounds: float
@@ -33,10 +33,15 @@ class Expectation:
 
     @property
     def by_position(self) -> list[float]:
-        """Conditional acceptance α at each place of the draft; nan where none is verified."""
+        """Conditional acceptance α at each position of the draft; nan where none is evaluated."""
         with np.errstate(invalid="ignore"):
-            found: list[float] = (self.accepted / self.evaluated).tolist()
-        return found
+            rates: list[float] = (self.accepted / self.evaluated).tolist()
+        return rates
+
+    @classmethod
+    def zero(cls, gamma: int) -> Expectation:
+        """The sum over no texts."""
+        return cls(0, 0.0, np.zeros(gamma), np.zeros(gamma))
 
     def __add__(self, other: Expectation) -> Expectation:
         return Expectation(
@@ -48,25 +53,20 @@ class Expectation:
 
 
 def expect(acceptance: Sequence[float], gamma: int) -> Expectation:
-    """acceptance: of each token of a text, in order. gamma: draft tokens of a round; the engine drafts one less than is left
-    of the text, since the last token is the target's in any case."""
-    num = len(acceptance)
-    starts = np.zeros(num + 1)  # the probability that a round begins here
-    starts[0] = 1.0 if num else 0.0
+    """acceptance: probability of each token of a text, in order. gamma: draft tokens of a round; at the end of the text there
+    are fewer, since the last token is always the target's own."""
+    num_tokens = len(acceptance)
+    starts = np.zeros(num_tokens + 1)  # the probability that a round begins at a position
+    starts[0] = 1.0 if num_tokens else 0.0
     evaluated, accepted = np.zeros(gamma), np.zeros(gamma)
-    for first in range(num):
+    for first in range(num_tokens):
         reach = float(starts[first])
-        depth = min(gamma, num - first - 1)
-        for place in range(depth):
-            stands = reach * acceptance[first + place]
-            evaluated[place] += reach
-            accepted[place] += stands
-            starts[first + place + 1] += reach - stands
-            reach = stands
+        depth = min(gamma, num_tokens - first - 1)
+        for position in range(depth):
+            survival = reach * acceptance[first + position]
+            evaluated[position] += reach
+            accepted[position] += survival
+            starts[first + position + 1] += reach - survival
+            reach = survival
         starts[first + depth + 1] += reach
-    return Expectation(num, float(starts[:num].sum()), evaluated, accepted)
-
-
-def nothing(gamma: int) -> Expectation:
-    """The sum of no texts."""
-    return Expectation(0, 0.0, np.zeros(gamma), np.zeros(gamma))
+    return Expectation(num_tokens, float(starts[:num_tokens].sum()), evaluated, accepted)

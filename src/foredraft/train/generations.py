@@ -1,5 +1,5 @@
-"""Texts of the target's own, to train on: what a draft will meet when it serves. Kept in a file, so that none is written
-twice however often the run is cut off."""
+"""Texts that the target writes, to train on: they are what a draft meets when it serves. They are kept in a file, so that none is
+written twice however often the run is interrupted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
-from foredraft.train.checkpoint import writing
+from foredraft.train.run_folder import writing
 
 FILE = "generations.jsonl"
-_AT_A_TIME = 64
+_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """number: of texts. prompt_len: tokens of a training text that each begins with. max_tokens: that the target adds.
-    temperatures: in turn. seed: of the draws."""
+class GenerationSpec:
+    """number: of texts. temperatures: used in turn. prompt_len: tokens of a training text that each begins with, on average.
+    max_tokens: that the target adds. seed: of the draws."""
 
     number: int
     temperatures: tuple[float, ...]
@@ -30,20 +30,20 @@ class Wanted:
     seed: int = 0
 
 
-def beginnings(documents: Sequence[Sequence[int]], every: int, first_id: int | None) -> list[list[int]]:
-    """Where texts can begin: at each document, and at every `every` tokens of a longer one, so that kinds of text weigh by
-    their length and not by their number of files. first_id: the token that begins a text where the tokenizer gives it one;
-    pieces begin with it too."""
+def split_documents(documents: Sequence[Sequence[int]], length: int, first_id: int | None) -> list[list[int]]:
+    """The documents in pieces of `length` tokens, each of which a text can begin with. So kinds of text weigh by their length
+    and not by their number of files. first_id: the token with which the tokenizer begins a text, if there is one; the pieces
+    of a document that begins with it begin with it too."""
     return [
-        [*(document[:1] if start and document[0] == first_id else ()), *document[start : start + every]]
+        [*(document[:1] if start and document[0] == first_id else ()), *document[start : start + length]]
         for document in documents
-        for start in range(0, len(document), every)
+        for start in range(0, len(document), length)
     ]
 
 
-def prompts_of(texts: Sequence[Sequence[int]], number: int, length: int) -> list[list[int]]:
-    """The beginnings of texts, evenly spread over them; some longer and some shorter than `length`, so that what is written
-    begins at all depths. Raises ForedraftError where no text is long enough."""
+def make_prompts(texts: Sequence[Sequence[int]], number: int, length: int) -> list[list[int]]:
+    """The beginnings of `number` texts, evenly spread over all of them. Their lengths vary around `length`, so that what is
+    written begins at all depths. Raises ForedraftError if no text is long enough."""
     usable = [text for text in texts if len(text) > length]
     if not usable:
         raise ForedraftError(f"no document is longer than the {length} tokens that a generation begins with")
@@ -53,39 +53,39 @@ def prompts_of(texts: Sequence[Sequence[int]], number: int, length: int) -> list
 
 
 def generate(
-    target: str, texts: Sequence[Sequence[int]], wanted: Wanted, out: Path, progress: Callable[[float], None]
+    target: str, texts: Sequence[Sequence[int]], spec: GenerationSpec, out: Path, progress: Callable[[float], None]
 ) -> list[list[int]]:
-    """Prompt and text of each, as ids. What the file in `out` holds already is not written again."""
-    prompts = prompts_of(texts, wanted.number, wanted.prompt_len)
-    found = _known(out / FILE)[: wanted.number]
-    if len(found) == wanted.number:
-        return found
-    llm = LLM(target, method="none", max_num_seqs=_AT_A_TIME)  # as it will serve, in its fastest format
-    while len(found) < wanted.number:
-        numbers = range(len(found), min(len(found) + _AT_A_TIME, wanted.number))
-        params = [_params(wanted, number) for number in numbers]
+    """-> the ids of each text, its prompt included. Texts that the file in `out` already holds are not written again."""
+    prompts = make_prompts(texts, spec.number, spec.prompt_len)
+    generated = _read(out / FILE)[: spec.number]
+    if len(generated) == spec.number:
+        return generated
+    llm = LLM(target, method="none", max_num_seqs=_BATCH_SIZE)  # as it will serve, in its fastest format
+    while len(generated) < spec.number:
+        numbers = range(len(generated), min(len(generated) + _BATCH_SIZE, spec.number))
+        params = [_params(spec, number) for number in numbers]
         outputs = llm.generate([prompts[number] for number in numbers], params)
         new = [[*prompts[n], *output.outputs[0].token_ids] for n, output in zip(numbers, outputs, strict=True)]
         _append(out / FILE, new)
-        found += new
-        progress(len(found) / wanted.number)
-    return found
+        generated += new
+        progress(len(generated) / spec.number)
+    return generated
 
 
-def _params(wanted: Wanted, number: int) -> SamplingParams:
-    """A seed for each text: it is then the same in any batch."""
-    temperature = wanted.temperatures[number % len(wanted.temperatures)]
-    seed = wanted.seed * 1_000_003 + number
-    return SamplingParams(temperature=temperature, max_tokens=wanted.max_tokens, seed=seed)
+def _params(spec: GenerationSpec, number: int) -> SamplingParams:
+    """Each text has a seed of its own, so it is the same in any batch."""
+    temperature = spec.temperatures[number % len(spec.temperatures)]
+    seed = spec.seed * 1_000_003 + number
+    return SamplingParams(temperature=temperature, max_tokens=spec.max_tokens, seed=seed)
 
 
-def _known(file: Path) -> list[list[int]]:
+def _read(file: Path) -> list[list[int]]:
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def _append(file: Path, texts: Sequence[Sequence[int]]) -> None:
-    """Whole lines; what a kill left of one is cut off first."""
+    """Append whole lines, after removing a line that a kill cut off."""
     with writing(file), file.open("a+b") as stream:
         stream.seek(0)
         stream.truncate(stream.read().rfind(b"\n") + 1)

@@ -1,8 +1,8 @@
-"""What is minimised, with its gradient in closed form: a row of logits is read once, and nothing as wide as the vocabulary
-is kept but the gradient itself.
+"""Losses with gradients in closed form. A row of logits is read once, and nothing as wide as the vocabulary is kept but the
+gradient itself.
 
-With p the target's law and q the student's, both softmax(logits / T) over the same vocabulary, rejection sampling accepts a
-draft token with probability Σ min(p, q) = 1 - TV(p, q) (arXiv:2211.17192), so total variation is the rejections themselves.
+With p the target's distribution and q the student's, both softmax(logits / T) over the same vocabulary, rejection sampling accepts
+a draft token with probability Σ min(p, q) = 1 - TV(p, q) (arXiv:2211.17192). So total variation is the rejection rate itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 20
-"""Logits that are worked on together: what fits the processor's caches."""
+"""Logits that are processed together, so that they fit the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """Sums over rows. loss: what is minimised; carries the gradient. acceptance: of Σ min(p, q); without a target, of q at
-    the token of the text. agreement: rows in which both have the same likeliest token. num_rows: how many."""
+class LossSums:
+    """Sums over rows. loss: carries the gradient. acceptance: of Σ min(p, q); without a target, of q at the next token of the
+    text. agreement: rows in which both models, or the model and the text, have the same most likely token."""
 
     loss: Tensor
     acceptance: float
@@ -28,19 +28,19 @@ class Measure:
     num_rows: int
 
 
-def next_token(logits: Tensor, following: Tensor) -> Measure:
-    """Cross-entropy in nats. logits: [R, V]; following: [R] ids."""
-    loss, acceptance, agreement = _Loss.apply(logits, following, None, 1.0, None)  # type: ignore[no-untyped-call]
-    return Measure(loss, float(acceptance), float(agreement), len(following))
+def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
+    """Cross-entropy in nats. logits: [R, V]; next_ids: [R]."""
+    loss, acceptance, agreement = _Loss.apply(logits, next_ids, None, 1.0, None)  # type: ignore[no-untyped-call]
+    return LossSums(loss, float(acceptance), float(agreement), len(next_ids))
 
 
-def distilled(logits: Tensor, target_logits: Tensor, temperature: float, kl_share: float) -> Measure:
+def distillation_loss(logits: Tensor, target_logits: Tensor, temperature: float, kl_share: float) -> LossSums:
     """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability.
 
-    logits, target_logits: [R, V]. temperature: above 0, of both laws.
+    logits, target_logits: [R, V]. temperature: above 0, of both distributions.
     """
     loss, acceptance, agreement = _Loss.apply(logits, None, target_logits, temperature, kl_share)  # type: ignore[no-untyped-call]
-    return Measure(loss, float(acceptance), float(agreement), len(logits))
+    return LossSums(loss, float(acceptance), float(agreement), len(logits))
 
 
 class _Loss(torch.autograd.Function):
@@ -48,7 +48,7 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        following: Tensor | None,
+        next_ids: Tensor | None,
         target_logits: Tensor | None,
         temperature: float,
         kl_share: float | None,
@@ -59,8 +59,8 @@ class _Loss(torch.autograd.Function):
         for start in range(0, len(logits), size):
             rows = slice(start, start + size)
             if target_logits is None:
-                assert following is not None
-                sums += _next_token_rows(logits[rows], following[rows], gradient[rows])
+                assert next_ids is not None
+                sums += _next_token_rows(logits[rows], next_ids[rows], gradient[rows])
             else:
                 assert kl_share is not None
                 sums += _distilled_rows(logits[rows], target_logits[rows], temperature, kl_share, gradient[rows])
@@ -75,21 +75,21 @@ class _Loss(torch.autograd.Function):
         return gradient.mul_(grads[0].to(gradient.dtype)), None, None, None, None
 
 
-def _next_token_rows(logits: Tensor, following: Tensor, gradient: Tensor) -> Tensor:
-    logits = _wide(logits)
+def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tensor:
+    logits = _at_least_float32(logits)
     q = torch.softmax(logits, dim=-1)
-    at = following[:, None].long()
-    own = q.gather(1, at)[:, 0]
-    likeliest = (logits.argmax(-1) == following).sum()
-    loss = (logits.logsumexp(-1) - logits.gather(1, at)[:, 0]).sum()
-    gradient.copy_(q.scatter_add_(1, at, q.new_full(at.shape, -1.0)))
-    return torch.stack([loss.double(), own.double().sum(), likeliest.double()])
+    index = next_ids[:, None].long()
+    acceptance = q.gather(1, index)[:, 0]
+    agreement = (logits.argmax(-1) == next_ids).sum()
+    loss = (logits.logsumexp(-1) - logits.gather(1, index)[:, 0]).sum()
+    gradient.copy_(q.scatter_add_(1, index, q.new_full(index.shape, -1.0)))
+    return torch.stack([loss.double(), acceptance.double().sum(), agreement.double()])
 
 
 def _distilled_rows(
     logits: Tensor, target_logits: Tensor, temperature: float, kl_share: float, gradient: Tensor
 ) -> Tensor:
-    logits, target_logits = _wide(logits), _wide(target_logits)
+    logits, target_logits = _at_least_float32(logits), _at_least_float32(target_logits)
     agreement = (logits.argmax(-1) == target_logits.argmax(-1)).sum()
     p = torch.softmax(target_logits / temperature, dim=-1)
     q = torch.softmax(logits / temperature, dim=-1)
@@ -100,12 +100,12 @@ def _distilled_rows(
     slope = lacking.mul_(-q)
     slope = torch.addcmul(slope, q, slope.sum(-1, keepdim=True), value=-1.0).mul_((1 - kl_share) / temperature)
     if kl_share:
-        ours, theirs = torch.log_softmax(logits / temperature, -1), torch.log_softmax(target_logits / temperature, -1)
-        loss = loss + kl_share * (p * (theirs - ours)).double().sum()
+        log_q, log_p = torch.log_softmax(logits / temperature, -1), torch.log_softmax(target_logits / temperature, -1)
+        loss = loss + kl_share * (p * (log_p - log_q)).double().sum()
         slope.add_(q - p, alpha=kl_share / temperature)
     gradient.copy_(slope)
     return torch.stack([loss, overlap.double().sum(), agreement.double()])
 
 
-def _wide(logits: Tensor) -> Tensor:
+def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

@@ -1,4 +1,4 @@
-"""From blocks to a loss: the student's pass, the target's beside it where there is one."""
+"""From blocks to a loss: the student's pass, and the target's if there is one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.errors import ForedraftError
-from foredraft.train.blocks import NOTHING
-from foredraft.train.losses import Measure, distilled, next_token
+from foredraft.train.blocks import IGNORED, Blocks
+from foredraft.train.losses import LossSums, distillation_loss, next_token_loss
 from foredraft.utils.arguments import check_autocast
 
 LOSSES = ("tv", "kl", "kl+tv")
-_LOGITS = 1 << 23
-"""Logits of a pass: more blocks are read one pass after the other, so memory does not grow with the batch."""
+_MAX_LOGITS = 1 << 23
+"""Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
 
 
 class Objective(Protocol):
-    """What a step minimises. student, ids [B, L], following [B, L] -> sums over the places that something follows."""
+    """What a step minimises. student, ids [B, L], next_ids [B, L] -> sums over the positions that have a next token"""
 
-    def __call__(self, student: PreTrainedModel, ids: Tensor, following: Tensor, progress: float) -> Measure: ...
+    def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class NextToken:
 
     dtype: torch.dtype | None = None
 
-    def __call__(self, student: PreTrainedModel, ids: Tensor, following: Tensor, progress: float) -> Measure:
-        counts = following != NOTHING
-        return next_token(_logits(student, ids, counts, self.dtype), following[counts])
+    def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        mask = next_ids != IGNORED
+        return next_token_loss(_logits(student, ids, mask, self.dtype), next_ids[mask])
 
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """The target's law at a temperature. loss: "tv", "kl", or "kl+tv", which begins as KL and ends as total variation: far
-    from the target the latter hardly says which way to go. kl_until: the share of the run in which KL's share falls to 0.
+    """The target's distribution at a temperature. loss: "tv", "kl", or "kl+tv", which moves from KL to total variation: far
+    from the target the gradient of total variation is weak. kl_until: the share of the run in which KL's weight falls to 0.
     dtype: of autocast, None for none."""
 
     target: PreTrainedModel
@@ -59,20 +59,21 @@ class Distillation:
             return float(self.loss == "kl")
         return max(0.0, 1 - progress / self.kl_until) if self.kl_until else 0.0
 
-    def __call__(self, student: PreTrainedModel, ids: Tensor, following: Tensor, progress: float) -> Measure:
-        counts = following != NOTHING
+    def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        mask = next_ids != IGNORED
         with torch.no_grad():
-            theirs = _logits(self.target, ids, counts, self.dtype)
-        ours = _logits(student, ids, counts, self.dtype)
-        width = min(ours.shape[1], theirs.shape[1])  # what one of them has more is padding
-        return distilled(ours[:, :width], theirs[:, :width], self.temperature, self.kl_share(progress))
+            target_logits = _logits(self.target, ids, mask, self.dtype)
+        logits = _logits(student, ids, mask, self.dtype)
+        width = min(logits.shape[1], target_logits.shape[1])  # the wider one is padded
+        share = self.kl_share(progress)
+        return distillation_loss(logits[:, :width], target_logits[:, :width], self.temperature, share)
 
 
-def _logits(model: PreTrainedModel, ids: Tensor, counts: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """[B, L] -> [R, V], the places that count."""
+def _logits(model: PreTrainedModel, ids: Tensor, mask: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """ids, mask: [B, L] -> [R, V], of the positions in the mask"""
     with _autocast(dtype, ids.device):
-        found: Tensor = model(input_ids=ids, use_cache=False).logits
-    return found.flatten(0, 1) if bool(counts.all()) else found[counts]
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits.flatten(0, 1) if bool(mask.all()) else logits[mask]
 
 
 def _autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
@@ -80,32 +81,32 @@ def _autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContex
 
 
 def autocast_dtype(name: str) -> torch.dtype | None:
-    """None: weights are in float32, so there is nothing to cast. Raises ForedraftError for a name that is none."""
+    """None for "float32": weights are float32 already. Raises ForedraftError for an unknown name."""
     check_autocast(name)
     return None if name == "float32" else torch.bfloat16
 
 
-def passes(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:
-    """The blocks of a batch, as many at a time as memory is meant for."""
-    size = max(1, _LOGITS // (length * vocab_size))
+def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of a batch that fit the memory of one pass."""
+    size = max(1, _MAX_LOGITS // (length * vocab_size))
     for start in range(0, num_blocks, size):
         yield slice(start, min(start + size, num_blocks))
 
 
-def measure_on(
-    objective: Objective, student: PreTrainedModel, blocks: Sequence[tuple[Tensor, Tensor]], progress: float
-) -> Measure:
-    """The sums over blocks (ids [L], following [L]), without a gradient."""
-    found = []
+def measure(objective: Objective, student: PreTrainedModel, blocks: Blocks, progress: float) -> LossSums:
+    """The sums over the blocks, read one by one, without a gradient."""
+    parts = []
     with torch.no_grad():
-        for ids, following in blocks:
-            block, after = (part[None].long().to(student.device) for part in (ids, following))
-            found.append(objective(student, block, after, progress))
-    return added(found)
+        for index in range(len(blocks)):
+            block = blocks.select([index])
+            ids, next_ids = block.ids.long().to(student.device), block.next_ids.long().to(student.device)
+            parts.append(objective(student, ids, next_ids, progress))
+    return total(parts)
 
 
-def added(parts: Sequence[Measure]) -> Measure:
-    return Measure(
+def total(parts: Sequence[LossSums]) -> LossSums:
+    """Without a gradient."""
+    return LossSums(
         torch.stack([part.loss.detach() for part in parts]).sum(),
         sum(part.acceptance for part in parts),
         sum(part.agreement for part in parts),

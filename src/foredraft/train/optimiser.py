@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for the rest, behind one face; and how fast they learn when."""
+"""Muon for the matrices and AdamW for the rest, as one optimiser, and their learning rates over a run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ OPTIMISERS = ("muon", "adamw")
 
 @dataclass(frozen=True, slots=True)
 class LearningRates:
-    """matrices: of Muon. others: of AdamW. warm_up: share of the run that it takes to reach them; then they fall linearly,
-    to nothing at its end."""
+    """matrices: of Muon. others: of AdamW. warm_up: the share of the run in which the rates rise to these values. Then they
+    fall linearly to 0."""
 
     matrices: float = 0.02
     others: float = 0.002
     warm_up: float = 0.02
 
-    def share_at(self, progress: float) -> float:
-        """progress: of the run, 0 to 1."""
+    def factor(self, progress: float) -> float:
+        """Of both rates. progress: of the run, 0 to 1."""
         if progress < self.warm_up:
             return max(progress / self.warm_up, 0.01)
         return max((1 - progress) / (1 - self.warm_up), 0.0) if self.warm_up < 1 else 1.0
 
 
-FITTING = LearningRates(0.005, 0.0006)
-"""To go on from a model that was trained to the end: higher ones shake it, and a short run does not make that good."""
+FINE_TUNING = LearningRates(0.005, 0.0006)
+"""For a model that was trained to the end. Higher rates damage it, and a short run does not repair that."""
 
 
 class Optimiser:
     """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
-    AdamW; "adamw" everything to AdamW. clip: the largest norm of a gradient; longer ones are shortened."""
+    AdamW; "adamw" everything to AdamW. clip: the largest norm of the gradient."""
 
     def __init__(self, model: PreTrainedModel, name: str, rates: LearningRates, clip: float) -> None:
         if name not in OPTIMISERS:
@@ -47,31 +47,31 @@ class Optimiser:
         matrices = _matrices(model) if name == "muon" else []
         ids = {id(p) for p in matrices}
         others = [p for p in self.parameters if id(p) not in ids]
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        self._optimisers: list[tuple[torch.optim.Optimizer, float]] = []
         if matrices:
-            self._parts.append((Muon(matrices, lr=rates.matrices), rates.matrices))
+            self._optimisers.append((Muon(matrices, lr=rates.matrices), rates.matrices))
         if others:
             adam = torch.optim.AdamW(others, lr=rates.others, betas=(0.9, 0.95), weight_decay=0.0)
-            self._parts.append((adam, rates.others))
+            self._optimisers.append((adam, rates.others))
 
-    def shorten(self) -> float:
-        """-> the gradient's norm before it was shortened."""
+    def clip_gradients(self) -> float:
+        """-> the gradient's norm before clipping"""
         return float(nn.utils.clip_grad_norm_(self.parameters, self._clip))
 
     def step(self, progress: float) -> None:
-        """The gradient is gone afterwards."""
-        share = self._rates.share_at(progress)
-        for optimiser, rate in self._parts:
+        """Update the weights and drop the gradients."""
+        factor = self._rates.factor(progress)
+        for optimiser, rate in self._optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = rate * share
+                group["lr"] = rate * factor
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [optimiser.state_dict() for optimiser, _ in self._parts]
+        return [optimiser.state_dict() for optimiser, _ in self._optimisers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        for (optimiser, _), state in zip(self._parts, states, strict=True):
+        for (optimiser, _), state in zip(self._optimisers, states, strict=True):
             optimiser.load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""What a training run is asked for, and what it came to."""
+"""The arguments of a training run, and its outcome."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from foredraft.errors import ForedraftError
 from foredraft.train.corpus import SEPARATOR
-from foredraft.train.loop import ValidationRecord
 from foredraft.train.objectives import autocast_dtype
 from foredraft.train.optimiser import OPTIMISERS, LearningRates
+from foredraft.train.records import ValidationRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """files: to train on. exclude: files whose documents are kept out wherever they come. validation: held-out files by the
-    kind of their text; without any, validation_share of the documents is held out. separator, separator_line, text_field: see
-    read_file. licences: of the files by their names, for the card."""
+    """files: to train on. exclude: files whose documents are not trained on, whichever file they occur in. validation: held-out
+    files by kind of text; without any, validation_share of the documents is held out. separator, separator_line, text_field:
+    see read_file. licences: by file name, for the model card."""
 
     files: tuple[Path, ...]
     exclude: tuple[Path, ...] = ()
@@ -31,9 +31,9 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the student comes from, one of: init, a draft to go on from; architecture, a config.json; layers, that many of
-    the target's. tokenizer: a folder, where there is no target to take it from. own_head: where head and embeddings are tied,
-    part them."""
+    """What the student is made from, one of: init, a draft to train further; architecture, a config.json; layers, the number
+    of the target's layers to keep. tokenizer: a folder, if there is no target to take it from. own_head: untie the head from
+    the embeddings."""
 
     init: str | None = None
     architecture: Path | None = None
@@ -44,9 +44,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """steps, epochs, seconds: how long, one of them. temperatures: of the served laws; steps take them in turn, and read what
-    the target wrote at that temperature (turns.py). generations: texts of the target's own to train on as well; or instead of
-    the files', if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is CUDA where there is one."""
+    """steps, epochs, seconds: how long; exactly one of them. temperatures: to be served; steps take turns between them, and read
+    what the target wrote at that temperature (tasks.py). generations: texts that the target writes, to train on besides the
+    files, or instead of them if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is CUDA if there
+    is one."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -67,13 +68,21 @@ class Recipe:
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        self._check_length()
+        self._check_temperatures()
+        self._check_optimiser()
+        autocast_dtype(self.dtype)
+
+    def _check_length(self) -> None:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ForedraftError("give one of --steps, --epochs and --budget: how long to train")
         for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0)):
-            _at_least(name, getattr(self, name), least)
+            _check_at_least(name, getattr(self, name), least)
         if getattr(self, given[0]) <= 0:
             raise ForedraftError(f"{given[0]} must be above 0, not {getattr(self, given[0])}")
+
+    def _check_temperatures(self) -> None:
         for temperature in self.temperatures:
             if not 0 <= temperature < float("inf"):
                 raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
@@ -84,6 +93,8 @@ class Recipe:
                 f"--only-generations needs --generations, how many texts the target is to write: at least "
                 f"{len(self.temperatures)}, one for each --temperature"
             )
+
+    def _check_optimiser(self) -> None:
         if self.optimiser not in OPTIMISERS:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}")
         for rate in (self.rates.matrices, self.rates.others, self.clip):
@@ -91,13 +102,12 @@ class Recipe:
                 raise ForedraftError(f"learning rates and --clip must be above 0, not {rate}")
         if not 0 <= self.rates.warm_up < 1 or not 0 <= self.kl_until <= 1:
             raise ForedraftError("--warm-up must be from 0 to below 1, and --kl-until from 0 to 1: shares of the run")
-        autocast_dtype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """complete: whether the run came to its end. num_parameters: of the student. history: what held-out text said, from
-    before the first step to after the last."""
+    """complete: whether the run reached its end. num_parameters: of the student. history: validations, from before the first
+    step to after the last."""
 
     complete: bool
     step: int
@@ -106,6 +116,6 @@ class Outcome:
     history: list[ValidationRecord]
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ForedraftError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")

@@ -1,4 +1,4 @@
-"""Where a student's shape and first weights come from."""
+"""Makes the student of a run: its architecture and its initial weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foredraft.model.loading import load_config, refuse_if_too_big, refuse_unsup
 
 
 def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A checkpoint as the library makes it, in float32, nothing swapped in. Raises ModelError."""
+    """A checkpoint as transformers loads it, in float32, with none of its modules replaced. Raises ModelError."""
     options = LoadOptions(revision=revision, trust_remote_code=trust_remote_code)
     config = load_config(name, options)
     refuse_unsupported(config, name)
@@ -31,8 +31,8 @@ def load_for_training(name: str, *, revision: str | None = None, trust_remote_co
 
 
 def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrainedModel:
-    """Random weights in the shape of a config.json, or of the folder it lies in. vocab_size: what the tokenizer needs; the
-    file's own is kept where it is enough.
+    """Random weights in the shape of a config.json, or of that of a folder. vocab_size: what the tokenizer needs; the
+    file's own must be at least that.
 
     Raises ForedraftError for a file that describes no causal decoder.
     """
@@ -65,62 +65,62 @@ def _random(config: PretrainedConfig, name: str, seed: int) -> PreTrainedModel:
 
 
 def with_fewer_layers(target: PreTrainedModel, num_layers: int, seed: int) -> PreTrainedModel:
-    """The target's own shape with num_layers of its layers, evenly chosen, the first and the last among them (one: the
-    first); embeddings, final norm and head are the target's.
+    """The target with only num_layers of its layers, evenly spread from the first to the last (if one: the first). Embeddings,
+    final norm and head are the target's.
 
-    Raises ForedraftError for a number that the target does not have.
+    Raises ForedraftError for more layers than the target has, or fewer than 1.
     """
     config = copy.deepcopy(target.config)
     total = int(config.num_hidden_layers)
     if not 1 <= num_layers <= total:
         raise ForedraftError(f"--layers must be from 1 to the target's {total}, not {num_layers}")
-    chosen = evenly(total, num_layers)
+    layers = spread_layers(total, num_layers)
     config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in chosen]
+        config.layer_types = [config.layer_types[index] for index in layers]
     student = _random(config, "the target's configuration", seed)
-    return take_over_weights(student, target, chosen)
+    return copy_weights(student, target, layers)
 
 
-def evenly(total: int, count: int) -> list[int]:
-    """count of 0..total-1, as far apart as they can be."""
+def spread_layers(total: int, count: int) -> list[int]:
+    """count indices of 0..total-1, as far apart as possible."""
     return [0] if count == 1 else [round(i * (total - 1) / (count - 1)) for i in range(count)]
 
 
 def with_own_head(student: PreTrainedModel) -> PreTrainedModel:
-    """The same with a head apart from its embeddings, begun as a copy of them. It takes memory and no time, and lets a shallow
-    draft say what follows a token otherwise than by likeness to it."""
+    """The student with an output head of its own, initialised as a copy of the embeddings that it was tied to. It costs memory
+    but no time, and a shallow draft needs it to predict next tokens that are unlike the last one."""
     config = copy.deepcopy(student.config)
     if not config.tie_word_embeddings:
         return student
     config.tie_word_embeddings = False
-    free = _random(config, "the draft's configuration", 0)
-    free.load_state_dict(student.state_dict())
-    return free
+    untied = _random(config, "the draft's configuration", 0)
+    untied.load_state_dict(student.state_dict())
+    return untied
 
 
-def take_over_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
-    """Copies every weight whose name and shape are also the target's; the student's layer i takes those of layers[i]."""
-    theirs = target.state_dict()
+def copy_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
+    """Copies every weight that the target has by the same name and shape. The student's layer i gets those of layers[i]."""
+    target_weights = target.state_dict()
     with torch.no_grad():
         for name, weight in student.state_dict().items():
-            found = theirs.get(_renumbered(name, layers))
-            if found is not None and found.shape == weight.shape:
-                weight.copy_(found)
+            source = target_weights.get(_source_name(name, layers))
+            if source is not None and source.shape == weight.shape:
+                weight.copy_(source)
     return student
 
 
-def _renumbered(name: str, layers: list[int]) -> str:
+def _source_name(name: str, layers: list[int]) -> str:
     """model.layers.1.mlp... -> model.layers.<layers[1]>.mlp..., whatever the list of layers is called."""
     parts = name.split(".")
-    for place, part in enumerate(parts):
+    for position, part in enumerate(parts):
         if part.isdigit():
             index = int(part)
-            parts[place] = str(layers[index]) if index < len(layers) else "none"
+            parts[position] = str(layers[index]) if index < len(layers) else "none"
             break
     return ".".join(parts)
 
 
 def check_draft(init: str, target_tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises VocabularyError where a draft to go on from has another vocabulary than the target."""
+    """Raises VocabularyError if the draft to start from has another vocabulary than the target."""
     check_vocabulary(target_tokenizer, load_tokenizer(init, LoadOptions()))

@@ -96,8 +96,8 @@ def _with_interval(value: float, interval: Interval | None) -> str:
 
 def _missing_texts(reports: Sequence[KindReport]) -> list[str]:
     """For each kind with fewer texts than were requested: why, and what an interval would need."""
-    short = {report.kind: report.texts for report in reports if report.texts.why_fewer is not None}
-    lines = [f"{kind}: {texts.why_fewer}" for kind, texts in short.items()]
+    short = {report.kind: report.texts for report in reports if report.texts.shortfall is not None}
+    lines = [f"{kind}: {texts.shortfall}" for kind, texts in short.items()]
     if short:
         lines.append(
             "Each document gives one text: see --separator, --separator-line and --text-field for where one ends."

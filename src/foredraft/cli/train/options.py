@@ -141,9 +141,9 @@ class RecipeOptions:
         )
 
     def _rates(self, is_new: bool) -> LearningRates:
-        from foredraft.train import FITTING, LearningRates
+        from foredraft.train import FINE_TUNING, LearningRates
 
-        default = LearningRates() if is_new else FITTING
+        default = LearningRates() if is_new else FINE_TUNING
         return LearningRates(
             default.matrices if self.muon_learning_rate is None else self.muon_learning_rate,
             default.others if self.learning_rate is None else self.learning_rate,

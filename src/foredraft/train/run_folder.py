@@ -1,11 +1,11 @@
-"""Where a run stands, on disk: complete at every moment, whatever ends the process.
+"""The state of a run on disk. It is complete at every moment, whatever ends the process.
 
-    OUT/training.json            what the run was asked for
+    OUT/training.json            the arguments of the run
     OUT/log.jsonl                a line for every step
     OUT/checkpoints/step-NNN/    a Hugging Face folder (float32) and trainer.pt
     OUT/                         the finished model, in bfloat16
 
-A folder is written under another name, brought to the disk, and renamed; only then is the one before it removed.
+A folder is written under another name, synced to disk and renamed. Only then is the one before it removed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError
 
 _FOLDER, _STEP, _PARTIAL = "checkpoints", "step-", ".partial-"
-TRAINER, ARGUMENTS, LOG, CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
-_LAST = ("config.json",)
-"""Moved last: without it nothing loads a folder."""
+TRAINER, ARGUMENTS, LOG, MODEL_CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
+_MOVED_LAST = ("config.json",)
+"""Nothing loads a folder without it."""
 
 
 class RunFolder:
-    """out: of one run; nothing is made before it begins. Raises ForedraftError for a place that holds something else."""
+    """out: the folder of one run; it is created by begin(). Raises ForedraftError if it holds something else."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -40,7 +40,7 @@ class RunFolder:
             raise ForedraftError(f"{out}: holds files of something else: give --out a new folder, or an empty one")
 
     def begin(self, arguments: dict[str, Any]) -> None:
-        """What a kill left unfinished goes; what the run is asked for is written down."""
+        """Create the folder, remove what a kill left unfinished, and write the arguments."""
         with writing(self.out):
             (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
             for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
@@ -53,25 +53,25 @@ class RunFolder:
         """Oldest first."""
         return sorted((self.out / _FOLDER).glob(f"{_STEP}*"), key=lambda path: int(path.name.removeprefix(_STEP)))
 
-    def agree(self, arguments: dict[str, Any]) -> None:
-        """Raises ForedraftError with the name of the first argument that is not what the run here was begun with."""
+    def check_arguments(self, arguments: dict[str, Any]) -> None:
+        """Raises ForedraftError with the name of the first argument that differs from those of the run in this folder."""
         file = self.out / ARGUMENTS
         if not file.exists():
             return
         try:
-            known = json.loads(file.read_text())
+            stored = json.loads(file.read_text())
         except ValueError:
             raise ForedraftError(f"{file}: cannot be read: remove the folder, or give another --out") from None
-        wanted = json.loads(json.dumps(arguments))
-        for name in {**known, **wanted}:
-            if known.get(name) != wanted.get(name):
+        given = json.loads(json.dumps(arguments))
+        for name in {**stored, **given}:
+            if stored.get(name) != given.get(name):
                 raise ForedraftError(
-                    f"{self.out} holds a run with {name} {known.get(name)!r}, not {wanted.get(name)!r}: give the same "
+                    f"{self.out} holds a run with {name} {stored.get(name)!r}, not {given.get(name)!r}: give the same "
                     "arguments to go on with it, or another --out"
                 )
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """A checkpoint, all or nothing; older ones go once it is there."""
+        """Save a checkpoint, all or nothing, and then remove the older ones."""
         final = self.out / _FOLDER / f"{_STEP}{step}"
         if final.exists():
             return final
@@ -79,7 +79,7 @@ class RunFolder:
         with writing(final), _removed_on_failure(partial):
             partial.mkdir()
             write(partial)
-            _to_disk(partial)
+            _sync_folder(partial)
             partial.rename(final)
             _sync(final.parent)
         for old in self.checkpoints[:-1]:
@@ -87,19 +87,19 @@ class RunFolder:
         return final
 
     def publish(self, write: Callable[[Path], None]) -> None:
-        """The finished model into the folder itself. What makes it loadable comes last."""
+        """Write the finished model into the folder itself. It becomes loadable with the last file."""
         partial = self.out / f"{_PARTIAL}model"
         with writing(self.out), _removed_on_failure(partial):
             partial.mkdir()
             write(partial)
-            _to_disk(partial)
-            for file in sorted(partial.iterdir(), key=lambda path: path.name in _LAST):
+            _sync_folder(partial)
+            for file in sorted(partial.iterdir(), key=lambda path: path.name in _MOVED_LAST):
                 os.replace(file, self.out / file.name)
             partial.rmdir()
             _sync(self.out)
 
     def write_text(self, name: str, text: str) -> None:
-        """The whole file or the one before."""
+        """Replace a file, all or nothing."""
         partial = self.out / f"{_PARTIAL}{name}"
         with writing(self.out / name):
             try:
@@ -113,7 +113,7 @@ class RunFolder:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk, in a line. The libraries say it in errors of their own kinds."""
+    """Turns errors of writing, such as a full disk, into ForedraftError. Libraries raise them as errors of their own."""
     try:
         yield
     except ForedraftError:
@@ -125,9 +125,9 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in ("SafetensorError", "RuntimeError"):
             raise
-        reason = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise ForedraftError(
-            f"{path}: cannot be written: {reason[0] if reason else error}; what was saved before is kept"
+            f"{path}: cannot be written: {lines[0] if lines else error}; what was saved before is kept"
         ) from error
 
 
@@ -140,7 +140,7 @@ def _removed_on_failure(partial: Path) -> Iterator[None]:
         raise
 
 
-def _to_disk(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     for file in folder.iterdir():
         _sync(file)
     _sync(folder)
@@ -160,6 +160,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def load_trainer(checkpoint: Path) -> dict[str, Any]:
-    """What trainer.pt of a checkpoint holds."""
-    found: dict[str, Any] = torch.load(checkpoint / TRAINER, map_location="cpu", weights_only=True)
-    return found
+    """The content of a checkpoint's trainer.pt."""
+    state: dict[str, Any] = torch.load(checkpoint / TRAINER, map_location="cpu", weights_only=True)
+    return state

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from foredraft import LLM, SamplingParams
 from foredraft.cli import app
 from foredraft.model import EMBEDDED
-from foredraft.train import checkpoint, loop
-from foredraft.train.generations import Wanted, beginnings, generate, prompts_of
-from foredraft.train.loop import log_lines
+from foredraft.train import run_folder, trainer
+from foredraft.train.generations import GenerationSpec, generate, make_prompts, split_documents
+from foredraft.train.records import read_log
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
 
@@ -45,7 +45,7 @@ def assert_refused(result: Any, *words: str) -> None:
 
 
 def losses(out: Path) -> list[float]:
-    return [line["loss"] for line in log_lines(out / "log.jsonl")]
+    return [line["loss"] for line in read_log(out / "log.jsonl")]
 
 
 def test_a_draft_is_made_and_serves(toy: Path, text: Path, tmp_path: Path) -> None:
@@ -92,27 +92,27 @@ def test_a_head_of_its_own_is_kept(toy: Path, text: Path, tmp_path: Path) -> Non
 def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> None:
     """Cut in the middle of a line, as by a kill: the missing texts come out as they were."""
     documents = [[0, *range(100 + i, 120 + i)] for i in range(4)]
-    wanted = Wanted(3, (0.8, 0.0), prompt_len=4, max_tokens=6, seed=5)
+    spec = GenerationSpec(3, (0.8, 0.0), prompt_len=4, max_tokens=6, seed=5)
     shares: list[float] = []
-    whole = generate(str(toy), documents, wanted, tmp_path, shares.append)
+    whole = generate(str(toy), documents, spec, tmp_path, shares.append)
     file = tmp_path / "generations.jsonl"
     raw = file.read_bytes()
     file.write_bytes(raw[: raw.index(b"\n") + 5])
-    assert generate(str(toy), documents, wanted, tmp_path, shares.append) == whole
+    assert generate(str(toy), documents, spec, tmp_path, shares.append) == whole
     assert file.read_bytes() == raw
-    assert generate(str(toy / "gone"), documents, wanted, tmp_path, shares.append) == whole
-    for text, prompt in zip(whole, prompts_of(documents, 3, 4), strict=True):
+    assert generate(str(toy / "gone"), documents, spec, tmp_path, shares.append) == whole
+    for text, prompt in zip(whole, make_prompts(documents, 3, 4), strict=True):
         assert text[: len(prompt)] == prompt
 
 
 def test_kinds_of_text_weigh_by_their_length() -> None:
     """One long file and many short ones of as many tokens; pieces begin as texts of the tokenizer's begin, if they do."""
     documents = [[0, *range(100, 179)], *([0, *range(1, 10)] for _ in range(8))]
-    pieces = beginnings(documents, 10, 0)
+    pieces = split_documents(documents, 10, 0)
     assert pieces[:3] == [[0, *range(100, 109)], [0, *range(109, 119)], [0, *range(119, 129)]]
     assert len(pieces) == 16
-    assert beginnings([[5, 6, 7]], 2, 0) == beginnings([[5, 6, 7]], 2, None) == [[5, 6], [7]]
-    prompts = prompts_of(pieces, 4, 8)
+    assert split_documents([[5, 6, 7]], 2, 0) == split_documents([[5, 6, 7]], 2, None) == [[5, 6], [7]]
+    prompts = make_prompts(pieces, 4, 8)
     assert sum(prompt[1] >= 100 for prompt in prompts) == 2
 
 
@@ -159,7 +159,7 @@ def killed_after(line: list[str], out: Path, num_steps: int, number: signal.Sign
     process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if len(log_lines(out / "log.jsonl")) >= num_steps:
+        if len(read_log(out / "log.jsonl")) >= num_steps:
             process.send_signal(number)
             break
         time.sleep(0.002)
@@ -169,14 +169,14 @@ def killed_after(line: list[str], out: Path, num_steps: int, number: signal.Sign
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(toy: Path, text: Path, tmp_path: Path) -> None:
-    """Killed twice, at moments of nobody's choosing."""
+    """Killed twice, at arbitrary moments."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     steps = 16
     assert subprocess.run(command(toy, text, whole, steps), check=False, capture_output=True).returncode == 0
     for num_steps in (3, 9):
         code = killed_after(command(toy, text, cut, steps), cut, num_steps, signal.SIGKILL)
         assert code == -signal.SIGKILL
-        (last, *_) = checkpoint.RunFolder(cut).checkpoints[-1:]
+        (last, *_) = run_folder.RunFolder(cut).checkpoints[-1:]
         AutoModelForCausalLM.from_pretrained(last)
         assert not (cut / "config.json").exists()
     assert subprocess.run(command(toy, text, cut, steps), check=False, capture_output=True).returncode == 0
@@ -191,8 +191,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(toy: Path, text: Path, tmp_path: Pat
     line = command(toy, text, out, 5000)
     line[line.index("--checkpoint-every") + 1] = "1h"
     assert killed_after(line, out, 3, signal.SIGINT) == 130
-    (last,) = checkpoint.RunFolder(out).checkpoints
-    assert checkpoint.load_trainer(last)["step"] == len(losses(out))
+    (last,) = run_folder.RunFolder(out).checkpoints
+    assert run_folder.load_trainer(last)["step"] == len(losses(out))
 
 
 def test_other_arguments_are_refused_by_name(toy: Path, text: Path, tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(
             raise OSError(28, "No space left on device")
         save(*args, **kwargs)
 
-    monkeypatch.setattr(loop.torch, "save", full)
+    monkeypatch.setattr(trainer.torch, "save", full)
     assert_refused(distill(toy, text, out, "--checkpoint-every", "0s"), "No space left on device", "kept")
-    (last,) = checkpoint.RunFolder(out).checkpoints
-    assert checkpoint.load_trainer(last)["step"] == 2
+    (last,) = run_folder.RunFolder(out).checkpoints
+    assert run_folder.load_trainer(last)["step"] == 2
     assert not (out / "config.json").exists()
     monkeypatch.undo()
     assert distill(toy, text, out, "--checkpoint-every", "0s").exit_code == 0
@@ -331,7 +331,7 @@ def test_evaluate_is_silent_where_all_texts_were_measured(tmp_path: Path) -> Non
     assert "[" in result.stdout  # an interval
 
 
-def test_evaluate_foretells_the_speed(tmp_path: Path) -> None:
+def test_evaluate_predicts_the_speed(tmp_path: Path) -> None:
     file = tmp_path / "held_out.txt"
     file.write_text(
         "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. " * 3

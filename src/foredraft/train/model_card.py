@@ -1,24 +1,23 @@
-"""The model card: what a model was made of, how, and what it reached."""
+"""The model card: data, recipe and results of a run."""
 
 from __future__ import annotations
 
 from foredraft.train.corpus import SourceFile
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
-from foredraft.train.turns import Turns
 
 
-def card(
-    kind: str,
+def model_card(
+    command: str,
     target: str | None,
     data: Data,
     start: Start,
     recipe: Recipe,
     files: list[SourceFile],
-    turns: Turns,
+    num_tokens: int,
     outcome: Outcome,
 ) -> str:
-    """README.md in the hub's form."""
-    made_for = "A language model" if target is None else f"A draft model for `{target}`"
+    """A README.md in the Hugging Face hub's format. num_tokens: different ones to train on."""
+    title = "A language model" if target is None else f"A draft model for `{target}`"
     lines = [
         "---",
         "library_name: transformers",
@@ -26,38 +25,40 @@ def card(
         *([] if target is None else ["tags: [speculative-decoding, draft-model]"]),
         "---",
         "",
-        f"# {made_for}, made with `foredraft train {kind}`",
+        f"# {title}, made with `foredraft train {command}`",
         "",
         f"{outcome.num_parameters / 1e6:.2f} M parameters, stored in bfloat16.",
         "",
         "## Data",
         "",
-        "| file | bytes | documents | licence |",
-        "|---|---|---|---|",
+        *_data(target, data, recipe, files),
     ]
+    lines += ["", "## Recipe", "", *_recipe(target, start, recipe, num_tokens, outcome), "", "## What it reached", ""]
+    return "\n".join([*lines, *_results(target, outcome), ""])
+
+
+def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile]) -> list[str]:
+    lines = ["| file | bytes | documents | licence |", "|---|---|---|---|"]
     for file in files:
         licence = data.licences.get(file.path.name, "not stated")
         lines.append(f"| {file.path.name} | {file.num_bytes} | {len(file.documents)} | {licence} |")
     if data.exclude:
         lines += ["", f"Kept out: the documents of {', '.join(path.name for path in data.exclude)}."]
     if recipe.generations and target is not None:
-        lines += [
-            "",
-            f"{'Of these only beginnings, and' if recipe.only_generations else 'And'} {recipe.generations} texts that the target wrote itself.",
-        ]
-    lines += ["", "## Recipe", "", *_recipe(target, start, recipe, turns, outcome), "", "## What it reached", ""]
-    return "\n".join([*lines, *_reached(target, outcome), ""])
+        which = "Of these only beginnings, and" if recipe.only_generations else "And"
+        lines += ["", f"{which} {recipe.generations} texts that the target wrote itself."]
+    return lines
 
 
-def _recipe(target: str | None, start: Start, recipe: Recipe, turns: Turns, outcome: Outcome) -> list[str]:
-    begun = (
+def _recipe(target: str | None, start: Start, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
+    origin = (
         f"the weights of `{start.init}`"
         if start.init is not None
         else f"the architecture `{start.architecture}`"
         if start.architecture is not None
         else f"{start.layers} layer(s) of the target, with its embeddings, final norm and head"
     )
-    temperatures = ", ".join(f"{one:g}" for one in recipe.temperatures)
+    temperatures = ", ".join(f"{temperature:g}" for temperature in recipe.temperatures)
     loss = (
         "next-token loss"
         if target is None
@@ -66,17 +67,17 @@ def _recipe(target: str | None, start: Start, recipe: Recipe, turns: Turns, outc
     rates = f"{recipe.rates.matrices:g} on matrices, " if recipe.optimiser == "muon" else ""
     seen = outcome.step * recipe.batch_size * recipe.context / 1e6
     return [
-        f"* Begun from {begun}.",
+        f"* Begun from {origin}.",
         f"* Loss: {loss}.",
         f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen:.1f} M, "
-        f"of {turns.num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
+        f"of {num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
         f"seed {recipe.seed}.",
     ]
 
 
-def _reached(target: str | None, outcome: Outcome) -> list[str]:
+def _results(target: str | None, outcome: Outcome) -> list[str]:
     if not outcome.history or not outcome.history[-1].loss:
         return ["Nothing was held out."]
     first, last = outcome.history[0], outcome.history[-1]

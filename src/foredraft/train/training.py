@@ -1,0 +1,226 @@
+"""`foredraft train lm` and `foredraft train distill` as functions: from files to a model in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from foredraft.errors import ForedraftError
+from foredraft.model import LoadOptions, load_tokenizer
+from foredraft.model.loading import move
+from foredraft.train.corpus import SourceFile
+from foredraft.train.generations import GenerationSpec, generate, split_documents
+from foredraft.train.interrupt import stop_on_signal
+from foredraft.train.model_card import model_card
+from foredraft.train.objectives import Distillation, NextToken, Objective, autocast_dtype
+from foredraft.train.optimiser import Optimiser
+from foredraft.train.recipe import Data, Outcome, Recipe, Start
+from foredraft.train.records import StepRecord
+from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
+from foredraft.train.students import (
+    check_draft,
+    copy_weights,
+    from_architecture,
+    load_for_training,
+    with_fewer_layers,
+    with_own_head,
+)
+from foredraft.train.tasks import TaskRotation, make_tasks
+from foredraft.train.texts import TrainingTexts
+from foredraft.train.trainer import Length, Schedule, Trainer
+
+_GREEDY_TEMPERATURE = 0.25
+"""Used in place of 0, since the greedy distribution has no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Callbacks for the progress of a run. stage: with the name of each stage as it begins. share: with the finished share of
+    a stage. step: after each step."""
+
+    stage: Callable[[str], None] = lambda _: None
+    share: Callable[[float], None] = lambda _: None
+    step: Callable[[StepRecord], None] = lambda _: None
+
+
+def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = Watch()) -> Outcome:
+    """Trains a language model on text, by next-token loss. start: init, or architecture with a tokenizer.
+
+    Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
+    the loss is not finite, and if the disk is full; saved checkpoints are kept.
+    """
+    if (start.init is None) == (start.architecture is None):
+        raise ForedraftError("give --architecture and --tokenizer, or --init: where the model comes from")
+    tokenizer = start.tokenizer or start.init
+    if tokenizer is None:
+        raise ForedraftError("give --tokenizer: the folder of the tokenizer that the model is to use")
+    run = _Run("lm", None, data, start, recipe, out, load_tokenizer(tokenizer, LoadOptions()), watch)
+    return run.execute()
+
+
+def train_distill(target: str, data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = Watch()) -> Outcome:
+    """Trains a draft on the target's own distribution, on the files and on texts that the target writes. As train_lm."""
+    given = [source for source in (start.init, start.architecture, start.layers) if source is not None]
+    if len(given) > 1:
+        raise ForedraftError("give one of --init, --architecture and --layers: where the draft comes from")
+    tokenizer = load_tokenizer(target, LoadOptions())
+    if start.init is not None:
+        check_draft(start.init, tokenizer)
+    if not given:
+        start = replace(start, layers=1)
+    return _Run("distill", target, data, start, recipe, out, tokenizer, watch).execute()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """command: "lm" or "distill". target: of a distillation."""
+
+    command: str
+    target: str | None
+    data: Data
+    start: Start
+    recipe: Recipe
+    out: Path
+    tokenizer: PreTrainedTokenizerBase
+    watch: Watch
+
+    def execute(self) -> Outcome:
+        self.watch.stage("reading")
+        texts = TrainingTexts.read(self.data, self.tokenizer, self.recipe.context)
+        folder = RunFolder(self.out)
+        arguments = self._arguments(texts.files)
+        folder.check_arguments(arguments)
+        self.watch.stage("loading")
+        teacher, student = self._models(folder)
+        objectives, served = self._objectives(teacher), self._served_objective(teacher)
+        folder.begin(arguments)
+        tasks = self._tasks(texts, objectives)
+        trainer = Trainer(
+            student,
+            self.tokenizer,
+            Optimiser(student, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
+            tasks,
+            served,
+            texts.validation,
+            self._schedule(tasks),
+            folder,
+        )
+        trainer.resume()
+        self.watch.stage("training")
+        with stop_on_signal() as should_stop:
+            complete = trainer.run(self.watch.step, should_stop)
+        outcome = Outcome(complete, trainer.step, trainer.seconds, student.num_parameters(), trainer.history)
+        if complete:
+            self._publish(folder, student, self._model_card(texts.files, tasks, outcome))
+        return outcome
+
+    def _arguments(self, files: Iterable[SourceFile]) -> dict[str, Any]:
+        """What identifies the run: everything but how often it is saved, where it is computed, and the licences that its card
+        names. Files are identified by their digests."""
+        fields = {**_plain(asdict(self.data)), **_plain(asdict(self.start)), **_plain(asdict(self.recipe))}
+        for name in ("checkpoint_every", "device", "licences", "files"):
+            fields.pop(name)
+        digests = {str(file.path): file.digest for file in files}
+        return {"command": self.command, "target": self.target, "data": digests, **fields}
+
+    def _models(self, folder: RunFolder) -> tuple[PreTrainedModel | None, PreTrainedModel]:
+        """-> teacher, student, on the recipe's device"""
+        device = LoadOptions(device=self.recipe.device).torch_device()
+        teacher = None if self.target is None else load_for_training(self.target).eval().requires_grad_(False)
+        student = self._student(teacher, folder)
+        for model in (teacher, student):
+            if model is not None:
+                move(model, device)
+        _check_context(self.recipe.context, student, teacher)
+        return teacher, student
+
+    def _student(self, teacher: PreTrainedModel | None, folder: RunFolder) -> PreTrainedModel:
+        """From the last checkpoint, or new."""
+        if folder.checkpoints:
+            return load_for_training(str(folder.checkpoints[-1]))
+        student = self._new_student(teacher)
+        return with_own_head(student) if self.start.own_head else student
+
+    def _new_student(self, teacher: PreTrainedModel | None) -> PreTrainedModel:
+        if self.start.init is not None:
+            return load_for_training(self.start.init)
+        if self.start.architecture is not None:
+            student = from_architecture(self.start.architecture, len(self.tokenizer), self.recipe.seed)
+            return student if teacher is None else copy_weights(student, teacher, [])
+        assert teacher is not None
+        assert self.start.layers is not None
+        return with_fewer_layers(teacher, self.start.layers, self.recipe.seed)
+
+    def _objectives(self, teacher: PreTrainedModel | None) -> list[Objective]:
+        """One for each served temperature."""
+        dtype = autocast_dtype(self.recipe.dtype)
+        if teacher is None:
+            return [NextToken(dtype)]
+        return [
+            Distillation(teacher, self.recipe.loss, temperature or _GREEDY_TEMPERATURE, self.recipe.kl_until, dtype)
+            for temperature in self.recipe.temperatures
+        ]
+
+    def _served_objective(self, teacher: PreTrainedModel | None) -> Objective:
+        """What validation measures."""
+        dtype = autocast_dtype(self.recipe.dtype)
+        if teacher is None:
+            return NextToken(dtype)
+        return Distillation(teacher, "kl", max(self.recipe.temperatures) or _GREEDY_TEMPERATURE, dtype=dtype)
+
+    def _tasks(self, texts: TrainingTexts, objectives: list[Objective]) -> TaskRotation:
+        generated = self._generated(texts.documents)
+        documents = [] if self.recipe.only_generations else texts.documents
+        return make_tasks(documents, generated, objectives, self.recipe.context, self.tokenizer.eos_token_id)
+
+    def _generated(self, documents: list[list[int]]) -> list[list[int]]:
+        recipe = self.recipe
+        if self.target is None or not recipe.generations:
+            return []
+        self.watch.stage("the target writes")
+        prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
+        spec = GenerationSpec(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
+        pieces = split_documents(documents, recipe.context, self.tokenizer.bos_token_id)
+        return generate(self.target, pieces, spec, self.out, self.watch.share)
+
+    def _schedule(self, tasks: TaskRotation) -> Schedule:
+        recipe = self.recipe
+        length = Length(recipe.steps, recipe.seconds)
+        if recipe.epochs is not None:
+            length = Length(steps=max(1, round(recipe.epochs * tasks.num_blocks / recipe.batch_size)))
+        return Schedule(length, recipe.batch_size, recipe.seed, recipe.checkpoint_every)
+
+    def _model_card(self, files: list[SourceFile], tasks: TaskRotation, outcome: Outcome) -> str:
+        return model_card(
+            self.command, self.target, self.data, self.start, self.recipe, files, tasks.num_tokens, outcome
+        )
+
+    def _publish(self, folder: RunFolder, student: PreTrainedModel, card: str) -> None:
+        """In bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
+
+        def write(to: Path) -> None:
+            save_model(student.to("cpu", torch.bfloat16), self.tokenizer, to)
+            (to / MODEL_CARD).write_text(card, encoding="utf-8")
+
+        folder.publish(write)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON values."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _check_context(context: int, *models: PreTrainedModel | None) -> None:
+    for model in models:
+        longest = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if longest is not None and context > longest:
+            raise ForedraftError(f"--context {context} is longer than the {longest} tokens that the models read")
