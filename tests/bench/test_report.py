@@ -26,7 +26,7 @@ QUESTIONS = (
 NAMES = ["plain", "draft_model:3", "suffix:4@2"]
 PLOTS = {f"{name}.{kind}" for name in ("speedup", "latency", "acceptance") for kind in ("svg", "png")}
 FILES = {"report.md", "results.json", "runs.jsonl", *PLOTS}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarking.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "benchmarking.md"
 
 
 def run(*args: str | Path) -> Any:

@@ -16,7 +16,7 @@ from foredraft.certificate.controls import CONTROLS, Conditions, applying
 from foredraft.certificate.distribution import DistributionCheck, TextBets
 from foredraft.certificate.identity import IdentityCheck
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
-from foredraft.certificate.setting import DRAFT_LEN, PROMPTS, Deadline, Setting, measured, planned
+from foredraft.certificate.setting import DRAFT_LEN, PROMPTS, Deadline, Setting, measured, planned, share_in_time
 from foredraft.certificate.texts import Subject
 from foredraft.certificate.verification import VerificationCheck
 from foredraft.drafters import REGISTRY, ScriptedDrafter
@@ -311,6 +311,13 @@ def test_work_is_planned_by_the_budget_and_not_by_the_clock(llm: LLM) -> None:
     assert work[-1] == (96 * len(PROMPTS), NUM_TOKENS, 900_000)
     assert plans[0][1]
     assert not plans[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("wall", "processor", "share"), [(1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.5, 1.0, 1.0), (3.0, 1.0, 0.5)]
+)
+def test_a_machine_slower_than_the_overtime_allows_gets_less_work(wall: float, processor: float, share: float) -> None:
+    assert share_in_time(wall, processor) == pytest.approx(share)
 
 
 def test_a_test_that_passed_is_not_cut_by_a_slow_machine(llm: LLM) -> None:

@@ -216,7 +216,7 @@ def in_verification(engine: Engine, bad: TokenSequence, monkeypatch: pytest.Monk
 
 def in_the_kernels_layout(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that no field of the kernels' structs holds, which SamplingParams would refuse."""
-    object.__setattr__(bad.sampler.params, "top_k", 2**63)
+    bad.sampler.spec = bad.sampler.spec._replace(truncation=(2**63, 1.0, 0.0))
 
 
 def in_logprobs(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch) -> None:

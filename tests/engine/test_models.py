@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from foredraft.engine.models import LoadedModels, check_logit_width
 from foredraft.errors import VocabularyError
-from foredraft.model import EMBEDDED, Demand, LanguageModel, LoadOptions
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, WarmUpSizes
 
 
 def load(source: Any = EMBEDDED / "target", draft: Any = None, tokenizer: Any = None) -> LoadedModels:
@@ -76,12 +76,12 @@ def test_ends_and_defaults_are_those_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_all_models_are_warmed_up_for_the_same_steps(models: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    demands: list[Demand] = []
+    demands: list[WarmUpSizes] = []
     monkeypatch.setattr(LanguageModel, "warm_up", lambda model, demand: demands.append(demand))
     models.warm_up(3, 5)
     vocab_size = models.target.traits.vocab_size
-    assert demands[0] == Demand(3, 6, vocab_size, drafts=False)
-    assert demands[1:] == [Demand(3, 5, vocab_size, drafts=True)] * len(models.drafts)
+    assert demands[0] == WarmUpSizes(3, 6, vocab_size, drafts=False)
+    assert demands[1:] == [WarmUpSizes(3, 5, vocab_size, drafts=True)] * len(models.drafts)
 
 
 def test_measured_costs_are_stored_by_all_that_they_depend_on(models: LoadedModels) -> None:

@@ -35,7 +35,7 @@ SPECS: list[tuple[dict[str, Any], SamplingSpec]] = [
     ({"temperature": 0.7}, SamplingSpec(0.7)),
     ({"top_k": 5, "min_p": 0.1}, SamplingSpec(truncation=(5, 1.0, 0.1))),
     ({"top_p": 0.9, "seed": 7}, SamplingSpec(truncation=(0, 0.9, 0.0), seed=7, noise=Noise.COUPLED)),
-    ({"verification": "rejection", "seed": 7}, SamplingSpec(seed=7)),
+    ({"verification": "rejection", "top_k": 9}, SamplingSpec(truncation=(9, 1.0, 0.0))),
 ]
 
 

@@ -63,7 +63,7 @@ def test_dashboard_and_alerts_name_only_what_is_served(served: set[str]) -> None
 
 
 def test_the_documentation_names_only_what_is_served(served: set[str]) -> None:
-    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     named = set(_NAME.findall(text))
     families = {name.removesuffix("_bucket") for name in served} | served
     assert named

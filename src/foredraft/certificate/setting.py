@@ -2,7 +2,8 @@
 
 Work is planned, in tokens and draws, from the budget and from how fast this machine is when it is idle. So a busy machine
 takes longer over the same work, and what a check can find does not depend on what else the machine does. A limit remains:
-after OVERTIME times the budget of wall-clock time, the rest is cut, and the certificate says so.
+where that would take more than OVERTIME times the budget of wall-clock time, less work is planned, and what is left then is
+cut; the certificate says so.
 """
 
 from __future__ import annotations
@@ -165,10 +166,16 @@ def measured(setting: Setting) -> tuple[Setting, list[str]]:
     wall, processor = time.perf_counter(), time.process_time()
     texts = trial.write(prompts, without_drafts(params))
     # where other processes run in between, the wall clock goes on and the process's own does not
-    spent = min(time.perf_counter() - wall, time.process_time() - processor)
-    rate = sum(len(text.output_ids) for text in texts) / max(spent, 1e-6)
-    plan, left_out = planned(setting, rate)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    rate = sum(len(text.output_ids) for text in texts) / max(min(wall, processor), 1e-6)
+    plan, left_out = planned(setting, rate * share_in_time(wall, processor))
     return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens)), left_out
+
+
+def share_in_time(wall: float, processor: float) -> float:
+    """Of the work planned for an idle machine, the share that fits into OVERTIME budgets on this one. wall, processor: seconds
+    that the same work took by either clock; other processes ran in the difference."""
+    return min(1.0, OVERTIME * processor / max(wall, 1e-6))
 
 
 def planned(setting: Setting, rate: float) -> tuple[Setting, list[str]]:

@@ -126,7 +126,7 @@ class ReplicaOptions:
 
     replicas: Annotated[
         int | None,
-        Option(min=1, help="Engines, each a process of its own, on Ray Serve (pip install 'foredraft[ray]')."),
+        Option(min=1, help="Engines, each a process of its own, on Ray Serve (pip install 'foredraft\\[ray]')."),
     ] = None
     max_replicas: Annotated[
         int | None, Option("--max-replicas", min=1, help="As many as load may raise that to. Default: it stays.")
