@@ -166,7 +166,7 @@ def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> N
             self.num_steps_after = 0
 
         def observe(self, step: Step) -> None:
-            self.num_steps_after += self.left and bool(step.works)
+            self.num_steps_after += self.left and bool(step.scheduled)
 
     seen = Seen()
     llm.engine.observers.append(seen)

@@ -58,7 +58,7 @@ class System:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
         for prompt in self.llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0)):
             assert prompt.finished  # warm, and the prompts' pages are there
-        requests = self.llm._prepare(prompts, [params] * len(prompts))
+        requests = [self.llm.frontend.prepare(prompt, params) for prompt in prompts]
         for request in requests:
             self.llm.frontend.start(request)
         num_steps, inside, start = 0, self.watch.seconds, time.perf_counter()

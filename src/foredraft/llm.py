@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -167,7 +168,8 @@ class LLM:
             raise ForedraftError("requests of this LLM are running: finish or close them first")
         self.engine.drop_retained()
         policy = policy or self._builder.policy(list(drafters), saves_costs=False)
-        self._trial_policies.append(policy)
+        if policy not in self._trial_policies:
+            self._trial_policies.append(policy)
         pool = MemoryPool(self.engine.pool.free)
         engine = self._builder.engine(drafters, pool, policy, target=target, seed=seed, verifier=verifier)
         return self._new_frontend(engine)
@@ -247,6 +249,12 @@ class LLM:
     def cooldowns(self) -> dict[str, str]:
         """The drafters that are not used now, and why: "memory_short", "failed", or a threshold."""
         return self.policy.cooldowns()
+
+    @property
+    def resting(self) -> dict[str, str]:
+        """Deprecated: cooldowns."""
+        warnings.warn("LLM.resting is now LLM.cooldowns", DeprecationWarning, stacklevel=2)
+        return self.cooldowns
 
     def generate(
         self,
@@ -350,8 +358,10 @@ def _read_settings(config: str | os.PathLike[str] | None, **arguments: Any) -> S
     if settings.model is not None:
         return settings
     uses_draft = settings.method is None or "draft_model" in names_of(settings.method)
-    embedded_draft = EMBEDDED / "draft" if uses_draft else None
-    return settings.override(model=EMBEDDED / "target", draft_model=settings.draft_model or embedded_draft)
+    draft_model = settings.draft_model
+    if draft_model is None and uses_draft:
+        draft_model = EMBEDDED / "draft"
+    return settings.override(model=EMBEDDED / "target", draft_model=draft_model)
 
 
 def _load(

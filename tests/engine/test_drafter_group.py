@@ -46,6 +46,26 @@ def item(seq_id: int, drafter: str, max_draft: int) -> ScheduledSequence:
     return ScheduledSequence(sequence, 1, True, max_draft, drafter)
 
 
+class Reusing:
+    """Fills the tensors of one and the same proposal anew in every step."""
+
+    def __init__(self) -> None:
+        self.proposal = Proposal.certain([[0, 0]])
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        self.proposal.ids.add_(1)
+        self.proposal.lens[:] = int(self.proposal.ids[0, 0]) % 3
+        return self.proposal
+
+    def forget(self, seq_ids: list[int]) -> None: ...
+
+
+def test_a_proposal_that_is_filled_anew_is_read_anew() -> None:
+    group = DrafterGroup({"a": Reusing()})
+    drafts = [group.propose([item(0, "a", 2)], VOCAB).proposal.draft_ids for _ in range(2)]
+    assert drafts == [[[1]], [[2, 2]]]
+
+
 def test_each_row_is_answered_by_the_drafter_it_names() -> None:
     a, b = Fixed([1, 2, 3], sampled=True), Fixed([4, 5])
     c = Fixed([6, 7], sampled=True)

@@ -22,7 +22,7 @@ def step_of(sequences: Sequence[TokenSequence], *, draft_time: float = 0.0, num_
     outcomes = [Outcome(num_drafted, [1], torch.empty(0, 0), []) for _ in sequences]
     proposal = Proposal.certain([[1] * num_drafted for _ in sequences])
     draft_times = {"a": draft_time} if num_drafted else {}
-    return Step(scheduled, scheduled, proposal, outcomes, [1] * len(sequences), draft_times, 0.01, 0.0, 0.02)
+    return Step(scheduled, scheduled, proposal, outcomes, draft_times, 0.01, 0.0, [1] * len(sequences), 0.02)
 
 
 class Store:

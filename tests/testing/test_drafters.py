@@ -176,7 +176,7 @@ def test_who_changes_the_text_is_seen() -> None:
 
     def meddles(self: Any, request: DraftRequest) -> list[int]:
         if len(request.tokens) > 60 or request.sampler.prompt_len > 3:
-            object.__setattr__(request.sampler.params, "temperature", 5.0)
+            request.sampler.spec = request.sampler.spec._replace(temperature=5.0)
         return [1] * request.max_len
 
     with pytest.raises(AssertionError, match="and without drafts by"):

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -122,6 +123,10 @@ class DrafterGroup:
             for forced in forced_prefixes
         ]
         proposal = drafter.propose(requests)
+        if isinstance(proposal, Proposal):
+            proposal = replace(
+                proposal
+            )  # a drafter may fill the tensors of one proposal anew: what was read of them is stale
         check_proposal(drafter, proposal, requests, vocab_size)
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1

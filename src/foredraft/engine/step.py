@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -94,6 +95,12 @@ class Step:
     @property
     def draft_time(self) -> float:
         return sum(self.draft_times.values())
+
+    @property
+    def works(self) -> Sequence[ScheduledSequence]:
+        """Deprecated: scheduled."""
+        warnings.warn("Step.works is now Step.scheduled", DeprecationWarning, stacklevel=2)
+        return self.scheduled
 
 
 class StepTimer:
