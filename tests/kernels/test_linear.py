@@ -145,7 +145,7 @@ def test_a_weight_that_is_quantized_otherwise_is_refused(kernels: Kernels) -> No
     weight = quantize_int8(torch.ones(4, 8))
     for other in (
         weight._replace(bits=4),
-        weight._replace(zeros=torch.zeros(4, 1)),
+        weight._replace(offsets=torch.zeros(4, 1)),
         weight._replace(scales=torch.ones(4, 2), group=4),
     ):
         for pack in (kernels.pack, partial(Int8Linear, bias=None)):
@@ -155,10 +155,10 @@ def test_a_weight_that_is_quantized_otherwise_is_refused(kernels: Kernels) -> No
 
 def test_int8_codes_and_scales_stand_for_the_weight() -> None:
     weight, _ = random_matrix(70, 77)
-    codes, scales, zeros, group, bits = quantize_int8(weight)
-    assert (zeros, group, bits) == (None, 77, 8)
-    assert codes.abs().amax(1).tolist() == [127] * 70
-    assert ((codes * scales - weight).abs() <= scales / 2 + 1e-6).all()
+    quantized = quantize_int8(weight)
+    assert (quantized.offsets, quantized.group, quantized.bits, quantized.levels) == (None, 77, 8, None)
+    assert quantized.codes.abs().amax(1).tolist() == [127] * 70
+    assert ((quantized.dequantized() - weight).abs() <= quantized.scales / 2 + 1e-6).all()
 
 
 def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from foredraft.engine.cache import MemoryPool
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.llm import LLM
-from foredraft.model import LanguageModel, LoadOptions, Read, load_model, load_tokenizer, loading
+from foredraft.model import LanguageModel, LoadOptions, Read, formats, load_model, load_tokenizer, memory
 from foredraft.model.routing import routed
 from foredraft.sampling import SamplingParams
 from tests.model.test_architectures import read_in_chunks, sizes
@@ -68,8 +68,8 @@ def test_a_hub_id_and_its_options_reach_the_library(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(owner, "from_pretrained", from_pretrained)
 
-    spy(loading.AutoConfig)
-    spy(loading.AutoModelForCausalLM)
+    spy(formats.AutoConfig)
+    spy(formats.AutoModelForCausalLM)
     options = LoadOptions(dtype="bfloat16", device="cpu", revision="v2", trust_remote_code=True)
     model = load_model("someone/some-model", options)
     assert model.traits.name == "someone/some-model"
@@ -81,7 +81,7 @@ def test_a_hub_id_and_its_options_reach_the_library(monkeypatch: pytest.MonkeyPa
 def test_a_tokenizer_is_asked_for_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        loading.AutoTokenizer, "from_pretrained", lambda name, **kwargs: seen.update(name=name, **kwargs) or "tokenizer"
+        formats.AutoTokenizer, "from_pretrained", lambda name, **kwargs: seen.update(name=name, **kwargs) or "tokenizer"
     )
     assert load_tokenizer("someone/some-model", LoadOptions(revision="v2", trust_remote_code=True)) == "tokenizer"
     assert seen == {"name": "someone/some-model", "revision": "v2", "trust_remote_code": True}
@@ -206,11 +206,11 @@ def test_a_tensor_of_another_shape_is_refused(llama: Path) -> None:
 
 def test_a_model_bigger_than_memory_is_refused_before_it_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = (llama / "model.safetensors").stat().st_size
-    monkeypatch.setattr(loading, "available_memory", lambda device: size * 3 // 4)
+    monkeypatch.setattr(memory, "available_memory", lambda device: size * 3 // 4)
     message = refusal(llama)
     assert "GiB of memory are free" in message
     assert load_model(llama, LoadOptions(dtype="bfloat16", device="cpu")).hf.dtype == torch.bfloat16  # half the bytes
-    monkeypatch.setattr(loading, "available_memory", lambda device: None)
+    monkeypatch.setattr(memory, "available_memory", lambda device: None)
     load_model(llama, CPU)
 
 
@@ -397,7 +397,7 @@ def test_the_choice_of_every_part_is_restored_even_after_a_failure() -> None:
 
 
 def test_available_memory_is_a_plausible_number() -> None:
-    free = loading.available_memory(torch.device("cpu"))
+    free = memory.available_memory(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
 
 

@@ -37,7 +37,7 @@ def test_the_same_bits_for_any_number_of_rows(bias: bool) -> None:
     model = Two(bias).to(torch.bfloat16)
     x = torch.randn(1, 200, 256).to(torch.bfloat16)
     expected = model(x)
-    assert pack_linears(model, PackedLinear) == 2  # type: ignore[arg-type]
+    assert pack_linears(model, PackedLinear.of) == 2  # type: ignore[arg-type]
     assert isinstance(model.a, PackedLinear)
     torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.02)
     whole = model(x)

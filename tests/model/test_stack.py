@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from foredraft.engine.cache import KVCache, MemoryPool, Region
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.llm import LLM
-from foredraft.model import LanguageModel, LoadOptions, Read, load_model, loading
+from foredraft.model import LanguageModel, LoadOptions, Read, load_model, prepare
 from foredraft.model.batch import RaggedBatch, Span
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
@@ -383,7 +383,7 @@ def _with_room(cache: KVCache, seq_id: int) -> KVCache:
 def test_where_there_are_no_kernels_drafts_stay_invisible(
     name: str, quantization: str | None, checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (loading, search):
+    for module in (prepare, search):
         monkeypatch.setattr(module, "load_kernels", lambda: None)
     settings = {"dtype": "bfloat16", "device": "cpu", "quantization": quantization}
     llm = LLM(checkpoint(name), draft_model=checkpoint(name, 1), **settings)

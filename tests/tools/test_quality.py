@@ -179,7 +179,7 @@ def test_ids_beyond_the_logits_are_refused(model: LanguageModel) -> None:
 
 
 def test_a_reference_that_cannot_be_loaded_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foredraft.model.loading.available_memory", lambda device: 5 * 2**20)
+    monkeypatch.setattr("foredraft.model.memory.available_memory", lambda device: 5 * 2**20)
     with pytest.raises(ModelError, match=r"float32 would give cannot be measured here: .* GiB") as caught:
         measure_quality(DRAFT, TEXT, LoadOptions(dtype="bfloat16", device="cpu"), max_tokens=500)
     assert "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ Where there is no compiler, or the processor lacks what they need, `load_kernels
 
 from foredraft.kernels.decoder import AttentionShape, CacheSpan, Stack, StackBatch, StackLayer
 from foredraft.kernels.native import Kernels
+from foredraft.kernels.sources import InMemory, Interleaved, Joined, WeightSource, blocks_of, read_all
 from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
 from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
 from foredraft.kernels.weights import (
@@ -13,7 +14,7 @@ from foredraft.kernels.weights import (
     Weight,
     WeightFormat,
     check_channelwise_int8,
-    interleaved,
+    dequantized,
     quantize_int8,
     unquantized,
 )
@@ -23,6 +24,9 @@ __all__ = [
     "AttentionShape",
     "CacheSpan",
     "DrawSpec",
+    "InMemory",
+    "Interleaved",
+    "Joined",
     "Kernels",
     "PackedMatrix",
     "QuantizedWeight",
@@ -33,12 +37,15 @@ __all__ = [
     "VerificationResult",
     "Weight",
     "WeightFormat",
+    "WeightSource",
+    "blocks_of",
     "check_channelwise_int8",
-    "interleaved",
+    "dequantized",
     "is_int8_exact",
     "linear_int8",
     "load_kernels",
     "quantize_int8",
+    "read_all",
     "unquantized",
     "why_none",
 ]

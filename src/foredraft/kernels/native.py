@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels.decoder import AttentionShape, Stack, StackBatch, attention_struct, batch_struct
+from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
     DrawSpec,
     PackedDrawSpecs,
@@ -82,32 +83,43 @@ class Kernels:
             function.restype, function.argtypes = result, arguments
         self._workspaces = _Workspaces()
 
-    def pack(self, weight: Weight, bias: Tensor | None = None) -> PackedMatrix:
-        """weight: [out, in], stored in bfloat16 unless it is quantized; bias: [out].
+    def pack(self, weight: Weight | WeightSource, bias: Tensor | None = None) -> PackedMatrix:
+        """weight: [out, in], stored in bfloat16 unless it is quantized; read in blocks of rows. bias: [out].
 
         Raises ValueError for a quantization that no kernel multiplies.
         """
-        n, k = weight.shape
+        source = InMemory(weight) if isinstance(weight, Tensor | QuantizedWeight) else weight
+        n, k = source.shape
         tensors: dict[str, Tensor] = {}
         if bias is not None:
             tensors["bias"] = bias.detach().float().contiguous()
-        if isinstance(weight, QuantizedWeight):
-            check_channelwise_int8(weight)
-            kind, source = INT8, weight.codes.contiguous()
-            tensors["scales"] = weight.scales.contiguous()
-            tensors["corrections"] = torch.zeros(n, dtype=torch.int32)
-        else:
-            kind, source = BF16, weight.detach().to(torch.bfloat16).contiguous()
-        tensors["weights"] = torch.empty(self._library.packed_bytes(n, k, kind), dtype=torch.uint8)
-        self._library.pack(
-            source.data_ptr(),
-            n,
-            k,
-            kind,
-            tensors["weights"].data_ptr(),
-            address(tensors.get("corrections")),
-        )
+        kind = BF16
+        for first, block in blocks_of(source):
+            if isinstance(block, QuantizedWeight):
+                check_channelwise_int8(block)
+                kind, codes = INT8, block.codes.contiguous()
+            else:
+                codes = block.detach().to(torch.bfloat16).contiguous()
+            if first == 0:
+                tensors |= self._room_for_matrix(n, k, kind)
+            if isinstance(block, QuantizedWeight):
+                tensors["scales"][first : first + len(block.scales)] = block.scales[:, 0]
+            self._library.pack(
+                codes.data_ptr(),
+                codes.shape[0],
+                k,
+                kind,
+                tensors["weights"].data_ptr() + self._library.packed_bytes(first, k, kind),
+                address(tensors["corrections"][first:] if kind == INT8 else None),
+            )
         return PackedMatrix(n, k, kind, tensors)
+
+    def _room_for_matrix(self, n: int, k: int, kind: int) -> dict[str, Tensor]:
+        """The memory of a packed matrix, all but its bias."""
+        tensors = {"weights": torch.empty(self._library.packed_bytes(n, k, kind), dtype=torch.uint8)}
+        if kind == INT8:
+            tensors |= {"scales": torch.empty(n), "corrections": torch.zeros(n, dtype=torch.int32)}
+        return tensors
 
     def linear(self, matrix: PackedMatrix, x: Tensor) -> Tensor:
         """x: [..., in] bfloat16 -> [..., out] bfloat16"""

@@ -15,32 +15,45 @@ BF16, INT8 = 0, 1
 
 _LARGEST_INT8 = 127
 _NUMBERS_AT_A_TIME = 1 << 20
-_GATED = 32
 
 
 class QuantizedWeight(NamedTuple):
-    """weight[n, k] = (codes[n, k] - zeros[n, k // group]) * scales[n, k // group].
+    """weight[n, k] = codes[n, k] * scales[n, k // group] + offsets[n, k // group].
 
-    codes: [n, k] int8. scales: [n, k / group] float32. zeros: of the same shape, or None for 0. group: the inputs that share a
-    scale. bits: of a code.
+    codes: [n, k] int8. scales, offsets: [n, k / group] float32; offsets None stands for 0. group: the inputs that share a
+    scale. bits: 8, or 4 where at most 16 different codes occur: -8 .. 7, or the numbers in `levels` [16] int8, ascending.
     """
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor | None
+    offsets: Tensor | None
     group: int
     bits: int
+    levels: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
+
+    def dequantized(self) -> Tensor:
+        """[n, k] float32"""
+        n, k = self.codes.shape
+        numbers = self.codes.view(n, k // self.group, self.group).float() * self.scales[..., None]
+        if self.offsets is not None:
+            numbers += self.offsets[..., None]
+        return numbers.view(n, k)
 
 
 Weight = Tensor | QuantizedWeight
 """[n, k]: floating point, or quantized."""
 
 WeightFormat = Callable[[Tensor], Weight]
-"""What a loaded weight becomes before it is packed."""
+"""What a loaded weight becomes before it is packed. Works on each row by itself, so a weight can be converted in blocks."""
+
+
+def dequantized(weight: Weight) -> Tensor:
+    """[n, k] floating point"""
+    return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
 
 
 def unquantized(weight: Tensor) -> Weight:
@@ -63,7 +76,7 @@ def quantize_int8(weight: Tensor) -> QuantizedWeight:
 
 def check_channelwise_int8(weight: QuantizedWeight) -> None:
     """Raises ValueError for a format that the int8 products do not read."""
-    if weight.bits != 8 or weight.zeros is not None or weight.scales.shape[1] != 1:
+    if weight.bits != 8 or weight.offsets is not None or weight.scales.shape[1] != 1:
         raise ValueError(
             f"int8 products need symmetric 8-bit weights with one scale per output channel, "
             f"not {weight.bits} bits with a scale for each {weight.group} inputs"
@@ -78,13 +91,6 @@ class PackedMatrix:
         self.tensors = tensors
         addresses = (address(tensors.get(name)) for name in ("weights", "scales", "corrections", "bias"))
         self.struct = MatrixStruct(*addresses, out_features, in_features, kind)
-
-
-def interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    """Alternately 32 rows of gate and 32 of up, padded with zero rows. [n, k] each -> [2 * ceil(n / 32) * 32, k]"""
-    missing = -gate.shape[0] % _GATED
-    padded = [torch.nn.functional.pad(part, (0, 0, 0, missing)) if missing else part for part in (gate, up)]
-    return torch.stack([part.view(-1, _GATED, part.shape[1]) for part in padded], dim=1).flatten(0, 2)
 
 
 def address(tensor: Tensor | None) -> int | None:

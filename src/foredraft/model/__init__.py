@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from foredraft.model.checkpoint import EMBEDDED
     from foredraft.model.generation import Generated
     from foredraft.model.language_model import LanguageModel, Traits
-    from foredraft.model.loading import LoadOptions, available_memory, examine, load_model, load_tokenizer
+    from foredraft.model.loading import examine, load_model, load_tokenizer
+    from foredraft.model.memory import available_memory
+    from foredraft.model.options import LoadOptions
     from foredraft.model.vocabulary import check_vocabulary
     from foredraft.model.warm_up import WarmUpSizes
 
@@ -39,7 +41,9 @@ __getattr__ = attributes(
         "checkpoint": ("EMBEDDED",),
         "generation": ("Generated",),
         "language_model": ("LanguageModel", "Traits"),
-        "loading": ("LoadOptions", "available_memory", "examine", "load_model", "load_tokenizer"),
+        "loading": ("examine", "load_model", "load_tokenizer"),
+        "memory": ("available_memory",),
+        "options": ("LoadOptions",),
         "vocabulary": ("check_vocabulary",),
         "warm_up": ("WarmUpSizes",),
     },

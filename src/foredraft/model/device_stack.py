@@ -34,7 +34,7 @@ from foredraft.gpu import (
 from foredraft.kernels import DrawSpec, StackBatch
 from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.generation import Generated
-from foredraft.model.stack import joined_linears, rotation_table, window_of
+from foredraft.model.stack import rotation_table, window_of
 from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs, to_device
 
@@ -204,3 +204,15 @@ def _take_layer(hf: Any, index: int) -> DeviceLayer:
 
 def _weight_of(norm: Any) -> Tensor | None:
     return None if norm is None else norm.weight.detach()
+
+
+def joined_linears(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Several products of one input as one."""
+    weights: list[Tensor] = [linear.weight for linear in linears]
+    weight = torch.cat(weights)
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    biases = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
+    return weight, torch.cat(biases)

@@ -12,22 +12,27 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from foredraft.kernels import (
     Kernels,
     PackedMatrix,
     QuantizedWeight,
+    WeightFormat,
+    WeightSource,
     check_channelwise_int8,
+    dequantized,
     is_int8_exact,
     quantize_int8,
+    read_all,
+    unquantized,
 )
 from foredraft.model.pages import give_back
+from foredraft.model.stored import is_linear, source_of
 
 _TYPICAL_ROWS = 8
 _INT_MM_UNIT = 16
 
-Pack = Callable[[Tensor, Tensor | None], nn.Module]
+Pack = Callable[[WeightSource, Tensor | None], nn.Module]
 """(weight [out, in], bias [out] or None) -> the layer in its place"""
 
 
@@ -65,6 +70,14 @@ class Int8Linear(nn.Module):
         self.register_buffer("_scales", weight.scales[:, 0])
         self.register_buffer("_bias", None if bias is None else bias.float())
 
+    @classmethod
+    def of(cls, source: WeightSource, bias: Tensor | None) -> Int8Linear:
+        """Raises ValueError for a source that is not in int8 with one scale per output channel."""
+        weight = read_all(source)
+        if not isinstance(weight, QuantizedWeight):
+            raise ValueError("int8 products need quantized weights")
+        return cls(weight, bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]"""
         rows = x.reshape(-1, x.shape[-1]).float()
@@ -91,6 +104,10 @@ class PackedLinear(nn.Module):
         self.register_buffer("_bias", bias)
         self.num_bytes = weight.numel() * weight.element_size()
         self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    @classmethod
+    def of(cls, source: WeightSource, bias: Tensor | None) -> PackedLinear:
+        return cls(dequantized(read_all(source)).to(torch.bfloat16), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]"""
@@ -119,20 +136,20 @@ def int8_is_exact() -> bool:
 
 
 @torch.inference_mode()
-def pack_linears(hf: PreTrainedModel, pack: Pack) -> int:
+def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = unquantized) -> int:
     """Replace the model's linear layers in place -> how many. Each original's weights go as its packed ones come, so
-    the model is never held twice. Subclasses of nn.Linear (quantised ones) are left alone."""
+    the model is never held twice. Subclasses of nn.Linear (quantised ones) are left alone.
+
+    weight_format: what the weights in memory become; stored ones keep their own.
+    """
     count = 0
     for parent in list(hf.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                packed = pack(child.weight, child.bias)
-            elif type(child) is Conv1D:
-                packed = pack(child.weight.t(), child.bias)
-            else:
+            if not is_linear(child):
                 continue
-            setattr(parent, name, packed)
-            give_back([child.weight])
+            weights = list(child.parameters())
+            setattr(parent, name, pack(source_of(child, weight_format), child.bias))
+            give_back(weights)
             count += 1
     return count
 

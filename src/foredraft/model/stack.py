@@ -16,19 +16,22 @@ from transformers.activations import ACT2FN
 
 from foredraft.kernels import (
     DrawSpec,
+    Interleaved,
+    Joined,
     Kernels,
     PackedMatrix,
     Stack,
     StackBatch,
     StackLayer,
     WeightFormat,
-    interleaved,
+    WeightSource,
     unquantized,
 )
 from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.generation import Generated
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
+from foredraft.model.stored import is_linear, source_of
 from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs
 
@@ -106,12 +109,12 @@ def has_stack_form(hf: Any) -> bool:
         return False
     mlps = [layer.mlp for layer in hf.model.layers]
     attentions = [layer.self_attn for layer in hf.model.layers]
-    linears = [part for parent in [*mlps, *attentions] for part in parent.children() if hasattr(part, "weight")]
+    parts = [part for parent in [*mlps, *attentions] for part in parent.children()]
     rotated = hf.model.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
     return (
         all(type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"])) for mlp in mlps)
         and all(mlp.gate_proj.bias is None and mlp.up_proj.bias is None for mlp in mlps)
-        and all(type(part) is nn.Linear or type(part).__name__.endswith("RMSNorm") for part in linears)
+        and all(is_linear(part) or not hasattr(part, "weight") or _is_norm(part) for part in parts)
         and all(attention.head_dim == rotated for attention in attentions)
         and rotated % 2 == 0
     )
@@ -130,10 +133,10 @@ def _take(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Stack:
         taken.append(_take_layer(hf, index, kernels, weight_format))
         give_back(weights)
     head = hf.lm_head
-    hf.lm_head = NativeLinear(kernels.pack(weight_format(head.weight), head.bias), kernels)
+    hf.lm_head = NativeLinear(kernels.pack(source_of(head, weight_format), head.bias), kernels)
     embedding = hf.model.embed_tokens
-    if head.weight is not embedding.weight:
-        give_back([head.weight])
+    weights = list(head.parameters())
+    give_back(weight for weight in weights if weight is not embedding.weight)
     embedding.weight = nn.Parameter(embedding.weight.to(torch.bfloat16).contiguous(), requires_grad=False)
     return Stack(
         taken,
@@ -155,17 +158,21 @@ def _take_layer(hf: Any, index: int, kernels: Kernels, weight_format: WeightForm
     attention, mlp = layer.self_attn, layer.mlp
     holder = nn.Module()
 
-    def packed(name: str, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-        matrix = kernels.pack(weight_format(weight), bias)
+    def source(linear: Any) -> WeightSource:
+        return source_of(linear, weight_format)
+
+    def packed(name: str, weight: WeightSource, bias: Tensor | None = None) -> PackedMatrix:
+        matrix = kernels.pack(weight, bias)
         setattr(holder, name, NativeLinear(matrix, kernels))
         return matrix
 
-    qkv = packed("qkv", *joined_linears([attention.q_proj, attention.k_proj, attention.v_proj]))
-    out = packed("out", attention.o_proj.weight, attention.o_proj.bias)
+    inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+    qkv = packed("qkv", Joined([source(linear) for linear in inputs]), joined_bias(inputs))
+    out = packed("out", source(attention.o_proj), attention.o_proj.bias)
     layer.self_attn = None
-    gate_up = packed("gate_up", interleaved(mlp.gate_proj.weight, mlp.up_proj.weight))
+    gate_up = packed("gate_up", Interleaved(source(mlp.gate_proj), source(mlp.up_proj)))
     mlp.gate_proj = mlp.up_proj = None
-    down = packed("down", mlp.down_proj.weight, mlp.down_proj.bias)
+    down = packed("down", source(mlp.down_proj), mlp.down_proj.bias)
     layers[index] = holder
     return StackLayer(
         layer.input_layernorm.weight.float(),
@@ -186,17 +193,18 @@ def window_of(hf: Any, attention: Any) -> int:
     return int(getattr(owner, "sliding_window", None) or 0)
 
 
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm")
+
+
 def _weight_of(norm: Any) -> Tensor | None:
     return None if norm is None else norm.weight.float()
 
 
-def joined_linears(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Several products of one input as one."""
-    weights: list[Tensor] = [linear.weight for linear in linears]
-    weight = torch.cat(weights)
+def joined_bias(linears: Sequence[Any]) -> Tensor | None:
+    """The bias of several products of one input as one; None where no product has one."""
     if all(linear.bias is None for linear in linears):
-        return weight, None
-    biases = [
-        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
-    ]
-    return weight, torch.cat(biases)
+        return None
+    return torch.cat(
+        [torch.zeros(linear.out_features) if linear.bias is None else linear.bias.float() for linear in linears]
+    )

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, load_tokenizer
-from foredraft.model.loading import context_len_of, load_config
+from foredraft.model.context import context_len_of
+from foredraft.model.loading import load_config
 from foredraft.text.tokenizing import encode_prompt
 
 LEAST_TOKENS = 64

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from foredraft.errors import ForedraftError, ModelError, one_line
 from foredraft.model import LoadOptions, check_vocabulary, load_tokenizer
-from foredraft.model.loading import load_config, refuse_if_too_big, refuse_unsupported
+from foredraft.model.loading import load_config, refuse_unsupported
+from foredraft.model.memory import refuse_if_too_big
 
 
 def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:

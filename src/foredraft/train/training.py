@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
-from foredraft.model.loading import move
+from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
 from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.interrupt import stop_on_signal

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from foredraft.model import LanguageModel, LoadOptions, Read, Traits
-from foredraft.model.loading import context_len_of, load_config, refuse_unsupported
+from foredraft.model.context import context_len_of
+from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.tools.inspection.report import Costs, ModelReport
 from foredraft.tools.inspection.weights import layout_of, load_bytes, predicted_weights
 

@@ -12,8 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.model import LoadOptions
-from foredraft.model.loading import compiled_kernels
 from foredraft.model.packed import packs, weight_bytes
+from foredraft.model.prepare import compiled_kernels
 
 _BYTES_PER_OUTPUT = 8
 

@@ -1,0 +1,153 @@
+"""Where the rows of a weight come from: memory, a file, or several weights joined.
+
+A weight is packed block by block, so it is never in memory whole in a second form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from math import gcd
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foredraft.kernels.weights import QuantizedWeight, Weight, WeightFormat, unquantized
+
+GATED = 32
+"""Rows of gates, and of the values that they gate, that alternate in a packed matrix."""
+
+_BLOCK_UNIT = 2 * GATED
+_NUMBERS_AT_A_TIME = 1 << 22
+
+
+class WeightSource(Protocol):
+    """A weight [n, k] whose rows can be read."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def rows(self, first: int, end: int) -> Weight:
+        """Rows first .. end; every block has the same format."""
+
+
+class InMemory:
+    """weight: [n, k]. weight_format: what each block of rows becomes."""
+
+    def __init__(self, weight: Weight, weight_format: WeightFormat = unquantized) -> None:
+        self._weight, self._format = weight, weight_format
+        self.shape = (int(weight.shape[0]), int(weight.shape[1]))
+
+    def rows(self, first: int, end: int) -> Weight:
+        if isinstance(self._weight, QuantizedWeight):
+            return _of_each_row(lambda part: part[first:end], [self._weight])
+        return self._format(self._weight[first:end])
+
+
+class Joined:
+    """Several weights of the same inputs, one below the other."""
+
+    def __init__(self, sources: Sequence[WeightSource]) -> None:
+        self._sources = list(sources)
+        self._ends = list(accumulate(source.shape[0] for source in sources))
+        self.shape = (self._ends[-1], sources[0].shape[1])
+
+    def rows(self, first: int, end: int) -> Weight:
+        parts = []
+        for source, last in zip(self._sources, self._ends, strict=True):
+            start = last - source.shape[0]
+            parts.append(source.rows(*(min(max(row - start, 0), source.shape[0]) for row in (first, end))))
+        return concatenated(parts)
+
+
+class Interleaved:
+    """Alternately 32 rows of gate and 32 of up, each padded with zero rows to a multiple of 32."""
+
+    def __init__(self, gate: WeightSource, up: WeightSource) -> None:
+        self._parts = (gate, up)
+        self.shape = (2 * -(-gate.shape[0] // GATED) * GATED, gate.shape[1])
+
+    def rows(self, first: int, end: int) -> Weight:
+        """Raises ValueError unless first and end are multiples of 64."""
+        if first % _BLOCK_UNIT or end % _BLOCK_UNIT:
+            raise ValueError(f"rows of gates and values come in blocks of {_BLOCK_UNIT}, not {first} to {end}")
+        blocks = []
+        for part in self._parts:
+            last = min(end // 2, part.shape[0])
+            blocks.append(_padded(part.rows(min(first // 2, last), last), (end - first) // 2))
+        return _of_each_row(_alternating, _unified(blocks))
+
+
+def blocks_of(source: WeightSource) -> Iterator[tuple[int, Weight]]:
+    """(first row, block) over the whole weight, in blocks of a multiple of 64 rows."""
+    num_rows, width = source.shape
+    step = max(1, _NUMBERS_AT_A_TIME // max(1, width) // _BLOCK_UNIT) * _BLOCK_UNIT
+    for first in range(0, num_rows, step):
+        yield first, source.rows(first, min(first + step, num_rows))
+
+
+def read_all(source: WeightSource) -> Weight:
+    """The whole weight at once."""
+    return source.rows(0, source.shape[0])
+
+
+def concatenated(weights: Sequence[Weight]) -> Weight:
+    """Weights of the same inputs, one below the other, in a format that holds all of them exactly."""
+    return _of_each_row(lambda *parts: torch.cat(parts), _unified(weights))
+
+
+def _unified(weights: Sequence[Weight]) -> list[Weight]:
+    """The same numbers in one format. Quantized weights beside unquantized ones are dequantized."""
+    if not all(isinstance(weight, QuantizedWeight) for weight in weights):
+        return [weight.dequantized() if isinstance(weight, QuantizedWeight) else weight for weight in weights]
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    group = gcd(*(weight.group for weight in quantized))
+    has_offsets = any(weight.offsets is not None for weight in quantized)
+    first = quantized[0]
+    is_same = all(weight.bits == first.bits and _same(weight.levels, first.levels) for weight in quantized)
+    bits, levels = (first.bits, first.levels) if is_same else (8, None)
+    return [_converted(weight, group, has_offsets)._replace(bits=bits, levels=levels) for weight in quantized]
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _converted(weight: QuantizedWeight, group: int, has_offsets: bool) -> QuantizedWeight:
+    """With smaller groups, and with offsets."""
+    repeats = weight.group // group
+    scales, offsets = weight.scales, weight.offsets
+    if offsets is None and has_offsets:
+        offsets = torch.zeros_like(scales)
+    if repeats > 1:
+        scales = scales.repeat_interleave(repeats, 1)
+        offsets = None if offsets is None else offsets.repeat_interleave(repeats, 1)
+    return weight._replace(scales=scales, offsets=offsets, group=group)
+
+
+def _of_each_row(change: Callable[..., Tensor], weights: Sequence[Weight]) -> Weight:
+    """What `change` makes of the tensors that have a row for each output. All weights have one format."""
+    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+    if tensors:
+        return change(*tensors)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    offsets = [weight.offsets for weight in quantized if weight.offsets is not None]
+    return quantized[0]._replace(
+        codes=change(*(weight.codes for weight in quantized)),
+        scales=change(*(weight.scales for weight in quantized)),
+        offsets=change(*offsets) if offsets else None,
+    )
+
+
+def _padded(weight: Weight, num_rows: int) -> Weight:
+    """Zero rows below, so that there are num_rows."""
+    missing = num_rows - weight.shape[0]
+    pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, missing))
+    return _of_each_row(pad, [weight]) if missing else weight
+
+
+def _alternating(gate: Tensor, up: Tensor) -> Tensor:
+    blocks = [part.reshape(-1, GATED, part.shape[1]) for part in (gate, up)]
+    return torch.stack(blocks, dim=1).flatten(0, 2)

@@ -1,0 +1,49 @@
+"""The longest sequence that a model can read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PretrainedConfig
+
+logger = logging.getLogger("foredraft")
+
+_DEFAULT_CONTEXT = 2048
+_GROWING_ROPES = ("dynamic", "longrope")
+
+
+def context_len_of(config: PretrainedConfig, name: str) -> int:
+    """The longest sequence to read. Where the rotary embedding changes with the longest position of a pass, only as far
+    as it does not: beyond, one request would rotate its neighbours, and cached keys would be stale."""
+    text: Any = config.get_text_config()
+    longest = next(
+        (int(value) for value in (getattr(text, field, None) for field in _length_fields()) if value), _DEFAULT_CONTEXT
+    )
+    for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
+        if rope.get("rope_type", rope.get("type")) in _GROWING_ROPES:
+            fixed = rope.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None
+            )
+            limit = int(fixed or longest)
+            if limit <= longest:
+                logger.warning(
+                    "%s: its rotary embedding (%s) changes past %d positions: the context ends there",
+                    name,
+                    rope.get("rope_type"),
+                    limit,
+                )
+            longest = min(longest, limit)
+    return longest
+
+
+def _length_fields() -> Sequence[str]:
+    return ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+
+
+def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """One description, or one for each kind of layer."""
+    if any(isinstance(value, dict) for value in parameters.values()):
+        return [value for value in parameters.values() if isinstance(value, dict)]
+    return [parameters]

@@ -1,0 +1,112 @@
+"""Kinds of checkpoints: where a configuration, weights and a tokenizer come from.
+
+A new kind is a class here or in a file of its own, and a line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from foredraft.errors import ModelError, one_line
+from foredraft.model.checkpoint import refuse_unusable
+from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
+from foredraft.model.options import LoadOptions
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+class Checkpoint(Protocol):
+    """A checkpoint that was named and not yet read. Every method raises ModelError, one line, for what cannot work."""
+
+    def check(self, *, has_weights: bool) -> None:
+        """Refuse what its files alone rule out. has_weights: whether the weights have to be there."""
+
+    def config(self) -> PretrainedConfig: ...
+
+    def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+        """The model on the CPU, or where a device map puts it. Linear layers and the embedding may be stored ones (model/stored.py)."""
+
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+
+class HuggingFaceCheckpoint:
+    """name: a hub id or a directory in Hugging Face format."""
+
+    def __init__(self, name: str, options: LoadOptions) -> None:
+        self._name, self._options = name, options
+
+    def check(self, *, has_weights: bool) -> None:
+        refuse_unusable(self._name, has_weights=has_weights)
+
+    def config(self) -> PretrainedConfig:
+        options = self._options
+        try:
+            config: PretrainedConfig = AutoConfig.from_pretrained(
+                self._name, revision=options.revision, trust_remote_code=options.trust_remote_code
+            )
+        except Exception as error:
+            raise ModelError(f"{self._name}: {why_not_found(self._name, error, options.revision)}") from error
+        return config
+
+    def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+        try:
+            hf, report = AutoModelForCausalLM.from_pretrained(
+                self._name,
+                config=config,
+                dtype=dtype,
+                revision=self._options.revision,
+                trust_remote_code=self._options.trust_remote_code,
+                ignore_mismatched_sizes=True,  # refused below, with the reason
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise ModelError(f"{self._name}: {why_not_loaded(self._name, error)}") from error
+        reason = why_half_loaded(self._name, hf.config, report)
+        if reason is not None:
+            raise ModelError(f"{self._name}: {reason}")
+        model: PreTrainedModel = hf
+        return model
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        name, options = self._name, self._options
+        if Path(name).is_dir() and not any((Path(name) / file).exists() for file in _TOKENIZER_FILES):
+            # the library would make one up for some architectures
+            raise ModelError(f"{name}: no tokenizer in this directory; give tokenizer=, or token ids as prompts")
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                name, revision=options.revision, trust_remote_code=options.trust_remote_code
+            )
+        except Exception as error:
+            raise ModelError(
+                f"{name}: no tokenizer could be loaded ({one_line(error)}); give tokenizer=, or token ids as prompts"
+            ) from error
+        return tokenizer
+
+
+FORMATS: Sequence[Callable[[str, LoadOptions], Checkpoint | None]] = (HuggingFaceCheckpoint,)
+"""Each gives a checkpoint for a name that is of its kind, and None for others. The first that does is used."""
+
+
+def open_checkpoint(name: str, options: LoadOptions) -> Checkpoint:
+    """The checkpoint of that name. Nothing is read yet but what tells its kind."""
+    return next(found for found in (make(name, options) for make in FORMATS) if found is not None)

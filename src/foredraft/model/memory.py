@@ -1,0 +1,70 @@
+"""Whether a model fits into the memory of its device, and moving it there."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from foredraft.errors import ModelError, one_line
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+_LONGEST_HEADER = 100_000_000
+
+
+def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """For local checkpoints, before any memory is touched: weights against what is free."""
+    files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    free = available_memory(device) if files else None
+    if free is None:
+        return
+    needed = sum(_loaded_size(file, dtype) for file in files)
+    if needed > free:
+        raise ModelError(
+            f"{name}: its weights take {_gib(needed)} GiB and {_gib(free)} GiB of memory are free; "
+            "use a smaller model, or a smaller dtype"
+        )
+
+
+def _loaded_size(file: Path, dtype: torch.dtype) -> int:
+    """Bytes of a safetensors file's tensors once they are loaded: floating ones in `dtype`, others as they are."""
+    with file.open("rb") as stream:
+        header_size = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(header_size, _LONGEST_HEADER)))
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            return sum(
+                prod(entry["shape"]) * dtype.itemsize
+                if entry["dtype"] in _FLOATING
+                else entry["data_offsets"][1] - entry["data_offsets"][0]
+                for entry in tensors
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return file.stat().st_size  # corrupt: the loader will say so
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g}"
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can be had on a device, or None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    values = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return values[0] if values else None
+
+
+def move(hf: PreTrainedModel, device: torch.device) -> None:
+    """Raises ModelError for a device that is not there, or has no room."""
+    try:
+        hf.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {device} cannot be used: {one_line(error)}") from error

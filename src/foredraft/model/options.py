@@ -1,0 +1,78 @@
+"""How checkpoints are loaded: dtype, device, quantization, kernels."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from foredraft.errors import ModelError
+from foredraft.utils import arguments
+
+logger = logging.getLogger("foredraft")
+
+DTYPES = {name: getattr(torch, name) for name in arguments.DTYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one.
+
+    quantization: "int8" rounds linear layers to eight bits as they are loaded, the rest runs in bfloat16; None or
+    "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
+    batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on the batch or on
+    drafts; on a CPU compiled kernels are so anyway.
+    """
+
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    quantization: str | None = None
+    kernels: str = "auto"
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quantization not in (None, *arguments.QUANTIZATIONS):
+            raise ModelError(f'quantization must be "int8" or "none", not {self.quantization!r}')
+        if self.kernels not in ("auto", "torch"):
+            raise ModelError(f'kernels must be "auto" or "torch", not {self.kernels!r}')
+
+    def torch_device(self) -> torch.device:
+        """Raises ModelError for a name that is none, and for a device that is not there."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ModelError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}") from error
+        _refuse_absent(device)
+        return device
+
+    def torch_dtype(self, config: PretrainedConfig) -> torch.dtype:
+        """The dtype to load in. Raises ModelError for a name that is none."""
+        dtype = self.dtype
+        if isinstance(dtype, str) and dtype != "auto":
+            if dtype not in DTYPES:
+                raise ModelError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
+            dtype = DTYPES[dtype]
+        if dtype == "auto":
+            dtype = getattr(config.get_text_config(), "dtype", None) or torch.float32
+        if dtype == torch.float16 and self.torch_device().type == "cpu":
+            logger.warning("float16 is slow and narrow on a CPU: loading in bfloat16")
+            dtype = torch.bfloat16
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def _refuse_absent(device: torch.device) -> None:
+    if device.type == "meta":
+        raise ModelError("device meta holds no numbers: give auto, cpu, cuda or cuda:N")
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise ModelError(f"device {device} cannot be used: PyTorch finds no CUDA device here; give cpu, or auto")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {device} cannot be used: there are {torch.cuda.device_count()}, counted from cuda:0")

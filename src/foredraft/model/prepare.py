@@ -1,0 +1,99 @@
+"""Choosing what computes a loaded model's passes, and laying its weights out for that."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from foredraft.gpu import Graphs, why_not
+from foredraft.kernels import Kernels, load_kernels, quantize_int8, unquantized
+from foredraft.model.context import context_len_of
+from foredraft.model.device_stack import DeviceStackBody
+from foredraft.model.language_model import Body
+from foredraft.model.library import LibraryBody
+from foredraft.model.options import LoadOptions
+from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
+from foredraft.model.stack import StackBody, has_stack_form
+from foredraft.model.stored import materialize
+
+logger = logging.getLogger("foredraft")
+
+
+@torch.inference_mode()
+def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
+    """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
+    wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
+    if hf.device.type == "cuda":
+        materialize(hf)
+    if hf.device.type == "cuda" and options.kernels == "auto" and _fits_a_device(hf):
+        context_len = context_len_of(hf.config, name)
+        return DeviceStackBody(hf, context_len, Graphs(hf.device), is_batch_invariant=options.batch_invariant)
+    weight_format = quantize_int8 if wants_int8 else unquantized
+    kernels = _kernels_for(hf, options, wants_int8)
+    if kernels is None:
+        materialize(hf)
+    if wants_int8:
+        _narrow_the_rest(hf)
+    if kernels is not None and has_stack_form(hf):
+        return StackBody(hf, kernels, context_len_of(hf.config, name), weight_format)
+    if kernels is not None:
+        pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias), kernels), weight_format)
+    elif wants_int8:
+        pack_linears(hf, Int8Linear.of, weight_format)
+    elif packs(hf.dtype, hf.device, is_compiled=False):
+        pack_linears(hf, PackedLinear.of)
+    return LibraryBody(hf, kernels)
+
+
+def _fits_a_device(hf: PreTrainedModel) -> bool:
+    """Whether our passes on a GPU compute what this model does, all of it on one, and run there."""
+    spread = getattr(hf, "hf_device_map", None)
+    is_whole = spread is None or len(set(spread.values())) == 1
+    if not is_whole or is_quantized(hf) or not has_stack_form(hf):
+        return False
+    reason = why_not(hf.device, hf.dtype)
+    if reason is not None:
+        logger.warning("kernels are not used on %s (%s): PyTorch's own run, more slowly", hf.device, reason)
+    return reason is None
+
+
+def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:
+    """Ours compute in bfloat16 and int8 on the CPU."""
+    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not is_quantized(hf)
+    return compiled_kernels(options) if fits else None
+
+
+def compiled_kernels(options: LoadOptions) -> Kernels | None:
+    """The kernels that are wanted, where they can be had."""
+    return load_kernels() if options.kernels == "auto" else None
+
+
+def is_quantized(hf: PreTrainedModel) -> bool:
+    return bool(getattr(hf, "is_quantized", False))
+
+
+def _can_be_int8(hf: PreTrainedModel) -> bool:
+    """Exact products of eight-bit integers need a processor that has them; elsewhere the model runs as it was loaded."""
+    if is_quantized(hf):
+        reason = "the checkpoint is quantised already"
+    elif hf.device.type != "cpu":
+        reason = f"there are no exact int8 products on {hf.device.type}"
+    elif load_kernels() is None and not int8_is_exact():
+        reason = "this processor multiplies int8 inexactly"
+    else:
+        return True
+    logger.warning("quantization is left out: %s", reason)
+    return False
+
+
+def _narrow_the_rest(hf: PreTrainedModel) -> None:
+    """Everything but the matrices that will be quantised, in bfloat16. Buffers (rotary frequencies) stay."""
+    matrices = {id(child.weight) for child in hf.modules() if type(child) in (torch.nn.Linear, Conv1D)}
+    embedding = id(getattr(hf.get_input_embeddings(), "weight", None))
+    for module in hf.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.is_floating_point() and (id(parameter) not in matrices or id(parameter) == embedding):
+                parameter.data = parameter.data.to(torch.bfloat16)

@@ -1,0 +1,102 @@
+"""Layers whose weights are still where they were stored, in a file or as another program's quantized tensors.
+
+A body that has kernels packs them from their sources, so no float matrix is ever in memory. Their own forward dequantizes a
+block of rows at a time: slow, exact, and good enough to be the reference of a probe.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from foredraft.kernels import InMemory, WeightFormat, WeightSource, blocks_of, dequantized, read_all
+
+
+class StoredLinear(nn.Module):
+    """y = x W^T + b. source: of W [out, in]; bias: [out] or None."""
+
+    bias: Tensor | None
+
+    def __init__(self, source: WeightSource, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.source = source
+        self.out_features, self.in_features = source.shape
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] -> [..., out] in the same dtype"""
+        parts = [x @ dequantized(block).to(x.dtype).T for _, block in blocks_of(self.source)]
+        out = torch.cat(parts, dim=-1)
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+    def materialized(self, dtype: torch.dtype) -> nn.Linear:
+        """The same layer with its weight in memory."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        linear.weight = _parameter(dequantized(read_all(self.source)), dtype)
+        if self.bias is not None:
+            linear.bias = _parameter(self.bias, dtype)
+        return linear
+
+
+class StoredEmbedding(nn.Module):
+    """Rows of W [V, hidden], which are read as they are wanted. source: of W. dtype: of the rows given. original: the layer that this
+    one stands for, without its weight; what it does besides looking up rows (Gemma's scaling) is left to it."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, original: nn.Embedding) -> None:
+        super().__init__()
+        self.source, self.dtype = source, dtype
+        self.num_embeddings, self.embedding_dim = source.shape
+        self._original = (original,)  # a tuple: its weight is no parameter of this module
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [...] -> [..., hidden]"""
+        places, order = torch.unique(ids, return_inverse=True)
+        rows = [dequantized(self.source.rows(row, row + 1)) for row in places.tolist()]
+        embedding = self._with_weight(torch.cat(rows))
+        embedded: Tensor = embedding(order)
+        return embedded
+
+    def materialized(self) -> nn.Embedding:
+        """The layer that this one stands for, with its weight in memory."""
+        return self._with_weight(dequantized(read_all(self.source)))
+
+    def _with_weight(self, weight: Tensor) -> nn.Embedding:
+        embedding = copy.copy(self._original[0])
+        embedding._parameters = {"weight": _parameter(weight, self.dtype)}
+        embedding.padding_idx = None
+        return embedding
+
+
+def _parameter(tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(tensor.to(dtype), requires_grad=False)
+
+
+def is_linear(module: Any) -> bool:
+    """Whether it is a plain linear layer, in memory or stored. Subclasses of nn.Linear (quantized ones) are not."""
+    return type(module) in (nn.Linear, Conv1D, StoredLinear)
+
+
+def source_of(linear: Any, weight_format: WeightFormat) -> WeightSource:
+    """The rows of a linear layer's weight [out, in]. weight_format: what a weight in memory becomes; a stored one keeps its own."""
+    if isinstance(linear, StoredLinear):
+        return linear.source
+    weight = linear.weight.t() if type(linear) is Conv1D else linear.weight
+    return InMemory(weight, weight_format)
+
+
+@torch.inference_mode()
+def materialize(hf: PreTrainedModel) -> None:
+    """Put all stored weights into memory, in the model's dtype, in place. Weights with one source stay one."""
+    dtype = hf.dtype
+    in_memory: dict[int, nn.Parameter] = {}
+    for parent in list(hf.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, StoredLinear | StoredEmbedding):
+                module: Any = child.materialized() if isinstance(child, StoredEmbedding) else child.materialized(dtype)
+                module.weight = in_memory.setdefault(id(child.source), module.weight)
+                setattr(parent, name, module)

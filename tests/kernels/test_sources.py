@@ -1,0 +1,92 @@
+"""Blocks of rows give the numbers of the whole weight, however weights are joined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.kernels import (
+    InMemory,
+    Interleaved,
+    Joined,
+    QuantizedWeight,
+    Weight,
+    WeightSource,
+    blocks_of,
+    dequantized,
+    quantize_int8,
+    read_all,
+)
+
+
+def random_weight(n: int, k: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
+
+
+def grouped(n: int, k: int, group: int, *, bits: int = 8, has_offsets: bool = False) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(n + k + group)
+    most = 1 << (bits - 1)
+    codes = torch.randint(-most, most, (n, k), generator=generator, dtype=torch.int8)
+    scales = torch.rand(n, k // group, generator=generator)
+    offsets = torch.randn(n, k // group, generator=generator) if has_offsets else None
+    return QuantizedWeight(codes, scales, offsets, group, bits)
+
+
+def rebuilt(source: WeightSource, step: int) -> Tensor:
+    n = source.shape[0]
+    return torch.cat([dequantized(source.rows(first, min(first + step, n))) for first in range(0, n, step)])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [random_weight(70, 64), random_weight(5, 64, 1)],
+        [grouped(70, 64, 32), grouped(33, 64, 32, has_offsets=True)],
+        [grouped(70, 64, 32, bits=4), grouped(33, 64, 16)],
+        [grouped(70, 64, 64, bits=4), grouped(33, 64, 32, bits=4)],
+        [random_weight(70, 64), grouped(33, 64, 32)],
+    ],
+)
+def test_joined_weights_are_one_below_the_other(parts: list[Weight]) -> None:
+    joined = Joined([InMemory(part) for part in parts])
+    expected = torch.cat([dequantized(part) for part in parts])
+    assert joined.shape == tuple(expected.shape)
+    assert torch.equal(dequantized(read_all(joined)), expected)
+    assert torch.equal(rebuilt(joined, 64), expected)
+
+
+def test_weights_of_four_bits_keep_them_only_among_themselves() -> None:
+    four, eight = grouped(64, 64, 32, bits=4), grouped(64, 64, 32)
+    alike, mixed = (read_all(Joined([InMemory(four), InMemory(other)])) for other in (four, eight))
+    assert isinstance(alike, QuantizedWeight)
+    assert isinstance(mixed, QuantizedWeight)
+    assert (alike.bits, mixed.bits) == (4, 8)
+
+
+@pytest.mark.parametrize("num_rows", [32, 70, 96])
+def test_gates_and_values_alternate(num_rows: int) -> None:
+    gate, up = grouped(num_rows, 64, 32), grouped(num_rows, 64, 32, has_offsets=True)
+    source = Interleaved(InMemory(gate), InMemory(up))
+    numbers = dequantized(read_all(source)).view(-1, 2, 32, 64)
+    padding = torch.zeros(-num_rows % 32, 64)
+    assert torch.equal(numbers[:, 0].flatten(0, 1), torch.cat([gate.dequantized(), padding]))
+    assert torch.equal(numbers[:, 1].flatten(0, 1), torch.cat([up.dequantized(), padding]))
+    assert torch.equal(rebuilt(source, 64), numbers.flatten(0, 2))
+
+
+def test_gates_and_values_come_in_whole_blocks() -> None:
+    source = Interleaved(InMemory(random_weight(70, 8)), InMemory(random_weight(70, 8)))
+    with pytest.raises(ValueError, match="blocks of 64"):
+        source.rows(0, 10)
+
+
+def test_a_weight_in_memory_is_converted_in_blocks() -> None:
+    weight = random_weight(300, 40)
+    whole = quantize_int8(weight)
+    source = InMemory(weight, quantize_int8)
+    blocks = [(first, block) for first, block in blocks_of(source)]
+    assert blocks[0][0] == 0
+    codes = [block.codes for _, block in blocks if isinstance(block, QuantizedWeight)]
+    assert torch.equal(torch.cat(codes), whole.codes)
+    assert torch.equal(rebuilt(source, 64), whole.dequantized())
