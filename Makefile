@@ -5,15 +5,19 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # make test SLOW=1 runs the slow tests too; make test PYTEST_ARGS="-k ngram" hands pytest anything else.
+# The test files are shared out among WORKERS processes (auto: one for each processor, at most 8), each of which computes
+# with THREADS threads; tests of threads set their number themselves. PYTEST_ARGS="-n 0" runs all tests in one process.
 SLOW ?=
 PYTEST_ARGS ?=
+WORKERS ?= auto
+THREADS ?= 1
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check format clean
 
 help:
 	@echo "make demo     speculative decoding with the embedded pair of models"
-	@echo "make test     the tests (SLOW=1: the slow ones too; PYTEST_ARGS=...: more for pytest)"
+	@echo "make test     the tests (SLOW=1: the slow ones too; WORKERS=...: processes; PYTEST_ARGS=...: more for pytest)"
 	@echo "make check    formatting, lint and types"
 	@echo "make format   format and mend what can be mended"
 	@echo "make setup    only the virtual environment, $(VENV)"
@@ -34,7 +38,8 @@ demo: $(STAMP)
 	@$(BIN)/foredraft demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(if $(SLOW),,-m "not slow") $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile \
+		$(if $(SLOW),,-m "not slow") $(PYTEST_ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

@@ -18,11 +18,27 @@ from foredraft.drafters import SELF_DRAFTS, DrafterContext, build
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import Drafter
+from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 
-hypothesis.settings.register_profile("thorough", max_examples=400)
+# Nothing is timed: on a busy machine an example may take a second.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)
+hypothesis.settings.load_profile("untimed")
 
 MakeEngine = Callable[..., Engine]
+
+
+def pytest_configure() -> None:
+    """Compile the kernels, if they are not in the user's cache, before several processes would do so at the same time."""
+    load_kernels()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.sharing_out import Scheduler
+
+    return Scheduler(config, log)
 
 
 def embedded(name: str, **options: Any) -> LanguageModel:

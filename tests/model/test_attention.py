@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -68,19 +68,15 @@ def test_the_formula(
     assert torch.allclose(ours.double(), plain(states, window, softcap, s_aux), atol=1e-5)
 
 
+SHORT = [(70, 4, 2, 8, 8), (70, 1, 1, 16, 16)]
+LONG = [(1050, 4, 1, 64, 64), (1050, 1, 8, 64, 64), (2070, 2, 2, 24, 16), (2070, 3, 1, 64, 64)]
+QUICK = [*product(SHORT, [False, True]), (LONG[0], True)]
+SLOW = [pair for pair in product(LONG, [False, True]) if pair not in QUICK]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    [
-        (70, 4, 2, 8, 8),
-        (70, 1, 1, 16, 16),
-        (1050, 4, 1, 64, 64),
-        (1050, 1, 8, 64, 64),
-        (2070, 2, 2, 24, 16),
-        (2070, 3, 1, 64, 64),
-    ],
-    ids=str,
+    ("shape", "sinks"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)], ids=str
 )
-@pytest.mark.parametrize("sinks", [False, True])
 @torch.inference_mode()
 def test_in_bfloat16_a_row_has_the_same_bits_in_every_company(
     shape: tuple[int, int, int, int, int], sinks: bool

@@ -17,9 +17,9 @@ from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.language_model import Traits
 from foredraft.model.library import LibraryBody
 from foredraft.model.stack import StackBody
-from tests.model.zoo import SPECIES, STACK_FORMS, VOCAB_SIZE, Maker, random_model, saved
+from tests.model.zoo import DEVICE_FORMS, SPECIES, STACK_FORMS, VOCAB_SIZE, Maker, random_model, saved
 
-CAPACITY, START, LENGTH = 96, 21, 37
+CAPACITY, START, LENGTH = 96, 15, 26
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
@@ -42,7 +42,7 @@ def compiled(name: str, directory: str) -> LanguageModel:
 def device(name: str) -> LanguageModel:
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    hf = random_model(STACK_FORMS[name].config()).to(device)
+    hf = random_model(DEVICE_FORMS[name].config()).to(device)
     body = DeviceStackBody(hf, 128, at_once, is_batch_invariant=False)
     return LanguageModel(hf, Traits(name, VOCAB_SIZE, 128, 0, row_exact=False), body)
 
@@ -60,7 +60,7 @@ MODELS: dict[str, Callable[..., LanguageModel]] = {
     "library, compiled attention": lambda checkpoint, _: library("gpt2", checkpoint, "bfloat16", "auto"),
     "compiled": lambda _, directory: compiled("qwen3", directory),
     "compiled, sliding window": lambda _, directory: compiled("mistral", directory),
-    "device": lambda *_: device("llama"),
+    "device": lambda *_: device("two heads"),
     "device, sliding window": lambda *_: device("mistral"),
 }
 PARAMS = [

@@ -170,6 +170,14 @@ STACK_FORMS: dict[str, Species] = {
 }
 """What a decoder of Llama's form can have; all of it runs as one stack."""
 
+_TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+DEVICE_FORMS: dict[str, Species] = {
+    **STACK_FORMS,
+    "two heads": Species("llama", _TWO_HEADS),
+    "two heads, biases": Species("qwen2", _TWO_HEADS),
+}
+"""With few heads Triton's interpreter takes half the time."""
+
 
 def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
     """A model of this configuration with random weights, sharpened; float32."""

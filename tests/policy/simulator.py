@@ -21,6 +21,11 @@ from tests.laws import sampler_for
 GREEDY = {"temperature": 0.0}
 
 
+def no_time() -> float:
+    """A controller's clock: a real one would measure what planning takes on this machine; all other times are made up."""
+    return 0.0
+
+
 def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: int | None = None) -> TokenSequence:
     """A greedy text. wanted: its own number of draft tokens; None leaves that to the policy."""
     tokens = [1] * prompt_len

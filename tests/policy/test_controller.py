@@ -15,7 +15,7 @@ import foredraft.policy
 from foredraft.engine.sequence import TokenSequence
 from foredraft.policy import Controller, CostModel, FixedPolicy
 from foredraft.policy.acceptance import AcceptanceHistory
-from tests.policy.simulator import FakeDrafter, Round, Simulator, draft_share, text, tokens_per_second
+from tests.policy.simulator import FakeDrafter, Round, Simulator, draft_share, no_time, text, tokens_per_second
 
 FIRST_LEARNING = 400
 LONGEST = 8
@@ -36,11 +36,6 @@ def drafter(acceptance: float | Callable[[int], float], per_token: float = 0.001
     """Takes per_token seconds for each draft token, whatever the number of requests."""
     chance = acceptance if callable(acceptance) else flat(acceptance)
     return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
-
-
-def no_time() -> float:
-    """Planning takes no time: a real clock would measure this machine, and all other times are made up."""
-    return 0.0
 
 
 def simulate(drafters: dict[str, FakeDrafter], *texts: TokenSequence, seed: int = 0) -> Simulator:
@@ -287,7 +282,8 @@ def test_with_the_costs_of_an_earlier_process_drafting_starts_at_once() -> None:
     first.run(FIRST_LEARNING)
     assert isinstance(first.policy, Controller)
     drafters = {"a": drafter(0.9)}
-    second = Simulator(Controller(["a"], max_draft=LONGEST, costs=first.policy.costs), drafters, pass_seconds)
+    policy = Controller(["a"], max_draft=LONGEST, costs=first.policy.costs, clock=no_time)
+    second = Simulator(policy, drafters, pass_seconds)
     second.add(text())
     assert draft_share(second.run(20)) > 0.5
 

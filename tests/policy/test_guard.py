@@ -9,7 +9,7 @@ import pytest
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.policy import Controller, FixedPolicy, Guard, Policy
-from tests.policy.simulator import FakeDrafter, Simulator, text
+from tests.policy.simulator import FakeDrafter, Simulator, no_time, text
 
 COOLDOWN = 100
 
@@ -116,13 +116,13 @@ def test_without_thresholds_it_changes_nothing() -> None:
         return [one.num_requested for one in simulator.run(300)]
 
     def timeless() -> Controller:
-        return Controller(["a"], clock=lambda: 0.0)
+        return Controller(["a"], clock=no_time)
 
     assert budgets(Guard(timeless(), {"a": Holder()})) == budgets(timeless())
 
 
 def test_it_holds_around_the_controller_too() -> None:
-    policy = Guard(Controller(["a"]), {"a": Holder()}, min_acceptance_rate=0.9)
+    policy = Guard(Controller(["a"], clock=no_time), {"a": Holder()}, min_acceptance_rate=0.9)
     simulator = simulate(policy, acceptance=0.7)  # drafting pays, but the acceptance is below the threshold
     simulator.add(text())
     simulator.run(1000)
@@ -136,7 +136,8 @@ def test_another_drafter_takes_over_from_one_that_crossed() -> None:
         "a": FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: 0.75),
         "b": FakeDrafter(lambda num_requests, depth: 0.02, lambda seq_id: 0.95),
     }
-    policy = Guard(Controller(["a", "b"]), {name: Holder() for name in drafters}, min_acceptance_rate=0.5)
+    controller = Controller(["a", "b"], clock=no_time)
+    policy = Guard(controller, {name: Holder() for name in drafters}, min_acceptance_rate=0.5)
     simulator = Simulator(policy, drafters, lambda num_rows: 0.01)
     simulator.add(text())
     while not policy.crossings:

@@ -11,8 +11,7 @@ import httpx2
 import jsonschema
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
-from schemathesis.specs.openapi.checks import positive_data_acceptance, response_schema_conformance
+from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from foredraft import LLM
 from foredraft.server import RequestLimits, create_app
@@ -47,15 +46,6 @@ class WithKey:
         case.headers["Authorization"] = f"Bearer {key}"
 
 
-# What the document cannot say (a seed goes with one verification only, ...) is refused with a 400, which it names; so not every
-# body that fits it is taken.
-@pytest.mark.slow
-@schema.parametrize()
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_documented(case: Any, brief: Running) -> None:
-    case.call_and_validate(base_url=brief.url, excluded_checks=[positive_data_acceptance])
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 def test_events_are_documented(brief: Running, path: str) -> None:
     messages = [{"role": "user", "content": "Hello"}]
@@ -65,12 +55,6 @@ def test_events_are_documented(brief: Running, path: str) -> None:
     answer = case.call(base_url=brief.url)
     assert answer.headers["content-type"][0].startswith("text/event-stream")
     case.validate_response(answer, checks=[response_schema_conformance])
-
-
-@pytest.mark.slow
-def test_it_is_well_afterwards(brief: Running) -> None:
-    brief.wait_until_idle()
-    assert brief.get("/health").status_code == 200
 
 
 CHAT = {"role": "user", "content": "a"}

@@ -44,20 +44,15 @@ def interrupted_at(module: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+SOME_MODULES = ("foredraft.cli", "typer", "torch", "transformers")
+OTHER_MODULES = (
+    *("foredraft.cli.train", "numpy", "torch._dynamo", "sympy", "tokenizers", "transformers.modeling_utils"),
+    *("foredraft.llm", "foredraft.engine.engine", "rich.console", "transformers.models.llama.modeling_llama"),
+)
+
+
 @pytest.mark.parametrize(
-    "module",
-    [
-        *("foredraft.cli", "typer", "foredraft.cli.train", "torch", "numpy", "torch._dynamo", "sympy"),
-        *(
-            "transformers",
-            "tokenizers",
-            "transformers.modeling_utils",
-            "foredraft.llm",
-            "foredraft.engine.engine",
-            "rich.console",
-        ),
-        "transformers.models.llama.modeling_llama",
-    ],
+    "module", [*SOME_MODULES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_MODULES)]
 )
 def test_an_interrupt_while_modules_are_imported_ends_quietly(module: str) -> None:
     done = interrupted_at(module, "generate", "x", "--max-tokens", "1")
