@@ -13,8 +13,9 @@ from torch import Tensor
 
 from foredraft.certificate.betting import FALSE_ALARM, Bet, Bets
 from foredraft.certificate.distribution import (
+    EVERY_TOKEN,
+    OF_STEPS,
     BetResult,
-    StepStarts,
     Tokens,
     bonus,
     bonus_pairs,
@@ -51,18 +52,18 @@ def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tenso
     tokens = p.nonzero()[:, 0]
     case = Tokens.of(TokenProbs(p.expand(len(tokens), -1)), tokens)
     past = torch.full((len(tokens),), before, dtype=torch.float64)
-    results: dict[str, BetResult] = every_token(case, past) | first_of_step(*began(p, q, tokens)) | bonus(case, past)
+    results: dict[str, BetResult] = every_token(case, past) | of_first(p, q, tokens) | bonus(case, past)
     return {name: (result.g, p[tokens]) for name, result in results.items()}
 
 
-def began(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tokens, StepStarts]:
-    """Steps that begin with these tokens, each behind the likeliest token."""
+def of_first(p: Tensor, q: Tensor, tokens: Tensor) -> dict[str, BetResult]:
+    """The bets on steps that begin with these tokens, each behind the likeliest token."""
     count = len(tokens)
     both = torch.stack([p.argmax().expand(count), tokens], dim=1).flatten()
-    nothing = torch.zeros(count, dtype=torch.bool)
-    rows = 2 * torch.arange(count) + 1
-    firsts = StepStarts(rows, q.expand(count, -1), nothing, torch.full((count,), -1), nothing)
-    return Tokens.of(TokenProbs(p.expand(2 * count, -1)), both), firsts
+    begins = torch.tensor([True, False]).repeat(count)
+    case = Tokens.of(TokenProbs(p.expand(2 * count, -1)), both)
+    is_certain = torch.zeros(count, dtype=torch.bool)
+    return first_of_step(case, begins, (~begins).nonzero()[:, 0], q.expand(count, -1), is_certain)
 
 
 @given(laws(), st.floats(-1, 1))
@@ -90,15 +91,15 @@ def test_bonus_tokens_are_paired_with_the_one_that_ended_the_step_before() -> No
 def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tensor]) -> None:
     """By enumeration: the second token's law depends on the first token, and so does what is bet on it."""
     p, *seconds = three
-    stakes = torch.tensor(Bet("").stakes, dtype=torch.float64)
+    stakes = Bet("").stakes
     first = Tokens.of(TokenProbs(p.expand(len(p), -1)), torch.arange(len(p)))
-    own = first.cdf
+    own = first.cdf()
     total = torch.zeros_like(stakes)
     for token in p.nonzero()[:, 0].tolist():
         law = seconds[token % 2]
         tokens = torch.arange(len(law))
         second = Tokens.of(TokenProbs(law.expand(len(law), -1)), tokens)
-        g = second.cdf * own[token]
+        g = second.cdf() * own[token]
         total += p[token] * (law[:, None] * (1 + stakes * g[:, None])).sum(0)
     torch.testing.assert_close(total, torch.ones_like(stakes), rtol=0, atol=1e-12)
 
@@ -107,7 +108,7 @@ def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tens
 def test_every_bet_on_a_draw_is_fair_and_keeps_its_bounds(pair: list[Tensor]) -> None:
     p, q = pair
     tokens = p.nonzero()[:, 0]
-    ratios, ones = SortedRatios.of(p, q), torch.ones(len(tokens), dtype=torch.float64)
+    ratios, ones = SortedRatios(p, q), torch.ones(len(tokens), dtype=torch.float64)
     for g in (centred_surprise(p)[tokens], temperature_score(p, q)[tokens], stands(ratios, ratios.ratio[tokens], ones)):
         assert abs(float((g * p[tokens]).sum())) < 1e-12
         assert float(g.abs().max()) <= 1 + 1e-12
@@ -139,27 +140,17 @@ def test_the_summary_of_a_gross_fault_is_finite() -> None:
     assert bets.figures["log10_evidence"] == bets.log_evidence
 
 
-def test_counted_tokens_update_like_single_ones() -> None:
-    g, times = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([3.0, 2.0], dtype=torch.float64)
-    counted, each = Bets({"a": Bet("")}), Bets({"a": Bet("")})
-    counted.update("a", g, counts=times)
-    each.update("a", g.repeat_interleave(times.long()))
-    assert counted.num_tokens("a") == each.num_tokens("a") == 5
-    assert counted.log_evidence == pytest.approx(each.log_evidence)
-
-
 @given(laws())
 def test_every_bet_on_a_text_keeps_its_bounds(pair: list[Tensor]) -> None:
-    bets = Bets({"first": Bet("", -1.0, 4.0)}).bets
     for name, (g, _) in outcomes(*pair).items():
-        high = bets["first"].high if name == "draft's law" else 1.0
+        high = (EVERY_TOKEN | OF_STEPS)[name].high
         assert -1 - 1e-12 <= float(g.min()) <= float(g.max()) <= high + 1e-12
 
 
 @given(laws(), st.floats(0.01, 1.0), st.floats(1.0, 100.0))
 def test_bets_on_residuals_are_fair_and_keep_their_bounds(pair: list[Tensor], scale: float, more: float) -> None:
     p, q = pair
-    ratios = SortedRatios.of(p, q)
+    ratios = SortedRatios(p, q)
     tokens = p.nonzero()[:, 0]
     one, other = (torch.full((len(tokens),), s, dtype=torch.float64) for s in (scale, scale * more))
     g = other_residual(ratios, ratios.ratio[tokens], one, other)
@@ -172,7 +163,7 @@ def test_bets_on_residuals_are_fair_and_keep_their_bounds(pair: list[Tensor], sc
 def test_the_expected_fortune_is_the_first_one_whatever_is_staked(pair: list[Tensor]) -> None:
     """One token, every stake: the mean of what a unit becomes is a unit."""
     for g, odds in outcomes(*pair).values():
-        for stake in Bet("", -1.0, max(1.0, float(g.max()))).stakes:
+        for stake in Bet("", max(1.0, float(g.max()))).stakes:
             assert float(((1 + stake * g) * odds).sum()) == pytest.approx(1.0)
 
 
@@ -183,7 +174,7 @@ def played(p: Tensor, true: Tensor, q: Tensor, num_tokens: int, seed: int) -> Be
     for part in tokens.split(1000):
         case = Tokens.of(TokenProbs(p.expand(len(part), -1)), part)
         bets.update("likeliest", *every_token(case, torch.zeros(len(part), dtype=torch.float64))["likeliest"])
-        bets.update("draft stands", *first_of_step(*began(p, q, part))["draft stands"])
+        bets.update("draft stands", *of_first(p, q, part)["draft stands"])
     return bets
 
 
@@ -235,5 +226,5 @@ def test_one_update_and_many_give_the_same_fortunes(value: float, count: int) ->
     once.update("a", g, g * 0)
     for x in g:
         turn.update("a", x[None], x[None] * 0)
-    assert turn.num_tokens("a") == once.num_tokens("a") == count
+    assert turn.accounts["a"].num_tokens == once.accounts["a"].num_tokens == count
     assert turn.log_evidence >= once.log_evidence - 1e-9

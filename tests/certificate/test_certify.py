@@ -10,15 +10,26 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, Certificate, Drafter, ForedraftError, SamplingParams, StructuredOutputs, check
-from foredraft.certificate.betting import FALSE_ALARM
-from foredraft.certificate.certify import BUDGET, MAX_TOKENS, NUM_TOKENS, Certification, setting_of
-from foredraft.certificate.controls import CONTROLS, Conditions, applying
-from foredraft.certificate.distribution import DistributionCheck, TextBets
+from foredraft.certificate import Certification
+from foredraft.certificate.betting import FALSE_ALARM, Bets, BettingCheck
+from foredraft.certificate.controls import CONTROLS, Control, controls_for
+from foredraft.certificate.distribution import EVERY_TOKEN, bet_on_texts, distribution_check
 from foredraft.certificate.identity import IdentityCheck
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
-from foredraft.certificate.setting import DRAFT_LEN, PROMPTS, Deadline, Setting, measured, planned, share_in_time
-from foredraft.certificate.texts import Subject
-from foredraft.certificate.verification import VerificationCheck
+from foredraft.certificate.setting import (
+    BUDGET,
+    DRAFT_LEN,
+    MAX_TOKENS,
+    NUM_TOKENS,
+    PROMPTS,
+    Deadline,
+    Setting,
+    measured,
+    planned,
+    setting_of,
+    share_in_time,
+)
+from foredraft.certificate.verification import verification_check
 from foredraft.drafters import REGISTRY, ScriptedDrafter
 
 DRAWN_DRAFTS = {"draft_model", "self-int8"}
@@ -88,14 +99,13 @@ def test_temperature_zero_leaves_out_what_is_drawn(llm: LLM) -> None:
 
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED])
 def test_identity_and_the_forced_check_reject_what_is_broken(llm: LLM, kind: str) -> None:
-    setting, _ = measured(setting_of(llm, SamplingParams(max_tokens=64, temperature=0.8), PROMPTS[:4], 200.0, 600))
-    test = IdentityCheck(setting, Subject(llm), kind)
+    setting = measured(setting_of(llm, SamplingParams(max_tokens=64, temperature=0.8), PROMPTS[:4], 200.0, 600))
+    test = IdentityCheck(setting, kind)
     run = test.run()
     assert all(result.passed for result in run.results)
-    conditions = Conditions(run.num_drafted, run.num_sampled, "block", setting.gamma, run.max_len)
-    controls = applying(kind, conditions)
+    controls, _ = controls_for(kind, run, setting.params_of(kind))
     assert controls
-    assert [control.name for control in controls if test.reject(control.subject(llm)).by is None] == []
+    assert [control.name for control in controls if not is_rejected(test, control)] == []
 
 
 def test_drafts_are_tested_whatever_the_policy_chooses(llm: LLM) -> None:
@@ -139,10 +149,10 @@ def test_a_control_that_is_not_rejected_makes_it_inconclusive(llm: LLM, monkeypa
 
 def test_a_broken_engine_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken for every subject, plain decoding apart, is found by the tests themselves."""
-    from foredraft.certificate import certify
+    from foredraft.certificate import texts
     from foredraft.verify.mutations import accepts_everything
 
-    monkeypatch.setattr(certify, "Subject", lambda llm: Subject(llm, accepts_everything))
+    monkeypatch.setattr(texts, "verify", accepts_everything)
     certificate = quick(llm, temperature=0.0).run()
     assert certificate.verdict == "failed"
     assert certificate.reason is not None
@@ -169,15 +179,20 @@ def test_what_cannot_be_honoured_is_refused(llm: LLM) -> None:
     stream.close()
 
 
-def broken(llm: LLM, name: str) -> Subject:
-    return next(control for control in CONTROLS if control.name == name).subject(llm)
+def broken(name: str) -> Control:
+    return next(control for control in CONTROLS if control.name == name)
+
+
+def is_rejected(test: IdentityCheck | BettingCheck, control: Control) -> bool:
+    result = test.reject(control)
+    return result is not None and result.rejected
 
 
 def at_the_default_budget(method: str, **params: Any) -> Setting:
     """As `check` plans it, with a clock that does not end it: the machine may be busy."""
     chosen = SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 0.8, **params})
-    setting, left_out = measured(setting_of(LLM(method=method), chosen, PROMPTS, BUDGET, NUM_TOKENS))
-    assert not left_out
+    setting = measured(setting_of(LLM(method=method), chosen, PROMPTS, BUDGET, NUM_TOKENS))
+    assert not setting.left_out
     return replace(setting, deadline=Deadline(3600.0))
 
 
@@ -186,26 +201,26 @@ def test_faults_that_are_small_or_late_or_far_on_are_rejected() -> None:
     """A residual that is wrong behind three tokens, q 2 % of temperature off, noise used again in the next step, keys and
     values that are stale behind 68 tokens."""
     setting = at_the_default_budget("draft_model")
-    real = Subject(setting.llm)
     for kind in (GREEDY, SEEDED):
-        test = IdentityCheck(setting, real, kind)
+        test = IdentityCheck(setting, kind)
         assert all(result.passed for result in test.run().results)
-        assert test.reject(broken(setting.llm, "stale far on")).by is not None
-    sampled = DistributionCheck(setting, real)
+        assert is_rejected(test, broken("stale far on"))
+    sampled = distribution_check(setting)
     assert sampled.run().results[0].passed
-    assert sampled.reject(broken(setting.llm, "noise again")).by == "distribution"
-    drawn = VerificationCheck(setting, real, sampled.texts)
+    assert is_rejected(sampled, broken("noise again"))
+    drawn = verification_check(setting, sampled.texts)
+    assert drawn is not None
     assert drawn.run().results[0].passed
     for name in ("late residual", "warmer q"):
-        assert drawn.reject(broken(setting.llm, name)).by == "verification", name
+        assert is_rejected(drawn, broken(name)), name
 
 
 @pytest.mark.slow
 def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
     setting = at_the_default_budget("none")
-    test = DistributionCheck(setting, Subject(setting.llm))
+    test = distribution_check(setting)
     assert test.run().results[0].passed
-    assert test.reject(broken(setting.llm, "noise again")).by == "distribution"
+    assert is_rejected(test, broken("noise again"))
 
 
 @pytest.mark.slow
@@ -223,12 +238,11 @@ def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
 def test_texts_of_a_form_are_tested(method: str, form: dict[str, Any]) -> None:
     """Forced tokens, drafts that the form cuts, and what an independent walk of it says."""
     params = SamplingParams(max_tokens=40, temperature=0.8, structured_outputs=StructuredOutputs(**form))
-    setting, _ = measured(setting_of(LLM(method=method), params, PROMPTS[:3], 200.0, 300))
-    real = Subject(setting.llm)
+    setting = measured(setting_of(LLM(method=method), params, PROMPTS[:3], 200.0, 300))
     for test in (
-        IdentityCheck(setting, real, GREEDY),
-        IdentityCheck(setting, real, SEEDED),
-        DistributionCheck(setting, real),
+        IdentityCheck(setting, GREEDY),
+        IdentityCheck(setting, SEEDED),
+        distribution_check(setting),
     ):
         run = test.run()
         assert run.num_drafted
@@ -239,14 +253,13 @@ def test_a_token_that_the_form_refuses_has_no_odds() -> None:
     """The check walks the form anew: it has not seen what the engine's own walk let through."""
     form = StructuredOutputs(regex="[a-z ]{60}")
     params = SamplingParams(max_tokens=20, temperature=0.8, structured_outputs=form)
-    setting, _ = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:2], 200.0, 100))
-    (text, *_) = setting.trial(Subject(setting.llm)).write(PROMPTS[:1], setting.params_of(SAMPLED))
+    setting = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:2], 200.0, 100))
+    (text, *_) = setting.trial().write(PROMPTS[:1], setting.params_of(SAMPLED))
     wrong = setting.llm.text_tokenizer.encode("7")[-1]
     changed = text._replace(tokens=[*text.tokens[:-3], wrong, *text.tokens[-2:]])
-    text_bets = TextBets(setting.llm.target, with_drafts=False)
-    good, bad = text_bets.new(), text_bets.new()
-    text_bets.place(good, [text])
-    text_bets.place(bad, [changed])
+    good, bad = Bets(EVERY_TOKEN), Bets(EVERY_TOKEN)
+    bet_on_texts(good, setting.llm.target, [text], setting.noise)
+    bet_on_texts(bad, setting.llm.target, [changed], setting.noise)
     assert good.num_impossible == 0
     assert bad.num_impossible >= 1
 
@@ -258,13 +271,12 @@ def test_counts_of_tokens_that_are_not_there_yet_are_seen(kind: str) -> None:
     nothing but the verifier counts anything."""
     form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){4}")
     params = SamplingParams(max_tokens=64, temperature=0.8, frequency_penalty=-0.5, structured_outputs=form)
-    setting, _ = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:4], 200.0, 300))
-    test = IdentityCheck(setting, Subject(setting.llm), kind)
+    setting = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:4], 200.0, 300))
+    test = IdentityCheck(setting, kind)
     run = test.run()
     assert all(result.passed for result in run.results)
-    conditions = Conditions(run.num_drafted, 0, "block", setting.gamma, run.max_len, params.frequency_penalty)
-    assert "counts ahead" in {control.name for control in applying(kind, conditions)}
-    assert test.reject(broken(setting.llm, "counts ahead")).by is not None
+    assert broken("counts ahead") in controls_for(kind, run, setting.params_of(kind))[0]
+    assert is_rejected(test, broken("counts ahead"))
 
 
 @pytest.mark.slow
@@ -276,8 +288,8 @@ def test_everything_that_generate_takes_is_taken(llm: LLM) -> None:
         stop=[". The"], stop_token_ids=[7], logits_processors=[lambda prefix, logits: logits * (1 + len(prefix) % 2 / 8)],
         prefix_caching=False,
     )  # fmt: skip
-    setting, left_out = measured(setting_of(llm.with_drafter("ngram"), params, PROMPTS[:2], 200.0, 100))
-    assert not left_out
+    setting = measured(setting_of(llm.with_drafter("ngram"), params, PROMPTS[:2], 200.0, 100))
+    assert not setting.left_out
     assert setting.num_copies == 4
     for kind in (GREEDY, SEEDED, SAMPLED):
         asked = setting.params_of(kind)
@@ -291,11 +303,10 @@ def test_everything_that_generate_takes_is_taken(llm: LLM) -> None:
             "prefix_caching",
         ):
             assert getattr(asked, name) == getattr(params, name), name
-    real = Subject(setting.llm)
     for test in (
-        IdentityCheck(setting, real, GREEDY),
-        IdentityCheck(setting, real, SEEDED),
-        DistributionCheck(setting, real),
+        IdentityCheck(setting, GREEDY),
+        IdentityCheck(setting, SEEDED),
+        distribution_check(setting),
     ):
         assert [result.detail for result in test.run().results if not result.passed] == []
 
@@ -306,11 +317,11 @@ def test_work_is_planned_by_the_budget_and_not_by_the_clock(llm: LLM) -> None:
     plans = [
         planned(setting_of(llm, params, PROMPTS, budget, NUM_TOKENS), rate=500.0) for budget in (2.0, 20.0, 2000.0)
     ]
-    work = [(plan.length * len(plan.prompts), plan.num_tokens, plan.num_draws) for plan, _ in plans]
+    work = [(plan.length * len(plan.prompts), plan.num_tokens, plan.num_draws) for plan in plans]
     assert work == sorted(work)
     assert work[-1] == (96 * len(PROMPTS), NUM_TOKENS, 900_000)
-    assert plans[0][1]
-    assert not plans[-1][1]
+    assert plans[0].left_out
+    assert not plans[-1].left_out
 
 
 @pytest.mark.parametrize(
@@ -322,11 +333,11 @@ def test_a_machine_slower_than_the_overtime_allows_gets_less_work(wall: float, p
 
 def test_a_test_that_passed_is_not_cut_by_a_slow_machine(llm: LLM) -> None:
     """The clock is looked at for the overtime alone."""
-    setting, _ = measured(setting_of(llm, SamplingParams(max_tokens=16, temperature=0.8), PROMPTS[:2], 100.0, 100))
+    setting = measured(setting_of(llm, SamplingParams(max_tokens=16, temperature=0.8), PROMPTS[:2], 100.0, 100))
     late = replace(setting, deadline=Deadline(100.0, began=time.perf_counter() - 140.0))
-    test = IdentityCheck(late, Subject(llm), GREEDY)
+    test = IdentityCheck(late, GREEDY)
     assert all(result.passed for result in test.run().results)
-    assert test.reject(broken(llm, "accept all")).by is not None
+    assert is_rejected(test, broken("accept all"))
 
 
 def test_what_the_clock_cuts_is_said(llm: LLM) -> None:

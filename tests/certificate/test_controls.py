@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from foredraft.certificate.betting import Bets
-from foredraft.certificate.controls import CONTROLS, Conditions, applying, left_out
-from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
-from foredraft.certificate.verification import Draws, Pair, Pairs
+from foredraft.certificate.controls import CONTROLS, Control, controls_for
+from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED, CheckRun
+from foredraft.certificate.verification import Draws, Pair
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
 from tests.laws import random_laws
@@ -32,11 +32,10 @@ def pairs() -> list[Pair]:
 
 def bets_on(verifier: Verifier, params: dict[str, object], num_tokens: int) -> Bets:
     resolved = SamplingParams(**params).resolve({})  # type: ignore[arg-type]
-    draws = Draws(Pairs(pairs(), pairs()), resolved, 3, verifier, 0, most_drafts=2000)
-    bets = draws.new_bets()
-    while draws.num_tokens < num_tokens and not bets.is_rejected:
-        draws.place(bets)
-    return bets
+    draws = Draws(pairs(), pairs(), resolved, 3, verifier, seed=0, num_wanted=num_tokens)
+    while not draws.is_complete:
+        draws.place()
+    return draws.bets
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
@@ -59,18 +58,24 @@ def takes_long(control: str, params: str) -> bool:
         for params in ("whole", "cooler", "truncated")
     ],
 )
-def test_every_broken_draw_is_rejected(control: object, params: str) -> None:
-    assert bets_on(control.verifier, PARAMS[params], 1_200_000).is_rejected  # type: ignore[attr-defined]
+def test_every_broken_draw_is_rejected(control: Control, params: str) -> None:
+    assert bets_on(control.verifier, PARAMS[params], 1_200_000).is_rejected
+
+
+def conditions(num_drafted: int, num_sampled: int, rule: str, length: int) -> tuple[CheckRun, SamplingParams]:
+    """What happened while the real verifier was checked, and the parameters."""
+    params = SamplingParams(temperature=1.0, verification=rule, speculative_tokens=length).resolve({})
+    return CheckRun([], num_drafted, num_sampled), params
 
 
 def test_every_kind_has_a_control_even_without_drafts() -> None:
     for kind in (GREEDY, SEEDED, SAMPLED):
-        assert applying(kind, Conditions(0, 0, "block", 4))
+        assert controls_for(kind, *conditions(0, 0, "block", 4))[0]
 
 
 def test_controls_apply_where_they_can_show() -> None:
     def names(kind: str, *seen: Any) -> set[str]:
-        return {control.name for control in applying(kind, Conditions(*seen))}
+        return {control.name for control in controls_for(kind, *conditions(*seen))[0]}
 
     assert "accept all" not in names(SAMPLED, 0, 0, "block", 4)
     assert "accept all" in names(SAMPLED, 9, 0, "block", 4)
@@ -80,23 +85,16 @@ def test_controls_apply_where_they_can_show() -> None:
     assert "first failure" not in names(DRAWN, 9, 9, "block", 1)
 
 
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        Conditions(0, 0, "block", 4),
-        Conditions(9, 0, "block", 4),
-        Conditions(9, 9, "rejection", 4),
-        Conditions(9, 9, "block", 1),
-    ],
-)
+@pytest.mark.parametrize("seen", [(0, 0, "block", 4), (9, 0, "block", 4), (9, 9, "rejection", 4), (9, 9, "block", 1)])
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED, SAMPLED, DRAWN])
-def test_a_control_runs_or_is_said_to_be_left_out(kind: str, conditions: Conditions) -> None:
-    run, named = applying(kind, conditions), " ".join(left_out(kind, conditions))
+def test_a_control_runs_or_is_said_to_be_left_out(kind: str, seen: tuple[int, int, str, int]) -> None:
+    run, left_out = controls_for(kind, *conditions(*seen))
+    named = " ".join(left_out)
     assert all((control in run) != (control.name in named) for control in CONTROLS if kind in control.kinds)
 
 
 def test_the_reason_for_leaving_out_is_named() -> None:
-    (line,) = left_out(DRAWN, Conditions(9, 9, "rejection", 4))
+    (line,) = controls_for(DRAWN, *conditions(9, 9, "rejection", 4))[1]
     assert "first failure" in line
     assert line.endswith("verified by rejection")
 

@@ -1,10 +1,140 @@
 """`foredraft check`: a certificate that speculation is lossless, for one target, one drafter and one way of sampling.
 
-It looks at texts and draws of the user's models, and states what it would have noticed. The rules of verification are tested
-by enumeration besides: exact to 1e-12 as float64 code, to 3.4e-7 as compiled float32 (docs/internals/exactness.md).
+It looks at texts and draws of the user's models, and states what it would have noticed: the checks run on the real verifier,
+then on broken ones. The rules of verification are tested by enumeration besides (docs/internals/exactness.md).
 """
 
-from foredraft.certificate.certify import BUDGET, MAX_TOKENS, NUM_TOKENS, check
-from foredraft.certificate.report import Certificate, CheckResult, ControlResult
+from __future__ import annotations
 
-__all__ = ["BUDGET", "MAX_TOKENS", "NUM_TOKENS", "Certificate", "CheckResult", "ControlResult", "check"]
+from collections.abc import Callable, Sequence
+
+from foredraft.certificate.betting import BettingCheck
+from foredraft.certificate.controls import Control, controls_for
+from foredraft.certificate.distribution import distribution_check
+from foredraft.certificate.identity import IdentityCheck
+from foredraft.certificate.report import (
+    DRAWN,
+    GREEDY,
+    SAMPLED,
+    SEEDED,
+    Certificate,
+    CheckResult,
+    CheckRun,
+    ControlResult,
+    verdict_of,
+)
+from foredraft.certificate.setting import BUDGET, NUM_TOKENS, OVERTIME, PROMPTS, Setting, measured, setting_of
+from foredraft.certificate.verification import NOTHING_DRAWN, verification_check
+from foredraft.errors import ForedraftError
+from foredraft.llm import LLM
+from foredraft.sampling import SamplingParams
+from foredraft.text.request import Prompt
+
+__all__ = ["Certificate", "CheckResult", "ControlResult", "check"]
+
+Progress = Callable[[str], None]
+Check = IdentityCheck | BettingCheck
+
+
+def check(
+    llm: LLM,
+    params: SamplingParams | None = None,
+    *,
+    prompts: Sequence[Prompt] | None = None,
+    budget: float = BUDGET,
+    num_tokens: int = NUM_TOKENS,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Is speculation lossless with this target, these drafters and these settings? See docs/internals/certificate.md.
+
+    params: as for generate, all of them; at temperature 0 the checks of drawn tokens are left out. A seed also fixes the
+    certificate's own noise. logprobs and speculative_tokens 0 have no meaning here. prompts: None takes built-in ones.
+    budget: seconds. Work is planned from it in tokens and draws, no more than a check needs, by the processor time that
+    they take: a small model needs less than the budget. A busy machine takes longer over the same work, up to about 1.5
+    times the budget of wall-clock time; what is cut then is in left_out.
+    num_tokens: that the distribution check looks at, at most. progress: called with what comes next.
+
+    Raises ForedraftError, one line, for what cannot be honoured, and while requests of the LLM run; RequestError where the
+    target alone fails.
+    """
+    if not budget > 0 or num_tokens < 1:
+        raise ForedraftError(f"budget and num_tokens must be above 0, not {budget} and {num_tokens}")
+    if prompts is not None and not prompts:
+        raise ForedraftError("give one prompt at least, or None for the built-in ones")
+    setting = setting_of(llm, params, prompts or PROMPTS, budget, num_tokens)
+    return Certification(setting, progress or (lambda _: None)).run()
+
+
+class Certification:
+    """One run of it. The controls wait until the real verifier has passed all checks or failed some."""
+
+    def __init__(self, setting: Setting, progress: Progress) -> None:
+        self._setting = setting
+        self._progress = progress
+        self._results: list[CheckResult] = []
+        self._controls: list[ControlResult] = []
+        self._left_out: list[str] = []
+        self._pending: list[tuple[Control, Check]] = []
+
+    def run(self) -> Certificate:
+        self._progress("measuring")
+        setting = self._setting = measured(self._setting)
+        self._left_out += setting.left_out
+        self._check(GREEDY, IdentityCheck(setting, GREEDY))
+        if setting.params.is_greedy:
+            self._left_out.append(
+                "distribution and seeded identity, and their controls: at temperature 0 nothing is drawn"
+            )
+        else:
+            self._check(SEEDED, IdentityCheck(setting, SEEDED))
+            distribution = distribution_check(setting)
+            self._check(SAMPLED, distribution)
+            self._check(DRAWN, verification_check(setting, distribution.texts))
+        return self._certificate(self._run_controls())
+
+    def _check(self, kind: str, check: Check | None) -> None:
+        """Check the real verifier. None: there is nothing to draw."""
+        self._progress(f"{kind} tokens")
+        run = check.run() if check else CheckRun([], left_out=[NOTHING_DRAWN])
+        self._results += run.results
+        controls, left_out = controls_for(kind, run, self._setting.params_of(kind))
+        if check:
+            self._pending += [(control, check) for control in controls]
+        self._left_out += [*run.left_out, *left_out]
+
+    def _run_controls(self) -> list[str]:
+        """-> the names of those for which time ran out"""
+        untried, deadline = list[str](), self._setting.deadline
+        for index, (control, check) in enumerate(self._pending):
+            self._progress(f"control {index + 1} of {len(self._pending)}: {control.name}")
+            result = None if deadline.is_over() else check.reject(control)
+            if result is None:
+                untried.append(f"{control.name} ({check.kind})")
+            else:
+                self._controls.append(result)
+        if untried:
+            seconds = OVERTIME * deadline.seconds
+            self._left_out.append(f"broken verifiers for which {seconds:.0f} s were not enough: {', '.join(untried)}")
+        return untried
+
+    def _certificate(self, untried: Sequence[str]) -> Certificate:
+        setting, llm = self._setting, self._setting.llm
+        verdict, reason = verdict_of(self._results, self._controls, untried)
+        return Certificate(
+            verdict=verdict,
+            reason=reason,
+            method=llm.method,
+            drafts=setting.drafts_line,
+            speculative_tokens=setting.gamma,
+            temperature=float(setting.params.temperature or 0.0),
+            seed=setting.seed,
+            row_exact=llm.target.traits.row_exact,
+            tie=2 * setting.noise,
+            num_prompts=len(setting.prompts),
+            seconds=setting.deadline.spent,
+            false_alarm=sum(result.false_alarm for result in self._results),
+            power=min((control.power for control in self._controls if control.power is not None), default=None),
+            checks=self._results,
+            controls=self._controls,
+            left_out=self._left_out,
+        )

@@ -1,6 +1,6 @@
 """A test by betting: whoever wins much at fair odds shows that they are not fair.
 
-The claim is that each token x of a text was drawn from a known law p, given what precedes it. A *bet* is a bounded
+The claim is that each token x of a text was drawn from a known distribution p, given what precedes it. A *bet* is a bounded
 function g of the token whose mean under p is 0. Staking the share λ of a fortune on it multiplies that fortune by
 1 + λ g(x), whose mean is 1 under the claim; so the fortune is a martingale, and by Ville's inequality the odds that it
 ever reaches k times its beginning are at most 1/k: exactly, for every number of tokens, however dependent, and for
@@ -10,38 +10,44 @@ whatever reason one stops. (Ville 1939; Shafer, "Testing by betting", 2021; Waud
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from foredraft.certificate.controls import Control
+from foredraft.certificate.report import CheckResult, CheckRun, ControlResult
+from foredraft.certificate.setting import OVERTIME, Deadline
+from foredraft.certificate.texts import Text
+from foredraft.errors import RequestError
 
 FALSE_ALARM = 1e-6
 """The odds that all bets together fail a text that keeps the claim, at most."""
 
 _SHARES = (0.9, 0.5, 0.25, 0.12, 0.06, 0.03)
 """Of the largest stake that a bet allows, in both directions."""
-
 _QUANTILE = 2.326
-"""Of the normal law, for a power of 0.99."""
+"""Of the normal distribution, for a power of 0.99."""
+_MOST_SURPRISE = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bet:
-    """low <= g <= high for every token, with low < 0 < high. description: what the bet would notice."""
+    """-1 <= g <= high for every token. description: what the bet would notice."""
 
     description: str
-    low: float = -1.0
     high: float = 1.0
 
     @property
-    def stakes(self) -> list[float]:
-        return [share / -self.low for share in _SHARES] + [-share / self.high for share in _SHARES]
+    def stakes(self) -> Tensor:
+        shares = torch.tensor(_SHARES, dtype=torch.float64)
+        return torch.cat([shares, -shares / self.high])
 
 
 SURPRISE = Bet("tokens are too likely or too unlikely on average")
-_MOST_SURPRISE = 16.0
 
 
 def surprise(p: Tensor) -> Tensor:
@@ -49,29 +55,25 @@ def surprise(p: Tensor) -> Tensor:
     return (-p.clamp(min=1e-300).log()).clamp(max=_MOST_SURPRISE) / _MOST_SURPRISE
 
 
-@dataclass(slots=True)
-class _Account:
-    """One bet's fortunes, as a logarithm for each stake. log_gain, log_gain_sq: sums over tokens of the logarithms and of
-    their squares. variance, shift: sums of what `update` was given. peak: the largest mean fortune so far."""
+class Account:
+    """One bet's fortunes, as a logarithm for each stake. peak: the largest mean fortune so far. log_gain, log_gain_sq: sums
+    over tokens of the logarithms and of their squares. variance, shift: sums of what `update` was given."""
 
-    stakes: Tensor
-    num_tokens: int = 0
-    variance: float = 0.0
-    shift: float = 0.0
-    log_gain: Tensor = field(init=False)
-    log_gain_sq: Tensor = field(init=False)
-    peak: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, bet: Bet) -> None:
+        self.bet, self.stakes = bet, bet.stakes
         self.log_gain, self.log_gain_sq = torch.zeros_like(self.stakes), torch.zeros_like(self.stakes)
+        self.num_tokens = 0
+        self.peak = self.variance = self.shift = 0.0
 
-    def update(self, g: Tensor, counts: Tensor, variance: float, shift: float) -> None:
-        gains = torch.log1p(self.stakes * g[:, None])
-        self.log_gain += counts @ gains
-        self.log_gain_sq += counts @ gains.square()
-        self.num_tokens += int(counts.sum())
-        self.variance += variance
-        self.shift += shift
+    def update(self, g: Tensor, variance: Tensor | None = None, shift: Tensor | None = None) -> None:
+        """g: [N] float64, of N tokens. variance: [N], of g under the claim; shift: [N], its mean under the alternative:
+        `smallest_share` needs both."""
+        gains = torch.log1p(self.stakes * g.cpu()[:, None])
+        self.log_gain += gains.sum(0)
+        self.log_gain_sq += gains.square().sum(0)
+        self.num_tokens += len(g)
+        self.variance += 0.0 if variance is None else float(variance.sum())
+        self.shift += 0.0 if shift is None else float(shift.sum())
         # an equal part of the first fortune goes on each stake
         self.peak = max(self.peak, float(self.log_gain.logsumexp(0)) - math.log(len(self.stakes)))
 
@@ -86,6 +88,26 @@ class _Account:
         surplus = (tokens * mean - limit - math.log(len(self.stakes))) / (math.sqrt(tokens) * spread)
         return float(torch.special.ndtr(surplus.max()))
 
+    def smallest_share(self, limit: float) -> float | None:
+        """The smallest share of tokens in which the alternative (see `update`) could replace the claim and still raise an
+        alarm with odds of 0.99. None where no share would do.
+
+        With stake λ a mean of δ adds λ δ - λ² σ²/2 per token to the logarithm, give or take λ σ; λ is the best one of
+        those in play.
+        """
+        n = self.num_tokens
+        if n == 0 or self.shift <= 0:
+            return None
+        sigma = math.sqrt(self.variance / n)
+        needed = limit + math.log(len(self.stakes))
+        biases = [
+            needed / (n * stake) + stake * sigma * sigma / 2 + _QUANTILE * sigma / math.sqrt(n)
+            for stake in self.stakes.tolist()
+            if 0 < stake * self.bet.high <= 0.5
+        ]
+        share = min(biases) * n / self.shift
+        return share if share <= 1.0 else None
+
 
 class Bets:
     """Several bets on the same tokens, each with a fortune of its own. Together they raise a false alarm with odds of at
@@ -95,16 +117,13 @@ class Bets:
     """
 
     def __init__(self, bets: Mapping[str, Bet]) -> None:
-        self.bets = dict(bets)
+        self.accounts = {name: Account(bet) for name, bet in bets.items()}
         self.num_impossible = 0
-        self._accounts = {
-            name: _Account(torch.tensor(bet.stakes, dtype=torch.float64)) for name, bet in self.bets.items()
-        }
 
     @property
     def limit(self) -> float:
         """The logarithm of the factor at which one fortune raises an alarm."""
-        return math.log(len(self.bets) / FALSE_ALARM)
+        return math.log(len(self.accounts) / FALSE_ALARM)
 
     @property
     def log_evidence(self) -> float:
@@ -112,57 +131,28 @@ class Bets:
         came. A logarithm, because a gross fault wins more than a float holds."""
         if self.num_impossible:
             return math.inf
-        best = max(account.peak for account in self._accounts.values())
-        return max(0.0, (best - math.log(len(self.bets))) / math.log(10))
+        best = max(account.peak for account in self.accounts.values())
+        return max(0.0, (best - math.log(len(self.accounts))) / math.log(10))
 
     @property
     def is_rejected(self) -> bool:
-        return bool(self.num_impossible) or any(account.peak >= self.limit for account in self._accounts.values())
+        return bool(self.num_impossible) or any(account.peak >= self.limit for account in self.accounts.values())
 
-    def num_tokens(self, name: str) -> int:
-        return self._accounts[name].num_tokens
-
-    def update(
-        self,
-        name: str,
-        g: Tensor,
-        variance: Tensor | None = None,
-        shift: Tensor | None = None,
-        *,
-        counts: Tensor | None = None,
-    ) -> None:
-        """g: [N] float64, of N tokens. variance: [N], of g under the claim; shift: [N], its mean under the alternative:
-        `smallest_share` needs both. counts: [N] float64, how many tokens gave this g; None: one each."""
-        totals = (0.0 if part is None else float(part.sum()) for part in (variance, shift))
-        self._accounts[name].update(g.cpu(), g.new_ones(len(g)).cpu() if counts is None else counts, *totals)
+    def update(self, name: str, g: Tensor, variance: Tensor | None = None, shift: Tensor | None = None) -> None:
+        """See Account.update."""
+        self.accounts[name].update(g, variance, shift)
 
     def power_at(self, scale: float) -> float:
         """The odds of an alarm on `scale` times as many tokens, if they are like those so far."""
         if self.num_impossible:
             # so many in so few: it is missed with odds of e^-number
             return 1.0 - math.exp(-self.num_impossible * scale)
-        return max(account.power(scale, self.limit) for account in self._accounts.values())
+        return max(account.power(scale, self.limit) for account in self.accounts.values())
 
     def smallest_share(self, name: str) -> float | None:
-        """The smallest share of tokens in which the alternative of this bet (see `shift`) could replace the claim and
-        still raise an alarm with odds of 0.99. None where no share would do, and for a bet that is not placed.
-
-        With stake λ a mean of δ adds λ δ - λ² σ²/2 per token to the logarithm, give or take λ σ; λ is the best one of
-        those in play.
-        """
-        account = self._accounts.get(name)
-        if account is None or account.num_tokens == 0 or account.shift <= 0:
-            return None
-        n = account.num_tokens
-        sigma = math.sqrt(account.variance / n)
-        needed = self.limit + math.log(len(account.stakes))
-        biases = [
-            needed / (n * stake) + stake * sigma * sigma / 2 + _QUANTILE * sigma / math.sqrt(n)
-            for stake in account.stakes.tolist()
-            if 0 < stake * self.bets[name].high <= 0.5
-        ]
-        share = min(biases) * n / account.shift
-        return share if share <= 1.0 else None
+        """See Account.smallest_share. None for a bet that is not placed, too."""
+        account = self.accounts.get(name)
+        return account.smallest_share(self.limit) if account else None
 
     @property
     def summary(self) -> str:
@@ -173,8 +163,8 @@ class Bets:
             f"the best bet against the claim won {_power_of_ten(self.log_evidence)} to 1, "
             f"and {1 / FALSE_ALARM:,.0f} rejects"
         )
-        best = max(self._accounts, key=lambda name: self._accounts[name].peak)
-        return f"{self.bets[best].description}: {won}" if self.is_rejected else won
+        best = max(self.accounts.values(), key=lambda account: account.peak)
+        return f"{best.bet.description}: {won}" if self.is_rejected else won
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -192,3 +182,93 @@ def finite(value: float) -> float | None:
 
 def _power_of_ten(log10: float) -> str:
     return f"{10**log10:,.1f}" if log10 < 9 else f"10^{log10:,.0f}"
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+class TokenSource(ABC):
+    """Makes tokens and bets on them, a batch at a time, until there are num_wanted.
+
+    num_texts: or steps. num_drafted: draft tokens; num_sampled: those that were drawn from a distribution. texts: the last
+    ones, if it writes texts.
+    """
+
+    texts: Sequence[Text] = ()
+
+    def __init__(self, bets: Bets, num_wanted: int) -> None:
+        self.bets = bets
+        self.num_wanted = num_wanted
+        self.num_texts = self.num_tokens = self.num_drafted = self.num_sampled = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no more tokens are needed: there are enough, or the bets are won."""
+        return self.num_tokens >= self.num_wanted or self.bets.is_rejected
+
+    @abstractmethod
+    def place(self) -> None:
+        """Make the next batch, and bet on it."""
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Of faults that would be found with odds 0.99, by name: the smallest share of tokens."""
+        return {}
+
+    @property
+    def odds(self) -> str:
+        """Of a false alarm and of a miss, in one line."""
+        return f"false alarm at most {FALSE_ALARM:.0e}"
+
+
+@dataclass(slots=True)
+class BettingCheck:
+    """A check by bets on tokens. kind: of them. new_source: of so many tokens, under a broken verifier or (None) the real one.
+    num_wanted: tokens to look at, at most; as many as the real verifier was checked on, once it was. texts: some of those.
+    """
+
+    name: str
+    kind: str
+    deadline: Deadline
+    num_wanted: int
+    new_source: Callable[[Control | None, int], TokenSource]
+    texts: Sequence[Text] = ()
+
+    def run(self) -> CheckRun:
+        """Check the real verifier. Raises RequestError for a text that fails."""
+        source = self.new_source(None, self.num_wanted)
+        self._place_all(source, budgets=1.0)
+        self.texts, self.num_wanted = source.texts, source.num_tokens
+        result = CheckResult(
+            name=self.name,
+            kind=self.kind,
+            num_texts=source.num_texts,
+            num_tokens=source.num_tokens,
+            num_drafted=source.num_drafted,
+            passed=not source.bets.is_rejected,
+            detail=source.bets.summary,
+            odds=source.odds,
+            figures=source.bets.figures | source.shares,
+            false_alarm=FALSE_ALARM,
+        )
+        cut = f"{self.kind} tokens behind {source.num_tokens:,}, of {source.num_wanted:,}: the time was over"
+        return CheckRun([result], source.num_drafted, source.num_sampled, left_out=[] if source.is_complete else [cut])
+
+    def reject(self, control: Control) -> ControlResult | None:
+        """Check a broken verifier, after `run`, on as many tokens at most. -> None if time ran out before it was rejected"""
+        source = self.new_source(control, self.num_wanted)
+        try:
+            self._place_all(source, budgets=OVERTIME)
+        except RequestError:
+            return control.result(self.kind, self.name, 0)
+        if not source.is_complete:
+            return None
+        power = source.bets.power_at(self.num_wanted / max(source.num_tokens, 1))
+        return control.result(self.kind, self.name if source.bets.is_rejected else None, source.num_tokens, power)
+
+    def _place_all(self, source: TokenSource, *, budgets: float) -> None:
+        """Bet until the source is complete or so many budgets of time are spent."""
+        is_over = False
+        while not (source.is_complete or is_over):
+            source.place()
+            is_over = self.deadline.is_over(budgets=budgets)

@@ -5,46 +5,41 @@ tests/verify/test_seeded_bugs.py goes through the same catalogue: each of them b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
-from foredraft.certificate.texts import Subject
+from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED, CheckRun, ControlResult
 from foredraft.engine.cache import KVCache, MemoryPool, Region
-from foredraft.llm import LLM
 from foredraft.model import LanguageModel
+from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
 from foredraft.verify import mutations as broken
 
-DEEP = 3
+TEXTS = (GREEDY, SEEDED, SAMPLED)
+FIXED = (GREEDY, SEEDED)
+
+_DEEP = 3
 """Draft tokens that stand before a "late" rejection."""
-_FAR = 68
-"""Tokens of a text behind which FarStaleCache is stale."""
-_FAR_ENOUGH = 96
-"""Tokens of a text in which that has room to show."""
+_FAR, _FAR_ENOUGH = 68, 96
+"""Tokens of a text behind which FarStaleCache is stale, and of one in which that has room to show."""
 _MILD = 0.2
 """A penalty too small to change many texts."""
 _MOSTLY = 0.9
 """The share of draft tokens that must be drawn for all of them to be taken as drawn."""
 
-TEXTS = (GREEDY, SEEDED, SAMPLED)
-FIXED = (GREEDY, SEEDED)
 
-
-# --- the cache ----------------------------------------------------------------------------------------------------
+# --- broken caches ------------------------------------------------------------------------------------------------
 
 
 class _CountingCache(KVCache):
-    """A cache with one number for each sequence. _numbers: by sequence, 0 at first."""
+    """A cache with a number for each sequence, 0 at first."""
 
     def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
         super().__init__(pool, bytes_per_token, max_len)
-        self._numbers: dict[int, int] = {}
-
-    def _number(self, seq_id: int) -> int:
-        return self._numbers.get(seq_id, 0)
+        self._numbers = defaultdict[int, int](int)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         super().drop(seq_ids)
@@ -53,31 +48,30 @@ class _CountingCache(KVCache):
 
 
 class StaleCache(_CountingCache):
-    """Keeps the keys and values of the first rejected token where they are; what follows is read one place later. The number
-    is that of the stale tokens."""
+    """Keeps the keys and values of the first rejected token where they are, so what follows is read one place later. The
+    number is that of the stale tokens."""
 
     def num_held(self, seq_id: int) -> int:
-        return super().num_held(seq_id) - self._number(seq_id)
+        return super().num_held(seq_id) - self._numbers[seq_id]
 
     def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
         region, held = self.region(seq_id), self.num_held(seq_id)
         most = len(wanted) if at_most is None else at_most
-        is_rejected = held > most and len(region.tokens) < self.max_len // 2
-        self._numbers[seq_id] = self._number(seq_id) + is_rejected
+        self._numbers[seq_id] += held > most and len(region.tokens) < self.max_len // 2
         kept = min(held, most)
-        del region.tokens[kept + self._number(seq_id) :]
+        del region.tokens[kept + self._numbers[seq_id] :]
         return len(wanted) - kept
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        return super().reserve(seq_id, num_tokens + self._number(seq_id))
+        return super().reserve(seq_id, num_tokens + self._numbers[seq_id])
 
 
 class FarStaleCache(_CountingCache):
-    """Keeps the keys and values of the token before in the place of the last one, where a whole draft stood and more than
-    _FAR tokens are held. The number is that of the tokens held before."""
+    """Where a whole draft stood and more than _FAR tokens are held, the last one has the keys and values of the one before.
+    The number is that of the tokens held before."""
 
     def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
-        held, before = self.num_held(seq_id), self._number(seq_id)
+        held, before = self.num_held(seq_id), self._numbers[seq_id]
         missing = super().keep_prefix_of(seq_id, wanted, at_most)
         kept = self._numbers[seq_id] = self.num_held(seq_id)
         if kept == held > _FAR and before and kept > before + 1:
@@ -91,29 +85,25 @@ class FarStaleCache(_CountingCache):
                 rows[:, -1] = rows[:, -2]
 
 
-class _ModelWithCache(LanguageModel):
-    cache_type: type[KVCache] = KVCache
-
-    def new_cache(self, pool: MemoryPool) -> KVCache:
-        return self.cache_type(pool, self.traits.bytes_per_token, self.traits.context_len)
-
-
 def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], LanguageModel]:
-    def broken(model: LanguageModel) -> LanguageModel:
-        copy = _ModelWithCache(model.hf, model.traits, model.body)
-        copy.cache_type = cache_type
-        return copy
+    class Broken(LanguageModel):
+        def new_cache(self, pool: MemoryPool) -> KVCache:
+            return cache_type(pool, self.traits.bytes_per_token, self.traits.context_len)
 
-    return broken
+    return lambda model: Broken(model.hf, model.traits, model.body)
 
 
-# --- the catalogue --------------------------------------------------------------------------------------------------
+# --- the catalogue ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One mistake. description: what is broken. kinds: of texts in which it shows (report.py). needs: "" or what must happen
-    for it to make a difference (Conditions.lacks). verifier: the broken one. target: what else is broken, given the target.
+    """One mistake. description: what is broken. kinds: of tokens in which it shows (report.py). verifier: the broken one.
+    target: what else is broken, given the target.
+
+    needs: what must happen for it to make a difference. "": nothing; "drafts"; "sampled": drafts drawn from a
+    distribution; "block": those, under that rule; "deep": those, long ones; "far drafts": in long texts; "penalties";
+    "rows in step": steps that use their noise in the same order.
     """
 
     name: str
@@ -123,8 +113,9 @@ class Control:
     verifier: Verifier = verify
     target: Callable[[LanguageModel], LanguageModel] | None = None
 
-    def subject(self, llm: LLM) -> Subject:
-        return Subject(llm, self.verifier, self.target(llm.target) if self.target else None)
+    def result(self, kind: str, by: str | None, num_tokens: int, power: float | None = None) -> ControlResult:
+        """See ControlResult."""
+        return ControlResult(self.name, self.description, kind, by is not None, by, num_tokens, power)
 
 
 CONTROLS: tuple[Control, ...] = (
@@ -158,7 +149,7 @@ CONTROLS: tuple[Control, ...] = (
     ),
     Control(
         "late residual", "the same, but only behind three draft tokens or more", (DRAWN,), "deep",
-        broken.without_residual(after=DEEP),
+        broken.without_residual(after=_DEEP),
     ),
     Control(
         "p and q exchanged", "a recovered token is drawn from max(q - p, 0)", (DRAWN,), "sampled",
@@ -174,7 +165,7 @@ CONTROLS: tuple[Control, ...] = (
     ),
     Control(
         "noise again", "every second step draws with the noise of the one before", (SAMPLED,), "rows in step",
-        broken.ReusesNoise(),
+        broken.reuses_noise(),
     ),
     Control(
         "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (DRAWN,), "sampled",
@@ -206,53 +197,41 @@ CONTROLS: tuple[Control, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What happened while the real verifier was checked. num_sampled: draft tokens drawn from a law. rule: by which they are
-    verified. length: draft tokens of a step, at most. max_len: tokens of the longest text. penalty: the sum of what a
-    token's logit loses by its count and by its presence."""
+def controls_for(kind: str, run: CheckRun, params: SamplingParams) -> tuple[list[Control], list[str]]:
+    """The controls of a kind. run: the check of the real verifier. params: its texts', with a number of draft tokens.
 
-    num_drafted: int
-    num_sampled: int
-    rule: str
-    length: int
-    max_len: int = 0
-    penalty: float = 0.0
-
-    def lacks(self, needs: str) -> str | None:
-        """Why a control that needs this could show nothing; None if it can. needs: "drafts"; "sampled": drafts drawn from a
-        law; "block": those, under that rule; "deep": those, long ones; "far drafts": in long texts; "penalties"; "rows in
-        step": steps that use their noise in the same order."""
-        if needs == "rows in step":
-            has_certain = self.num_sampled < _MOSTLY * self.num_drafted
-            return "steps over certain drafts do not use their noise in the same places" if has_certain else None
-        if needs and not self.num_drafted:
-            return "nothing was drafted"
-        if needs in ("sampled", "block", "deep") and not self.num_sampled:
-            return "no draft token was drawn from a law"
-        if needs == "block" and self.rule != "block":
-            return f"drafts are verified by {self.rule}"
-        if needs == "block" and self.length < 2:
-            return "one draft token at a time is no block"
-        if needs == "deep" and self.length <= DEEP:
-            return f"at most {self.length} draft tokens stand before one that falls"
-        if needs == "far drafts" and self.max_len < _FAR_ENOUGH:
-            return f"the texts end before token {_FAR_ENOUGH}"
-        if needs == "penalties" and abs(self.penalty) < _MILD:
-            return "there is no frequency or presence penalty to speak of"
-        return None
-
-
-def applying(kind: str, conditions: Conditions) -> list[Control]:
-    """Those that can show in this kind."""
-    return [control for control in CONTROLS if kind in control.kinds and conditions.lacks(control.needs) is None]
-
-
-def left_out(kind: str, conditions: Conditions) -> list[str]:
-    """Those that cannot, and why: a line for each reason."""
-    names: dict[str, list[str]] = {}
+    -> (those that can show, for each reason why others cannot a line with their names)
+    """
+    chosen, left_out = list[Control](), defaultdict[str, list[str]](list)
     for control in CONTROLS:
-        reason = conditions.lacks(control.needs)
-        if kind in control.kinds and reason is not None:
-            names.setdefault(reason, []).append(control.name)
-    return [f"controls of {kind} tokens ({', '.join(group)}): {reason}" for reason, group in names.items()]
+        if kind in control.kinds:
+            reason = _missing(control.needs, run, params)
+            if reason is None:
+                chosen.append(control)
+            else:
+                left_out[reason].append(control.name)
+    return chosen, [f"controls of {kind} tokens ({', '.join(names)}): {reason}" for reason, names in left_out.items()]
+
+
+def _missing(needs: str, run: CheckRun, params: SamplingParams) -> str | None:
+    """Why a control that needs this could show nothing; None if it can."""
+    length = params.speculative_tokens
+    assert isinstance(length, int)
+    if needs == "rows in step":
+        has_certain = run.num_sampled < _MOSTLY * run.num_drafted
+        return "steps over certain drafts do not use their noise in the same places" if has_certain else None
+    if needs and not run.num_drafted:
+        return "nothing was drafted"
+    if needs in ("sampled", "block", "deep") and not run.num_sampled:
+        return "no draft token was drawn from a law"
+    if needs == "block" and params.verifier != "block":
+        return f"drafts are verified by {params.verifier}"
+    if needs == "block" and length < 2:
+        return "one draft token at a time is no block"
+    if needs == "deep" and length <= _DEEP:
+        return f"at most {length} draft tokens stand before one that falls"
+    if needs == "far drafts" and run.max_len < _FAR_ENOUGH:
+        return f"the texts end before token {_FAR_ENOUGH}"
+    if needs == "penalties" and abs(params.frequency_penalty + params.presence_penalty) < _MILD:
+        return "there is no frequency or presence penalty to speak of"
+    return None

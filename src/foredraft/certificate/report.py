@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 
 GREEDY, SEEDED, SAMPLED, DRAWN = "greedy", "seeded", "sampled", "drawn"
-"""The kinds of what is looked at: three kinds of text, and the verifier's draws alone."""
+"""The kinds of tokens: of three kinds of text, and of the verifier's draws alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One check of the real verifier.
 
-    name: "identity", "teacher-forced", "distribution" or "verification". kind: of what was looked at: "greedy", "seeded",
-    "sampled" or "drawn"; with ", auto" behind it where the LLM's own policy decided on the drafts.
-    num_texts, num_tokens: what was looked at; in a check of identity, texts with drafts.
-    num_drafted: draft tokens that were verified for it. passed: whether the claim holds.
-    detail: the result in one line. odds: of a false alarm and of a miss, in one line.
-    figures: the numbers in them, by name. false_alarm: the odds, at most, that a lossless engine fails this check.
+    name: "identity", "teacher-forced", "distribution" or "verification". kind: of the tokens: "greedy", "seeded", "sampled"
+    or "drawn"; followed by ", auto" where the LLM's own policy decided on the drafts.
+    num_texts: steps in the check of verification; in a check of identity, texts with drafts. num_drafted: draft tokens.
+    detail: the result in one line. odds: of a false alarm and of a miss, in one line. figures: the numbers in both.
+    false_alarm: the odds, at most, that a lossless engine fails this check.
     """
 
     name: str
@@ -36,10 +36,22 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckRun:
+    """A check of the real verifier, and what it had to do. num_sampled: draft tokens that were drawn from a distribution.
+    max_len: tokens of the longest text, prompt included. left_out: what could not be tested, a line each."""
+
+    results: Sequence[CheckResult]
+    num_drafted: int = 0
+    num_sampled: int = 0
+    max_len: int = 0
+    left_out: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ControlResult:
     """One broken verifier under the same check. says: what is broken. rejected: as it must be. by: the check that
-    rejected it, None if none did. num_tokens: what that took. power: the odds that the check of the real verifier, with
-    as many tokens as that had, would reject such a one; estimated, None where no chance is involved."""
+    rejected it, None if none did. num_tokens: that were looked at. power: the odds, estimated, of rejecting it on as many
+    tokens as the real verifier was checked on; None where no chance is involved."""
 
     name: str
     says: str
@@ -52,17 +64,14 @@ class ControlResult:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """verdict: "passed" where every check passed and every control was rejected; "failed" where a check failed;
-    "inconclusive" where all checks passed but a control passed too, or time ran out before it was rejected, so that they
-    prove little. reason: in one line, None where it passed. left_out: what was not tested, and why, a line each.
+    """verdict: "passed" if every check passed and every control was rejected; "failed" if a check failed; else
+    "inconclusive": a control passed, or time ran out before it was rejected, so the checks prove little. reason: in one
+    line, None if it passed. left_out: what was not tested, and why, a line each.
 
-    row_exact: whether rows are bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
-    drafts: how they were requested. speculative_tokens: draft tokens of a step, at most.
+    drafts: how they were requested. speculative_tokens: draft tokens of a step, at most. row_exact: whether rows are
+    bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
     false_alarm: the odds, at most, that a lossless engine fails: the sum over the checks. power: the least odds of
-    rejecting a control by bets, None without one.
-
-    The checks of texts and draws find faults of the sizes that `odds` states. The rules of verification themselves are
-    tested by enumeration: their laws are exact to 1e-12 in float64, and to 3.4e-7 as compiled float32 (docs/internals/exactness.md).
+    rejecting a control by bets, None without such a control.
     """
 
     verdict: str
@@ -91,13 +100,14 @@ class Certificate:
         return asdict(self)
 
 
-def verdict_of(checks: list[CheckResult], controls: list[ControlResult], untried: list[str]) -> tuple[str, str | None]:
+def verdict_of(
+    checks: Sequence[CheckResult], controls: Sequence[ControlResult], untried: Sequence[str]
+) -> tuple[str, str | None]:
     """untried: the names of controls for which time ran out. -> (verdict, reason)"""
     failed = next((check for check in checks if not check.passed), None)
     if failed is not None:
         return FAILED, f"{failed.name}, {failed.kind}: {failed.detail}"
-    missed = [f"{control.name} ({control.kind})" for control in controls if not control.rejected]
-    if missed:
+    if missed := [f"{control.name} ({control.kind})" for control in controls if not control.rejected]:
         return INCONCLUSIVE, (
             f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts that are drafted for"
         )

@@ -12,30 +12,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from foredraft.certificate.drafts import InTurn
+from foredraft.certificate.controls import Control
 from foredraft.certificate.report import GREEDY, SEEDED
-from foredraft.certificate.texts import Subject, Text, Trial, row_noise, without_drafts
+from foredraft.certificate.texts import InTurn, Text, Trial, row_noise, shortened
 from foredraft.engine.methods import NO_DRAFT
 from foredraft.llm import LLM
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.text.request import Prompt
 
+BUDGET = 120.0
+OVERTIME = 1.5
+"""The most that a busy machine may take, in budgets."""
+MAX_TOKENS = 96
+NUM_TOKENS = 12_288
+"""For the distribution check."""
 DRAFT_LEN = 4
 """Draft tokens of a step where their number is left to the policy."""
 
-OVERTIME = 1.5
-"""The most that a busy machine may take, in budgets."""
-
 _IDENTITY_SHARE, _SAMPLED_SHARE = 0.4, 0.3
 """Of the budget: for the checks of identity and their controls, and for the texts of the distribution check."""
-_DRAWS_PER_SECOND = 10_000
-"""Tokens of the verification check for each second of the budget; a processor draws several times as many."""
-_MOST_DRAWS = 900_000
-
-_NUM_MEASURED = 4
-"""Prompts that are completed to measure the speed."""
+_DRAWS_PER_SECOND, _MOST_DRAWS = 10_000, 900_000
+"""Tokens of the verification check: for each second of the budget (a processor draws several times as many), and at most."""
 _NUM_COMPLETIONS = 9
 """How often all prompts are completed for the checks of identity, controls included, about."""
+_NUM_MEASURED, _MEASURED_LEN = 4, 8
+"""Prompts that are completed to measure the speed, and tokens of each."""
 _MOST_COPIES = 8
 
 PROMPTS = (
@@ -72,49 +73,32 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """params: the request's, complete. length: tokens of a text, at most. num_tokens, num_draws: that the checks of the
-    distribution and of verification look at, at most. noise: how far a logit may be off (texts.row_noise)."""
+    """params: the request's, complete. gamma: draft tokens of a step, at most. drafters: that make them, by name; none for
+    plain decoding. is_auto: whether the LLM's policy decides on both. length: tokens of a text, at most. num_tokens,
+    num_draws: that the checks of the distribution and of verification look at, at most. noise: how far a logit may be off
+    (texts.row_noise). left_out: what the plan leaves out, a line each."""
 
     llm: LLM
     params: SamplingParams
     prompts: Sequence[Prompt]
+    gamma: int
+    drafters: Sequence[str]
+    is_auto: bool
     length: int
     deadline: Deadline
     num_tokens: int
     num_draws: int = _MOST_DRAWS
     noise: float = 0.0
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the policy decides on drafters and numbers."""
-        return self.has_drafter and self._speculative_tokens == AUTO
-
-    @property
-    def gamma(self) -> int:
-        """Draft tokens of a step in the checks, at most."""
-        return DRAFT_LEN if isinstance(self._speculative_tokens, str) else self._speculative_tokens
-
-    @property
-    def _speculative_tokens(self) -> int | str:
-        wanted = self.params.speculative_tokens
-        return self.llm.speculative_tokens if wanted is None else wanted
-
-    @property
-    def has_drafter(self) -> bool:
-        return NO_DRAFT not in self.llm.drafters
-
-    @property
-    def drafters(self) -> list[str]:
-        """All of them if the policy decides; a fixed number of draft tokens comes from the first."""
-        names = list(self.llm.drafters)
-        return names if self.is_auto else names[:1]
+    left_out: Sequence[str] = ()
 
     @property
     def drafts_line(self) -> str:
         """How drafts are requested."""
+        if not self.drafters:
+            return "none"
         tokens = f"{self.gamma} draft tokens a step from {' and '.join(self.drafters)}"
         if not self.is_auto:
-            return tokens if self.has_drafter else "none"
+            return tokens
         in_turn = " in turn" if len(self.drafters) > 1 else ""
         return (
             f"{tokens}{in_turn}, so that there are some; what the policy itself chooses is tested in the texts of auto"
@@ -127,17 +111,12 @@ class Setting:
 
     @property
     def num_copies(self) -> int:
-        """Texts of a prompt in the checks of identity: as many as the request wants, in pairs (drafts.py), up to a limit."""
+        """Texts of a prompt in the checks of identity: as many as the request wants, in pairs (texts.InTurn), up to a limit."""
         return min(2 * -(-self.params.n // 2), _MOST_COPIES)
 
     def params_of(self, kind: str) -> SamplingParams:
-        base = replace(
-            self.params,
-            n=1,
-            max_tokens=self.length,
-            min_tokens=min(self.params.min_tokens, self.length),
-            speculative_tokens=self.gamma,
-        )
+        """For one text of this kind (report.py)."""
+        base = shortened(replace(self.params, n=1, speculative_tokens=self.gamma), self.length)
         if kind == GREEDY:
             return replace(base, temperature=0.0, seed=None, verification=None)
         if kind == SEEDED:
@@ -145,31 +124,55 @@ class Setting:
         rule = None if base.verification == "coupled" else base.verification
         return replace(base, seed=None, verification=rule)
 
-    def trial(self, subject: Subject, script: Sequence[Text] = (), *, is_auto: bool = False) -> Trial:
-        """is_auto: draft as the LLM's own policy decides, if the parameters leave it the number."""
-        return Trial(subject, self.seed, None if is_auto else InTurn(self.drafters), self.gamma, script)
+    def trial(self, control: Control | None = None, script: Sequence[Text] = (), *, is_auto: bool = False) -> Trial:
+        """control: None for the real verifier. script: see Trial. is_auto: draft as the LLM's own policy decides."""
+        policy = None if is_auto else InTurn(self.drafters or [NO_DRAFT])
+        return Trial(self.llm, control, policy, seed=self.seed, length=self.gamma, script=script)
 
 
-def measured(setting: Setting) -> tuple[Setting, list[str]]:
-    """Measure the speed and plan the work. -> (the setting with that plan, what it leaves out)"""
+def setting_of(
+    llm: LLM, params: SamplingParams | None, prompts: Sequence[Prompt], budget: float, num_tokens: int
+) -> Setting:
+    """Before anything is measured. The parameters are complete, without those that exactness does not depend on."""
+    resolved = llm.frontend.prepare([0], params or SamplingParams(max_tokens=MAX_TOKENS)).params
+    length = resolved.max_tokens or MAX_TOKENS
+    chosen = replace(resolved, logprobs=None, prompt_logprobs=None, max_tokens=length)
+    draft_len = resolved.speculative_tokens or llm.speculative_tokens
+    drafters = [name for name in llm.drafters if name != NO_DRAFT]
+    is_auto = bool(drafters) and draft_len == AUTO
+    return Setting(
+        llm,
+        chosen,
+        list(prompts),
+        gamma=DRAFT_LEN if isinstance(draft_len, str) else draft_len,
+        # a fixed number of draft tokens comes from the first
+        drafters=drafters if is_auto else drafters[:1],
+        is_auto=is_auto,
+        length=length,
+        deadline=Deadline(budget),
+        num_tokens=num_tokens,
+    )
+
+
+def measured(setting: Setting) -> Setting:
+    """Measure the speed and the noise of rows, and plan the work."""
     prompts = setting.prompts[:_NUM_MEASURED]
     params = replace(
-        setting.params_of(GREEDY),
-        max_tokens=min(8, setting.length),
+        shortened(setting.params_of(GREEDY), _MEASURED_LEN),
         min_tokens=0,
         stop=(),
         stop_token_ids=(),
         ignore_eos=setting.params.structured_outputs is None,
     )
-    trial = setting.trial(Subject(setting.llm))
+    trial = setting.trial()
     trial.write(prompts[:1], params)  # what only a first pass has to do
     wall, processor = time.perf_counter(), time.process_time()
-    texts = trial.write(prompts, without_drafts(params))
-    # where other processes run in between, the wall clock goes on and the process's own does not
+    texts = trial.write(prompts, replace(params, speculative_tokens=0))
+    # while other processes run, the wall clock goes on and the process's own does not
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rate = sum(len(text.output_ids) for text in texts) / max(min(wall, processor), 1e-6)
-    plan, left_out = planned(setting, rate * share_in_time(wall, processor))
-    return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens)), left_out
+    plan = planned(setting, rate * share_in_time(wall, processor))
+    return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens))
 
 
 def share_in_time(wall: float, processor: float) -> float:
@@ -178,20 +181,24 @@ def share_in_time(wall: float, processor: float) -> float:
     return min(1.0, OVERTIME * processor / max(wall, 1e-6))
 
 
-def planned(setting: Setting, rate: float) -> tuple[Setting, list[str]]:
-    """rate: tokens that plain decoding writes in a second. -> (the setting with this plan, what it leaves out)"""
-    budget, num_prompts = setting.deadline.seconds, len(setting.prompts)
-    affordable = _IDENTITY_SHARE * budget * rate / _NUM_COMPLETIONS * 2 / setting.num_copies
+def planned(setting: Setting, rate: float) -> Setting:
+    """rate: tokens that plain decoding writes in a second."""
+    budget, num_prompts, copies = setting.deadline.seconds, len(setting.prompts), setting.num_copies
+    affordable = _IDENTITY_SHARE * budget * rate / _NUM_COMPLETIONS * 2 / copies
     length = int(min(setting.length, max(8, affordable / num_prompts)))
     num_kept = max(1, min(num_prompts, int(affordable / length)))
-    num_tokens = max(length, min(setting.num_tokens, int(_SAMPLED_SHARE * budget * rate)))
-    num_draws = max(1, min(setting.num_draws, int(_DRAWS_PER_SECOND * budget)))
     left_out = []
     if length < setting.length:
         left_out.append(f"what comes behind {length} tokens of a text, of {setting.length}: raise --budget")
     if num_kept < num_prompts:
         left_out.append(f"{num_prompts - num_kept} of {num_prompts} prompts: raise --budget")
-    if setting.params.n > setting.num_copies:
-        left_out.append(f"texts {setting.num_copies + 1} to {setting.params.n} of a prompt")
-    prompts = setting.prompts[:num_kept]
-    return replace(setting, prompts=prompts, length=length, num_tokens=num_tokens, num_draws=num_draws), left_out
+    if setting.params.n > copies:
+        left_out.append(f"texts {copies + 1} to {setting.params.n} of a prompt")
+    return replace(
+        setting,
+        prompts=setting.prompts[:num_kept],
+        length=length,
+        num_tokens=max(length, min(setting.num_tokens, int(_SAMPLED_SHARE * budget * rate))),
+        num_draws=max(1, min(setting.num_draws, int(_DRAWS_PER_SECOND * budget))),
+        left_out=left_out,
+    )

@@ -1,37 +1,165 @@
-"""The texts that the checks look at: written by the user's models and a verifier that may be broken, and read again by an
-independent pass."""
+"""The texts that the checks look at. The user's models write them, with the user's drafts and with worse ones, under the real
+verifier or a broken one. An independent pass reads them again.
+
+A drafter that is nearly always right shows next to nothing of what verification does after a rejection, and one that seldom
+drafts shows nothing at all. Worse drafts are still honest, so what is promised holds for them too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from foredraft.certificate.drafts import FirstLaw, RecordedDrafter
+from foredraft.certificate.controls import Control
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import Origin, TokenSequence
-from foredraft.errors import RequestError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
-from foredraft.policy import Policy
-from foredraft.sampling import Row, Sampler, SamplingParams
+from foredraft.policy import DraftBudget, FixedPolicy, Policy
+from foredraft.sampling import Row, Sampler, SamplingParams, TokenProbs
 from foredraft.text.grammar import Grammar
-from foredraft.text.request import Prompt, Request
-from foredraft.verify import Verifier, verify
+from foredraft.text.request import Prompt
+from foredraft.verify import verify
 
-_MOST_ROWS = 512
-_MOST_LOGITS = 1 << 22
-"""Numbers that one pass's logits may have: a large vocabulary gets fewer rows."""
+_TURN = 8
+"""Tokens of a text before the next drafter's turn."""
+_HOTTER = 2.0
+_MOST_ROWS, _MOST_LOGITS = 512, 1 << 22
+"""Of an independent pass: rows, and numbers that its logits may have. With a large vocabulary fewer rows are read."""
+
+
+# --- drafts -------------------------------------------------------------------------------------------------------
+
+
+class InTurn(FixedPolicy):
+    """Uses the drafters in turn, with as many draft tokens as the request wants. (A policy that drafts what pays may draft
+    nothing, and then a test shows nothing.)
+
+    The drafter follows from the number and the length of a text alone, so it cannot bias the text.
+    """
+
+    def __init__(self, drafters: Sequence[str]) -> None:
+        super().__init__(drafters[0])
+        self._drafters = drafters
+
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
+        # texts come in pairs: the drafts of the second are worsened
+        turn = sequence.seq_id // 2 + len(sequence.tokens) // _TURN
+        self._drafter = self._drafters[turn % len(self._drafters)]
+        return super().draft_budget(sequence)
+
+
+FirstLaw = int | TokenProbs
+"""The distribution of the first draft token of a step, one row; or the token itself, if it was certain."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution. first_laws: of the
+    steps of each sequence, by their position in its tokens; only where tokens are drawn independently of the drafts."""
+
+    num_drafted: int = 0
+    num_sampled: int = 0
+    first_laws: dict[int, dict[int, FirstLaw]] = field(default_factory=dict)
+
+    def add(self, proposal: Proposal, requests: Sequence[DraftRequest]) -> None:
+        for b, (request, prob_rows) in enumerate(zip(requests, proposal.draft_prob_rows, strict=True)):
+            self.num_drafted += len(prob_rows)
+            self.num_sampled += sum(row != CERTAIN for row in prob_rows)
+            if prob_rows and not _is_certain(request):
+                self.first_laws.setdefault(request.seq_id, {})[len(request.tokens)] = _first_law(proposal, b)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDrafter:
+    """Records what `inner` drafts, and worsens it for every second sequence. Drawn tokens come from a hotter distribution;
+    certain ones are wrong at the positions that wrong_every divides. Where inner proposes nothing to such a sequence, its
+    last tokens are proposed once more.
+
+    script: full texts by sequence, proposed in place of inner's drafts, so that drafts are accepted as a whole, in part and
+    not at all.
+    """
+
+    inner: Drafter
+    record: Record
+    script: Mapping[int, Sequence[int]]
+    wrong_every: int
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        requests = [_with_hotter_law(request) if _is_worsened(request) else request for request in requests]
+        proposal = self.inner.propose(requests)
+        rows = zip(proposal.draft_ids, proposal.draft_prob_rows, strict=True)
+        drafts = [
+            self._worsened(request, ids, prob_rows) if _is_worsened(request) else (ids, prob_rows)
+            for request, (ids, prob_rows) in zip(requests, rows, strict=True)
+        ]
+        proposal = Proposal.of([ids for ids, _ in drafts], [prob_rows for _, prob_rows in drafts], proposal.token_probs)
+        self.record.add(proposal, requests)
+        return proposal
+
+    @property
+    def bytes_held(self) -> int:
+        return getattr(self.inner, "bytes_held", 0)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self.inner.forget(seq_ids)
+
+    def _worsened(self, request: DraftRequest, ids: list[int], prob_rows: list[int]) -> tuple[list[int], list[int]]:
+        start = len(request.tokens)
+        if request.seq_id in self.script:
+            other = self.script[request.seq_id][start:]
+        else:
+            other = [] if ids else request.tokens[-request.max_len :]
+        if other := list(other[: request.max_len]):
+            ids, prob_rows = other, [CERTAIN] * len(other)
+        is_wrong = [row == CERTAIN and (start + i) % self.wrong_every == 0 for i, row in enumerate(prob_rows)]
+        wrong = [_another(token, request) if wrong else token for token, wrong in zip(ids, is_wrong, strict=True)]
+        return wrong, prob_rows
+
+
+def _is_worsened(request: DraftRequest) -> bool:
+    return request.seq_id % 2 == 1
+
+
+def _is_certain(request: DraftRequest) -> bool:
+    """Whether the history fixes the request's own tokens, which leaves nothing to bet on."""
+    return request.sampler.is_greedy or request.sampler.is_coupled
+
+
+def _with_hotter_law(request: DraftRequest) -> DraftRequest:
+    if _is_certain(request):
+        return request
+    sampler, prompt = request.sampler, request.tokens[: request.sampler.prompt_len]
+    hotter = replace(sampler.params, temperature=_HOTTER * (sampler.params.temperature or 1.0))
+    return replace(request, sampler=sampler.fresh(prompt, hotter))
+
+
+def _first_law(proposal: Proposal, b: int) -> FirstLaw:
+    """A copy: a proposal may share its memory with the next one."""
+    row, laws = proposal.draft_prob_rows[b][0], proposal.token_probs
+    if row == CERTAIN or laws is None:
+        return proposal.draft_ids[b][0]
+    return TokenProbs(laws.probs[row : row + 1].clone(), None if laws.ids is None else laws.ids[row : row + 1].clone())
+
+
+def _another(token: int, request: DraftRequest) -> int:
+    """A wrong token, taken from the text where that has another one, because it is more likely to be almost right."""
+    return next((t for t in reversed(request.tokens[:-1]) if t != token), token - 1 if token else 1)
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
 
 
 class Text(NamedTuple):
-    """tokens: prompt and output. first_laws: see RecordedDrafter. grammar: of its structured_outputs. origins: of the output
-    tokens; empty where nothing reads them."""
+    """tokens: prompt and output. first_laws: by position (Record). grammar: of its structured_outputs. origins: of the output
+    tokens."""
 
     tokens: list[int]
     prompt_len: int
@@ -57,67 +185,64 @@ class Text(NamedTuple):
         return [Row(sampler, prompt, output[:i]) for i in range(len(output))]
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is tested. verifier: decides on the drafts. target: reads; None: the LLM's."""
-
-    llm: LLM
-    verifier: Verifier = verify
-    target: LanguageModel | None = None
-
-
 class Trial:
-    """An engine of a subject that writes texts. policy: None: like the LLM's. length: draft tokens of a step, about.
-    script: full texts to draft from, in the order in which they are written (RecordedDrafter).
+    """An engine like the LLM's that writes texts. control: its broken verifier; None: the real one. policy: None: like the
+    LLM's. length: draft tokens of a step, about. script: full texts to draft from, in the order in which they are written
+    (RecordedDrafter).
 
     Raises ForedraftError while requests of the LLM run."""
 
     def __init__(
-        self, subject: Subject, seed: int, policy: Policy | None, length: int, script: Sequence[Text] = ()
+        self,
+        llm: LLM,
+        control: Control | None,
+        policy: Policy | None,
+        *,
+        seed: int,
+        length: int,
+        script: Sequence[Text] = (),
     ) -> None:
-        texts = {i: text.tokens for i, text in enumerate(script)}
-        wrong_every = max(3, 2 * length - 1)
-        self._drafters = {
-            name: RecordedDrafter(drafter, fills=name != NO_DRAFT, wrong_every=wrong_every, script=texts)
-            for name, drafter in subject.llm.drafters.items()
+        self.record = Record()
+        texts, wrong_every = {i: text.tokens for i, text in enumerate(script)}, max(3, 2 * length - 1)
+        drafters = {
+            name: drafter if name == NO_DRAFT else RecordedDrafter(drafter, self.record, texts, wrong_every)
+            for name, drafter in llm.drafters.items()
         }
-        self._frontend = subject.llm.trial(
-            self._drafters, target=subject.target, policy=policy, seed=seed, verifier=subject.verifier
-        )
-
-    @property
-    def num_drafted(self) -> int:
-        return sum(drafter.num_drafted for drafter in self._drafters.values())
-
-    @property
-    def num_sampled(self) -> int:
-        """Of these, the ones that were drawn from a law."""
-        return sum(drafter.num_sampled for drafter in self._drafters.values())
+        target = control.target(llm.target) if control and control.target else None
+        verifier = control.verifier if control else verify
+        self._frontend = llm.trial(drafters, target=target, policy=policy, seed=seed, verifier=verifier)
 
     def write(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Text]:
         """All texts of all prompts, prompt after prompt. Raises RequestError if one of them failed."""
         requests = [self._frontend.prepare(prompt, params) for prompt in prompts]
         self._frontend.run(requests)
-        return [self._text(request, sequence) for request in requests for sequence in request.sequences]
-
-    def _text(self, request: Request, sequence: TokenSequence) -> Text:
-        if sequence.error:
-            raise RequestError(f"request {request.request_id}: {sequence.error}") from sequence.failure
-        taken = [drafter.take(sequence.seq_id) for drafter in self._drafters.values()]
-        first_laws = {position: law for laws in taken for position, law in laws.items()}
-        return Text(
-            sequence.tokens, sequence.prompt_len, sequence.sampler, first_laws, request.grammar, sequence.origins
-        )
-
-
-def without_drafts(params: SamplingParams) -> SamplingParams:
-    return replace(params, speculative_tokens=0)
+        first_laws, self.record.first_laws = self.record.first_laws, {}
+        return [
+            Text(s.tokens, s.prompt_len, s.sampler, first_laws.get(s.seq_id, {}), request.grammar, s.origins)
+            for request in requests
+            for s in request.sequences
+        ]
 
 
 def shortened(params: SamplingParams, length: int) -> SamplingParams:
     """The same for texts of at most so many tokens, which are the first ones of the longer texts."""
     length = min(length, params.max_tokens or length)
     return replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length))
+
+
+def num_tokens(texts: Sequence[Text]) -> int:
+    """Output tokens of all texts."""
+    return sum(len(text.output_ids) for text in texts)
+
+
+def step_starts(texts: Sequence[Text]) -> list[tuple[int, FirstLaw]]:
+    """-> for each drafted step with a first law: the row of its first token, among the output tokens of all texts; the law"""
+    starts, num_before = list[tuple[int, FirstLaw]](), 0
+    for text in texts:
+        laws = sorted((position - text.prompt_len, law) for position, law in text.first_laws.items())
+        starts += [(num_before + place, law) for place, law in laws if place < len(text.output_ids)]
+        num_before += len(text.output_ids)
+    return starts
 
 
 # --- the independent pass -----------------------------------------------------------------------------------------
@@ -130,6 +255,19 @@ def read_whole(model: LanguageModel, texts: Sequence[Text]) -> Iterator[tuple[li
         cache = model.scratch_cache([len(text.tokens) for text in batch])
         reads = [Read(i, text.tokens[:-1], len(text.output_ids)) for i, text in enumerate(batch)]
         yield batch, model.read(reads, cache)
+
+
+def _batches(texts: Sequence[Text], vocab_size: int) -> Iterator[list[Text]]:
+    batch: list[Text] = []
+    for text in texts:
+        grown = [*batch, text]
+        num_rows = sum(len(text.tokens) for text in grown)
+        if batch and (num_rows > _MOST_ROWS or num_tokens(grown) * vocab_size > _MOST_LOGITS):
+            yield batch
+            grown = [text]
+        batch = grown
+    if batch:
+        yield batch
 
 
 def rows_of(texts: Sequence[Text]) -> list[Row]:
@@ -157,17 +295,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _batches(texts: Sequence[Text], vocab_size: int) -> Iterator[list[Text]]:
-    batch: list[Text] = []
-    for text in texts:
-        grown = [*batch, text]
-        num_rows = sum(len(text.tokens) for text in grown)
-        num_logits = sum(len(text.output_ids) for text in grown) * vocab_size
-        if batch and (num_rows > _MOST_ROWS or num_logits > _MOST_LOGITS):
-            yield batch
-            grown = [text]
-        batch = grown
-    if batch:
-        yield batch

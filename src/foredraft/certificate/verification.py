@@ -1,11 +1,11 @@
-"""The verifier alone, on the laws of the user's own models: many drafts for the same few rows.
+"""The verifier alone, on distributions of the user's own models: many drafts for the same few rows.
 
 A step of the engine costs passes of two models, and some mistakes are rare: those of block verification show only behind
-a draft token that q favours. Here laws that target and drafter really had, each at some position of some text, are put
-in a row, as if they did not depend on the tokens between. The promise holds for such laws as for any others: whatever
-is drafted, and wherever the draft stops, the tokens are drawn from the target's laws, one after the other. A step that
-stops early is finished by plain draws. Some of the drafter's laws are sharpened, as a surer drafter's would be, and some
-flattened: the promise holds for any.
+a draft token that q favours. Here distributions that target and drafter really had, each at some position of some text, are
+put in a row, as if they did not depend on the tokens between. The promise holds for them as for any others: whatever is
+drafted, and wherever the draft stops, the tokens are drawn from the target's distributions, one after the other. A step
+that stops early is finished by plain draws. Some of the drafter's distributions are sharpened, as a surer drafter's would
+be, and some flattened.
 
 These bets notice faults of a percent or so. The same rules are also enumerated (docs/internals/exactness.md): there they are exact
 to 1e-12 in float64, and to 3.4e-7 as compiled float32.
@@ -14,28 +14,27 @@ to 1e-12 in float64, and to 3.4e-7 as compiled float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from foredraft.certificate.betting import SURPRISE, Bet, Bets, surprise
-from foredraft.certificate.checks import BettingCheck, CheckRun, Sample
+from foredraft.certificate.betting import SURPRISE, Bet, Bets, BettingCheck, TokenSource, surprise
+from foredraft.certificate.controls import Control
 from foredraft.certificate.report import DRAWN, SAMPLED
 from foredraft.certificate.setting import Setting
-from foredraft.certificate.texts import Subject, Text, one_thread, read_whole, rows_of
+from foredraft.certificate.texts import Text, one_thread, read_whole, rows_of, step_starts
 from foredraft.engine.proposal import Proposal
 from foredraft.model import LanguageModel
 from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, inverse_cdf, token_probs_of
 from foredraft.sampling.token_probs import tempered
-from foredraft.verify import Verifier
+from foredraft.verify import Verifier, verify
 
-_MOST_LOGITS = 1 << 23
-"""Numbers that one call's logits may have."""
+_MOST_LOGITS, _NUM_DRAFTS = 1 << 23, 4096
+"""Of one call: numbers that its logits may have, and drafts of several tokens."""
 _MOST_SCORE = 4.0
-_CANDIDATES = 256
-_NUM_PAIRS, _NUM_SINGLES = 32, 8
+_CANDIDATES, _NUM_PAIRS, _NUM_SINGLES = 256, 32, 8
 _NUM_IDS = 128
 _SHARPER, _FLATTER = 2.0, 0.5
 _MOST_PLACES = 8
@@ -48,57 +47,38 @@ _BETS = {
     "draft's temperature": Bet("drafts are weighed by their law at another temperature"),
 }
 
+NOTHING_DRAWN = "verification of drawn drafts: none was drawn from a law, ids are only compared"
+
 
 def _stands_at(place: int) -> str:
     """The bet's name. place: of a token in its step, from 0."""
     return f"draft stands at {min(place, _MOST_PLACES - 1) + 1}"
 
 
-def _bets_on(length: int) -> dict[str, Bet]:
+def _bets_on(length: int) -> Bets:
     """length: draft tokens of a step, at most."""
     description = "what a draft leaves of the target's law comes too often or too seldom, at place {} of a step"
     places = range(min(length, _MOST_PLACES))
-    return _BETS | {_stands_at(place): Bet(description.format(place + 1)) for place in places}
+    return Bets(_BETS | {_stands_at(place): Bet(description.format(place + 1)) for place in places})
 
 
-class VerificationCheck(BettingCheck):
-    """Every token of a step has the target's law, whatever the verifier decides. texts: to take laws from."""
+def verification_check(setting: Setting, texts: Sequence[Text]) -> BettingCheck | None:
+    """Every token of a step has the target's distribution, whatever the verifier decides. texts: to take distributions from.
+    -> None if none of their drafts was drawn"""
+    params = setting.params_of(SAMPLED)
+    pairs = pairs_of(setting.llm.target, texts)
+    if not pairs:
+        return None
+    chains, singles = select_pairs(pairs, params)
 
-    name, kind = "verification", DRAWN
+    def new_draws(control: Control | None, num_wanted: int) -> Draws:
+        verifier = control.verifier if control else verify
+        return Draws(chains, singles, params, setting.gamma, verifier, seed=setting.seed, num_wanted=num_wanted)
 
-    def __init__(self, setting: Setting, real: Subject, texts: Sequence[Text]) -> None:
-        super().__init__(setting, real)
-        pairs = pairs_of(setting.llm.target, texts, _CANDIDATES)
-        self._pairs = select_pairs(pairs, setting.params_of(SAMPLED)) if pairs else None
-
-    def run(self) -> CheckRun:
-        if self._pairs is None:
-            return CheckRun(
-                [], left_out=["verification of drawn drafts: none was drawn from a law, ids are only compared"]
-            )
-        return super().run()
-
-    @property
-    def _num_wanted(self) -> int:
-        return self._setting.num_draws
-
-    def _odds(self, bets: Bets) -> str:
-        return f"{super()._odds(bets)}; enumerated, the rules are exact to 1e-12 in float64, 3.4e-7 in compiled float32"
-
-    def _sample(self, subject: Subject, num_tokens: int, *, budgets: float) -> Sample:
-        setting, is_over = self._setting, False
-        assert self._pairs is not None
-        draws = Draws(self._pairs, setting.params_of(SAMPLED), setting.gamma, subject.verifier, setting.seed)
-        bets = draws.new_bets()
-        with one_thread():
-            while draws.num_tokens < num_tokens and not (bets.is_rejected or is_over):
-                draws.place(bets)
-                is_over = setting.deadline.is_over(budgets=budgets)
-        is_cut = draws.num_tokens < num_tokens and not bets.is_rejected
-        return Sample(bets, draws.num_steps, draws.num_tokens, draws.num_drafted, draws.num_drafted, is_cut)
+    return BettingCheck("verification", DRAWN, setting.deadline, setting.num_draws, new_draws)
 
 
-# --- which laws ---------------------------------------------------------------------------------------------------
+# --- which distributions ------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -108,46 +88,47 @@ class Pair(NamedTuple):
     q: Tensor
 
 
-class Pairs(NamedTuple):
-    """chains: for drafts of several tokens. singles: for drafts of one."""
-
-    chains: list[Pair]
-    singles: list[Pair]
-
-
-def pairs_of(model: LanguageModel, texts: Sequence[Text], most: int) -> list[Pair]:
-    """Of the positions where a step with a drawn draft began, `most` of them at most."""
-    drawn = [text for text in texts if any(not isinstance(law, int) for law in text.first_laws.values())]
+def pairs_of(model: LanguageModel, texts: Sequence[Text]) -> list[Pair]:
+    """Of positions where a step with a drawn draft began, _CANDIDATES of them at most."""
     pairs: list[Pair] = []
+    drawn = [text for text in texts if any(not isinstance(law, int) for law in text.first_laws.values())]
     for batch, logits in read_whole(model, drawn):
-        logits, start = adjusted(logits, rows_of(batch)).logits, 0
-        for text in batch:
-            for position, law in sorted(text.first_laws.items()):
-                if not isinstance(law, int) and position < len(text.tokens):
-                    row = logits[start + position - text.prompt_len].clone()
-                    pairs.append(Pair(row, law.dense(len(row))[0]))
-            start += len(text.output_ids)
-        if len(pairs) >= most:
+        logits, starts = adjusted(logits, rows_of(batch)).logits, step_starts(batch)
+        pairs += [
+            Pair(logits[row].clone(), law.dense(logits.shape[1])[0]) for row, law in starts if not isinstance(law, int)
+        ]
+        if len(pairs) >= _CANDIDATES:
             break
-    return pairs[:: max(1, len(pairs) // most)][:most]
+    return pairs[:: max(1, len(pairs) // _CANDIDATES)][:_CANDIDATES]
 
 
-def select_pairs(pairs: Sequence[Pair], params: SamplingParams) -> Pairs:
-    """The most informative ones, with the drafter's laws as they are and changed, on the ids that matter."""
+def select_pairs(pairs: Sequence[Pair], params: SamplingParams) -> tuple[list[Pair], list[Pair]]:
+    """The most informative ones, with the drafter's distributions as they are and changed, on the ids that matter.
+
+    -> (for drafts of several tokens, for drafts of one)
+    """
     half = _NUM_PAIRS // 2
     chains = [*_best(pairs, params, _differs, half), *_best(_with_power(pairs, _SHARPER), params, _differs, half)]
     singles = _best([*pairs, *_with_power(pairs, _FLATTER)], params, _information, _NUM_SINGLES)
-    return Pairs(narrowed(chains, params, _NUM_IDS), narrowed(singles, params, _NUM_IDS))
+    return _narrowed(chains, params), _narrowed(singles, params)
+
+
+def _with_power(pairs: Sequence[Pair], power: float) -> list[Pair]:
+    """The same with a drafter that is surer (power above 1) or less sure. Where a token stands that it favours more than
+    the target does, less of the target's distribution is left behind it, and only there does block verification differ
+    from that of single tokens."""
+    laws = [pair.q.pow(power) for pair in pairs]
+    return [Pair(pair.logits, law / law.sum()) for pair, law in zip(pairs, laws, strict=True)]
 
 
 def _best(
     pairs: Sequence[Pair], params: SamplingParams, score: Callable[[Tensor, Tensor], float], most: int
 ) -> list[Pair]:
-    """score: of the target's law and the drafter's, [V] each."""
-    sampler = Sampler(_only_laws(params), [0], torch.Generator())
+    """score: of the target's distribution and the drafter's, [V] each."""
+    row = Row(_without_processors(params, torch.Generator()), [0])
 
     def score_of(pair: Pair) -> float:
-        p = token_probs_of(pair.logits[None], [Row(sampler, [0])]).dense(len(pair.logits))[0]
+        p = token_probs_of(pair.logits[None], [row]).dense(len(pair.logits))[0]
         return score(p.to(torch.float64), pair.q.to(torch.float64))
 
     return sorted(pairs, key=score_of, reverse=True)[:most]
@@ -155,7 +136,7 @@ def _best(
 
 def _differs(p: Tensor, q: Tensor) -> float:
     """Large where drafts are rejected, and where the target likes what the drafter likes better: tokens that stand there
-    shrink what is left of the target's law behind them."""
+    shrink what is left of the target's distribution behind them."""
     return float(p[q > p].sum() * (1 - torch.minimum(p, q).sum()))
 
 
@@ -164,73 +145,70 @@ def _information(p: Tensor, q: Tensor) -> float:
     return float((p * temperature_score(p, q).square()).sum())
 
 
-def _only_laws(params: SamplingParams) -> SamplingParams:
-    """Without the parameters that change logits, which is done already."""
-    names = ("temperature", "top_p", "top_k", "min_p", "verification")
-    return SamplingParams(**{name: getattr(params, name) for name in names}).resolve({})
-
-
-def _with_power(pairs: Sequence[Pair], power: float) -> list[Pair]:
-    """The same with a drafter that is surer (power above 1) or less sure. Where a token stands that it favours more than
-    the target does, less of the target's law is left behind it, and only there does block verification differ from that
-    of single tokens."""
-    laws = [pair.q.pow(power) for pair in pairs]
-    return [Pair(pair.logits, law / law.sum()) for pair, law in zip(pairs, laws, strict=True)]
-
-
-def narrowed(pairs: Sequence[Pair], params: SamplingParams, width: int) -> list[Pair]:
-    """The same laws on the ids that matter to any of them, renormalised: the cost of a draw grows with the ids."""
-    if not pairs or len(pairs[0].q) <= width:
+def _narrowed(pairs: Sequence[Pair], params: SamplingParams) -> list[Pair]:
+    """On the ids that matter to any of them, renormalised: the cost of a draw grows with the ids."""
+    if len(pairs[0].q) <= _NUM_IDS:
         return list(pairs)
-    logits, q = torch.stack([pair.logits for pair in pairs]), torch.stack([pair.q for pair in pairs])
-    temperatures = torch.full((len(pairs),), params.temperature or 1.0, dtype=torch.float64, device=logits.device)
+    logits, q = (torch.stack(column) for column in zip(*pairs, strict=True))
+    temperatures = torch.full((len(q),), params.temperature or 1.0, dtype=torch.float64, device=logits.device)
     p = tempered(logits, temperatures)
-    ids = torch.maximum(p, q.to(p)).amax(0).topk(width).indices
+    ids = torch.maximum(p, q.to(p)).amax(0).topk(_NUM_IDS).indices
     kept = q[:, ids.to(q.device)]
-    kept = kept / kept.sum(1, keepdim=True)
-    return [Pair(*pair) for pair in zip(logits[:, ids], kept, strict=True)]
+    return list(map(Pair, logits[:, ids], kept / kept.sum(1, keepdim=True)))
+
+
+def _without_processors(params: SamplingParams, generator: torch.Generator) -> Sampler:
+    """A sampler that does not change logits: that is done already."""
+    names = ("temperature", "top_p", "top_k", "min_p", "verification")
+    kept = SamplingParams(**{name: getattr(params, name) for name in names}).resolve({})
+    return Sampler(kept, [0], generator)
 
 
 # --- draws and bets -----------------------------------------------------------------------------------------------
 
 
-class Draws:
+class Draws(TokenSource):
     """Drafts for rows of pairs, verified: chains of up to `length` tokens and single ones, in turn. params: how the
-    target's laws come from its logits, and the rule. seed: of all noise here. most_drafts: of one call."""
+    target's distributions come from its logits, and the rule. seed: of all noise here."""
 
     def __init__(
-        self, pairs: Pairs, params: SamplingParams, length: int, verifier: Verifier, seed: int, most_drafts: int = 4096
+        self,
+        chains: Sequence[Pair],
+        singles: Sequence[Pair],
+        params: SamplingParams,
+        length: int,
+        verifier: Verifier,
+        *,
+        seed: int,
+        num_wanted: int,
     ) -> None:
-        self._pairs = pairs
-        self._num_calls = 0
-        self._length = length
-        self._most_drafts = most_drafts
+        super().__init__(_bets_on(length), num_wanted)
+        self._turns = cycle([(chains, length, _NUM_DRAFTS), (singles, 1, _NUM_DRAFTS * length)])
         self._verifier = verifier
         self._generator = torch.Generator().manual_seed(seed)
-        self._sampler = Sampler(_only_laws(params), [0], self._generator)
-        self._is_block = self._sampler.params.verifier == "block"
-        self.num_steps = self.num_tokens = self.num_drafted = 0
+        self._sampler = _without_processors(params, self._generator)
 
-    def new_bets(self) -> Bets:
-        return Bets(_bets_on(self._length))
-
-    def place(self, bets: Bets) -> None:
+    def place(self) -> None:
         """One row of pairs, as many drafts as one call takes, and the bets on what comes out."""
-        is_single = self._num_calls % 2 == 1
-        self._num_calls += 1
-        pairs, length = (self._pairs.singles, 1) if is_single else (self._pairs.chains, self._length)
-        picked = torch.randint(len(pairs), (length + 1,), generator=self._generator).tolist()
-        logits, q = torch.stack([pairs[i].logits for i in picked]), torch.stack([pairs[i].q for i in picked[:-1]])
-        num_drafts = max(8, min(self._most_drafts * self._length // length, _MOST_LOGITS // logits.numel()))
-        laws = token_probs_of(logits, [Row(self._sampler, [0])] * len(logits))
-        p = laws.dense(logits.shape[1]).to(torch.float64).cpu()
-        p = p / p.sum(1, keepdim=True)
-        drafts, lens = self._drafts(q, num_drafts)
-        tokens = self._verified(logits, p, q, drafts, lens)
-        self._bet(bets, p, q.to("cpu", torch.float64), tokens, lens)
-        self.num_steps += len(drafts)
+        pairs, length, most = next(self._turns)
+        picked = [pairs[i] for i in torch.randint(len(pairs), (length + 1,), generator=self._generator).tolist()]
+        logits, q = (torch.stack(column) for column in zip(*picked, strict=True))
+        q = q[:-1]
+        with one_thread():
+            laws = token_probs_of(logits, [Row(self._sampler, [0])] * len(logits))
+            p = laws.dense(logits.shape[1]).to(torch.float64).cpu()
+            p = p / p.sum(1, keepdim=True)
+            drafts, lens = self._drafts(q, max(8, min(most, _MOST_LOGITS // logits.numel())))
+            tokens = self._verified(logits, p, q, drafts, lens)
+            self._bet(p, q.to("cpu", torch.float64), tokens, lens)
+        self.num_texts += len(drafts)
         self.num_tokens += tokens.numel()
         self.num_drafted += int(lens.sum())
+        self.num_sampled = self.num_drafted
+
+    @property
+    def odds(self) -> str:
+        return f"{super().odds}; enumerated, the rules are exact to 1e-12 in float64, 3.4e-7 in compiled float32"
 
     def _drafts(self, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """-> ids [count, K], lens [count]: K in half of the drafts, fewer in the others"""
@@ -254,23 +232,22 @@ class Draws:
     def _uniforms(self, count: int) -> Tensor:
         return torch.rand(count, generator=self._generator, dtype=torch.float64)
 
-    def _bet(self, bets: Bets, p: Tensor, q: Tensor, tokens: Tensor, lens: Tensor) -> None:
+    def _bet(self, p: Tensor, q: Tensor, tokens: Tensor, lens: Tensor) -> None:
         """In the order of the tokens of a step: what is bet on a token follows from those before it."""
-        scale = torch.ones(len(tokens), dtype=torch.float64)
+        bets, scale = self.bets, torch.ones(len(tokens), dtype=torch.float64)
         uncapped = scale.clone()
-        for place in range(p.shape[0]):
-            ids = tokens[:, place]
+        for place, ids in enumerate(tokens.T):
             possible = p[place, ids] > 0
             bets.num_impossible += int((~possible).sum())
-            _update_by_id(bets, "surprise", centred_surprise(p[place]), ids[possible])
+            bets.update("surprise", centred_surprise(p[place])[ids[possible]])
             if place == len(q):
                 return
             is_drafted = possible & (place < lens)
-            ratios = SortedRatios.of(p[place], q[place])
+            ratios = SortedRatios(p[place], q[place])
             r = ratios.ratio[ids]
             bets.update(_stands_at(place), stands(ratios, r[is_drafted], scale[is_drafted]))
             if place == 0:
-                _update_by_id(bets, "draft's temperature", temperature_score(p[0], q[0]), ids[is_drafted])
+                bets.update("draft's temperature", temperature_score(p[0], q[0])[ids[is_drafted]])
             # the smaller the ratios that were above 1, the more probable it is that a draft token stood there
             for name, other, weight in (
                 ("single tokens", torch.ones_like(scale), torch.ones_like(scale)),
@@ -279,30 +256,22 @@ class Draws:
                 part = is_drafted & (other > scale)
                 bets.update(name, weight[part] * other_residual(ratios, r[part], scale[part], other[part]))
             ratio = torch.where(r > 0, 1 / r.clamp(min=1e-300), torch.inf)
-            if self._is_block:
+            if self._sampler.params.verifier == "block":
                 scale, uncapped = (scale * ratio).clamp(max=1), (uncapped * ratio).clamp(max=1e6)
 
 
-@dataclass(frozen=True, slots=True)
 class SortedRatios:
     """The ratios q/p of all tokens in order, so that a mean over p of what is linear in them between two thresholds is two
     look-ups. ratio: [V]. steps: [W], the ratios in order. mass, weighted: [W + 1], sums of p, and of p q/p, below."""
 
-    ratio: Tensor
-    steps: Tensor
-    mass: Tensor
-    weighted: Tensor
-
-    @staticmethod
-    def of(p: Tensor, q: Tensor) -> SortedRatios:
-        ratio = torch.where(p > 0, q / p.clamp(min=1e-300), 0)
+    def __init__(self, p: Tensor, q: Tensor) -> None:
         kept = p > 0
-        steps, order = ratio[kept].sort()
+        self.ratio = torch.where(kept, q / p.clamp(min=1e-300), 0)
+        self.steps, order = self.ratio[kept].sort()
         mass = p[kept][order]
         zero = mass.new_zeros(1)
-        return SortedRatios(
-            ratio, steps, torch.cat([zero, mass.cumsum(0)]), torch.cat([zero, (mass * steps).cumsum(0)])
-        )
+        self.mass = torch.cat([zero, mass.cumsum(0)])
+        self.weighted = torch.cat([zero, (mass * self.steps).cumsum(0)])
 
     def below(self, threshold: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of p, and of p q/p, over tokens with q/p < threshold. [N] -> [N], [N]"""
@@ -313,13 +282,6 @@ class SortedRatios:
         """The mass of max(scale p - q, 0). [N] -> [N]"""
         mass, weighted = self.below(scale)
         return scale * mass - weighted
-
-
-def _update_by_id(bets: Bets, name: str, g: Tensor, ids: Tensor) -> None:
-    """Where g depends on the token alone. g: [V], ids: [N]"""
-    counts = torch.bincount(ids, minlength=len(g)).to(torch.float64)
-    seen = counts > 0
-    bets.update(name, g[seen], counts=counts[seen])
 
 
 def centred_surprise(p: Tensor) -> Tensor:
@@ -336,9 +298,9 @@ def stands(ratios: SortedRatios, r: Tensor, scale: Tensor) -> Tensor:
 
 
 def temperature_score(p: Tensor, q: Tensor) -> Tensor:
-    """The score of the law that comes out where the first draft token is drawn from q and weighed by q^(1 + e), at e = 0:
-    the best bet against a small e. Tokens with q > p stand with p / q^(1 + e); after a rejection the token is drawn from
-    max(p - q^(1 + e), 0). [V], [V] -> [V]
+    """The score of the distribution that comes out where the first draft token is drawn from q and weighed by q^(1 + e), at
+    e = 0: the best bet against a small e. Tokens with q > p stand with p / q^(1 + e); after a rejection the token is drawn
+    from max(p - q^(1 + e), 0). [V], [V] -> [V]
     """
     surplus = q.clamp(min=1e-300).log()
     surplus = surplus - (q * surplus).sum()  # of log q^(1 + e), normalised, by e
@@ -351,9 +313,9 @@ def temperature_score(p: Tensor, q: Tensor) -> Tensor:
 
 
 def other_residual(ratios: SortedRatios, r: Tensor, scale: Tensor, other: Tensor) -> Tensor:
-    """The law of a token recovered with a larger scale against that with the right one, both over p, times the mass that
-    can be recovered: max(other - q/p, 0) Z(scale) / Z(other) - max(scale - q/p, 0). Its mean is 0, and as Z is convex with
-    Z(0) = 0, it lies within scale of that. r: [N], q/p of the tokens; scale <= other -> [N]"""
+    """The distribution of a token recovered with a larger scale against that with the right one, both over p, times the
+    mass that can be recovered: max(other - q/p, 0) Z(scale) / Z(other) - max(scale - q/p, 0). Its mean is 0, and as Z is
+    convex with Z(0) = 0, it lies within scale of that. r: [N], q/p of the tokens; scale <= other -> [N]"""
     right, wrong = ratios.residual(scale), ratios.residual(other)
     share = torch.where(wrong > 1e-12, right / wrong.clamp(min=1e-12), 0)
     g = (other - r).clamp(min=0) * share - (scale - r).clamp(min=0)

@@ -1,6 +1,6 @@
 """Broken verifiers: the real one with one mistake each, in what comes out, in what goes in, or in the rule.
 
-For tests that must notice: the certificate's negative controls (certificate/controls.py) and tests/verify/test_seeded_bugs.py.
+The catalogue in certificate/controls.py says what each of them does wrong. `foredraft check` and the tests must notice it.
 """
 
 from __future__ import annotations
@@ -58,12 +58,6 @@ class Inputs:
         """stops[b] draft tokens stand, and the target's own follows them."""
         return Verdict.of_chains(stops.tolist(), self.target_ids(stops).tolist())
 
-    def weighed_by(self, probs: Tensor) -> Inputs:
-        """With other laws for the drawn draft tokens, not normalised. probs: [R, W]"""
-        assert self.proposal.probs is not None
-        laws = (probs / probs.sum(-1, keepdim=True)).to(self.proposal.probs.dtype)
-        return replace(self, proposal=replace(self.proposal, probs=laws))
-
 
 def mutation(function: Callable[[Inputs], Verdict]) -> Verifier:
     def broken(
@@ -120,7 +114,6 @@ def takes_the_bonus_one_row_early(inputs: Inputs) -> Verdict:
 
 @mutation
 def loses_a_token(inputs: Inputs) -> Verdict:
-    """The last draft token that stands never reaches the text."""
     right = inputs.verify()
     return replace(right, paths=[path[:-1] for path in right.paths])
 
@@ -139,7 +132,6 @@ def without_residual(after: int = 0) -> Verifier:
 
 @mutation
 def exchanges_p_and_q(inputs: Inputs) -> Verdict:
-    """After a rejection it draws from max(q - p, 0)."""
     right, laws = inputs.verify(), inputs.proposal.token_probs
     if laws is None:
         return right
@@ -157,33 +149,27 @@ def exchanges_p_and_q(inputs: Inputs) -> Verdict:
     return _with_next(right, is_recovered, recovered.cpu())
 
 
-class ReusesNoise:
-    """A verifier that draws with the uniform numbers of the step before in every second step."""
+def reuses_noise() -> Verifier:
+    """It has a state: the generator that it drew from, and where that stood before the step."""
+    generator: torch.Generator | None = None
+    used: Tensor | None = None
 
-    def __init__(self) -> None:
-        self._generator: torch.Generator | None = None
-        self._used: Tensor | None = None
-
-    def __call__(
-        self,
-        logits: Tensor,
-        proposal: Proposal,
-        samplers: Sequence[Sampler],
-        histories: Sequence[Sequence[int]],
-        *,
-        near_tie: float = 0.0,
-    ) -> Verdict:
-        generator = samplers[0].generator
-        state = generator.get_state()
-        if generator is not self._generator or self._used is None:
-            self._generator, self._used = generator, state
-            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
-        generator.set_state(self._used)
-        self._used = None
+    @mutation
+    def broken(inputs: Inputs) -> Verdict:
+        nonlocal generator, used
+        drawn_from = inputs.samplers[0].generator
+        state = drawn_from.get_state()
+        if drawn_from is not generator or used is None:
+            generator, used = drawn_from, state
+            return inputs.verify()
+        drawn_from.set_state(used)
+        used = None
         try:
-            return verify(logits, proposal, samplers, histories, near_tie=near_tie)
+            return inputs.verify()
         finally:
-            generator.set_state(state)
+            drawn_from.set_state(state)
+
+    return broken
 
 
 # --- what goes in -------------------------------------------------------------------------------------------------
@@ -195,14 +181,17 @@ def weighs_by_a_power(power: float) -> Verifier:
     @mutation
     def broken(inputs: Inputs) -> Verdict:
         probs = inputs.proposal.probs
-        return inputs.verify() if probs is None else inputs.weighed_by(probs.double().pow(power)).verify()
+        if probs is None:
+            return inputs.verify()
+        laws = probs.double().pow(power)
+        laws = (laws / laws.sum(-1, keepdim=True)).to(probs.dtype)
+        return replace(inputs, proposal=replace(inputs.proposal, probs=laws)).verify()
 
     return broken
 
 
 @mutation
 def counts_ahead(inputs: Inputs) -> Verdict:
-    """Each row's penalties count the whole draft, and not only what stands before the row."""
     logits = inputs.logits.clone() if inputs.logits.dtype == torch.float64 else inputs.logits.float().clone()
     drafts = zip(inputs.starts.tolist(), inputs.proposal.ids.tolist(), inputs.lens.tolist(), strict=True)
     for sampler, (start, ids, length) in zip(inputs.samplers, drafts, strict=True):
@@ -253,7 +242,6 @@ def with_rules(rules: Mapping[str, Rule]) -> Verifier:
 
 
 def lenient(rule: Rule, case: Case) -> OutcomeLaw:
-    """Draft tokens stand with min(1, 2 p/q)."""
     return rule(replace(case, p_draft=case.p_draft * _LENIENCE))
 
 
@@ -261,7 +249,6 @@ LENIENT = {name: partial(lenient, rule) for name, rule in RULES.items()}
 
 
 def stops_at_first_failure(case: Case) -> OutcomeLaw:
-    """Block verification that does not try the later places."""
     right = block_law(case)
     holds = _holds_of(right.stop, case)
     ones = torch.ones_like(holds[:, :1])
@@ -270,12 +257,10 @@ def stops_at_first_failure(case: Case) -> OutcomeLaw:
 
 
 def token_residual(case: Case) -> OutcomeLaw:
-    """Block verification with the residual max(p - q, 0) of single tokens."""
     return OutcomeLaw(block_law(case).stop, torch.ones_like(case.p[..., 0]))
 
 
 def uncapped_scale(case: Case) -> OutcomeLaw:
-    """Block verification whose product of ratios may go above 1 on the way."""
     ratios = case.p_draft / torch.where(drafted(case), case.q_draft, 1)
     return OutcomeLaw(block_law(case).stop, torch.cat([torch.ones_like(ratios[:, :1]), ratios.cumprod(1)], dim=1))
 
