@@ -117,9 +117,9 @@ def _overhead_row(row: dict[str, Any]) -> str:
     )
 
 
-def _ratio(found: dict[str, Any]) -> str:
-    inside = found["interval"]
-    return f"{found['value']:.3f}" + ("" if inside is None else f" ({inside['low']:.3f} to {inside['high']:.3f})")
+def _ratio(results: dict[str, Any]) -> str:
+    inside = results["interval"]
+    return f"{results['value']:.3f}" + ("" if inside is None else f" ({inside['low']:.3f} to {inside['high']:.3f})")
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,18 +137,18 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
         llm, [Configuration.plain(), *autos, *fixed], Workload("in turn", tuple(questions)), params, budget=args.budget
     )
     names = [configuration.name for configuration in fixed]
-    found: dict[str, Any] = {"speedups": {}, "auto_over_best": {}}
+    results: dict[str, Any] = {"speedups": {}, "auto_over_best": {}}
     for part in ("code", "stories", None):
         speedups = {name: result.compare(name, part).speedup.value for name in result.names[1:]}
         best = max(names, key=lambda name: speedups[name])
-        found["speedups"][part or "both in turn"] = speedups
-        found["auto_over_best"][part or "both in turn"] = {
+        results["speedups"][part or "both in turn"] = speedups
+        results["auto_over_best"][part or "both in turn"] = {
             "best_fixed": best,
             **{auto.name: asdict(result.compare(auto.name, part, baseline=best).speedup) for auto in autos},
         }
-    found["rounds_to_settle"] = settling(llm, args.methods, questions, params)
-    print(sweep_table(found))
-    return found
+    results["rounds_to_settle"] = settling(llm, args.methods, questions, params)
+    print(sweep_table(results))
+    return results
 
 
 def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
@@ -163,21 +163,21 @@ def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], pa
     return {"median": median(rounds), "most": max(rounds), "requests": len(rounds)}
 
 
-def sweep_table(found: dict[str, Any]) -> str:
-    parts = list(found["speedups"])
+def sweep_table(results: dict[str, Any]) -> str:
+    parts = list(results["speedups"])
     lines = ["| | " + " | ".join(parts) + " |", "|---" * (len(parts) + 1) + "|"]
     lines += [
-        f"| {name} | " + " | ".join(f"{found['speedups'][part][name]:.2f}" for part in parts) + " |"
-        for name in found["speedups"][parts[0]]
+        f"| {name} | " + " | ".join(f"{results['speedups'][part][name]:.2f}" for part in parts) + " |"
+        for name in results["speedups"][parts[0]]
     ]
-    for name in list(found["auto_over_best"][parts[0]])[1:]:
-        ratios = (found["auto_over_best"][part] for part in parts)
+    for name in list(results["auto_over_best"][parts[0]])[1:]:
+        ratios = (results["auto_over_best"][part] for part in parts)
         lines.append(
             f"| {name} over the best fixed | "
             + " | ".join(f"{_ratio(r[name])}, {r['best_fixed']}" for r in ratios)
             + " |"
         )
-    settled = found["rounds_to_settle"]
+    settled = results["rounds_to_settle"]
     lines.append("")
     lines.append(
         f"Rounds before the drafter of a request's second half is used: {settled['median']} in the median, at most "
@@ -204,7 +204,7 @@ def switch(args: argparse.Namespace) -> dict[str, Any]:
     for prompt in code_prompts(args.prompts + 1):
         (output,) = llm.generate(prompt, plain)
         texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (kinds, expected) in SWITCHES.items():
         timed, _ = build_drafters(
             llm.target, llm._builder.models.drafts, ["draft_model"], Limits(), pool=llm.engine.pool
@@ -220,9 +220,9 @@ def switch(args: argparse.Namespace) -> dict[str, Any]:
             (output,) = auto.generate([list(prompt)], params)
             assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
             rounds.append(recorder.rounds_to_follow(expected, position))
-        found[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
+        results[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
         print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)
-    return found
+    return results
 
 
 def main() -> None:
@@ -239,10 +239,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds, of each comparison")
     parser.add_argument("--out", type=Path, help="JSON beside the other results")
     args = parser.parse_args()
-    found = {"overhead": overhead, "sweep": sweep, "switch": switch}[args.what](args)
+    results = {"overhead": overhead, "sweep": sweep, "switch": switch}[args.what](args)
     if args.out is not None:
         settings = {k: v for k, v in vars(args).items() if k != "out"}
-        args.out.write_text(json.dumps({"machine": asdict(this_machine()), "settings": settings, **found}, indent=1))
+        args.out.write_text(json.dumps({"machine": asdict(this_machine()), "settings": settings, **results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ def sweep(llm: LLM, result: TuneResult, seconds: float) -> dict[str, dict[str, A
     machine now and then halts for longer than a small model's whole text takes."""
     tried = {one.configuration.name: one.configuration for one in [*result.predictions, *result.finalists]}
     configurations = [Configuration.plain(), *sorted(tried.values(), key=lambda one: one.name)]
-    found = run_bench(llm, configurations, None, settings_for(None, DEFAULT_TOKENS), budget=seconds)
-    return {name: asdict(found.typical_speedup(name, "plain")) for name in found.names if name != "plain"}
+    outcome = run_bench(llm, configurations, None, settings_for(None, DEFAULT_TOKENS), budget=seconds)
+    return {name: asdict(outcome.typical_speedup(name, "plain")) for name in outcome.names if name != "plain"}
 
 
 def run(case: str, target: Path | None, budget: float, seconds: float) -> dict[str, Any]:
@@ -63,22 +63,22 @@ def name_of(one: dict[str, Any]) -> str:
     return f"{one['method']}:{one['speculative_tokens']}"
 
 
-def errors_of(found: dict[str, Any]) -> dict[str, float]:
+def errors_of(outcome: dict[str, Any]) -> dict[str, float]:
     """Of every prediction: by how much it lay above what the sweep measured."""
-    sweep = found["sweep"]
-    return {name_of(p): p["speedup"]["value"] / sweep[name_of(p)]["value"] - 1 for p in found["tune"]["predicted"]}
+    sweep = outcome["sweep"]
+    return {name_of(p): p["speedup"]["value"] / sweep[name_of(p)]["value"] - 1 for p in outcome["tune"]["predicted"]}
 
 
-def summary(case: str, found: dict[str, Any]) -> list[str]:
-    advice = found["tune"]["advice"]
-    lines = [f"## {case}", "", f"{advice['text']} Tuning took {found['seconds']:.0f} s, loading included.", ""]
-    sweep = found["sweep"]
+def summary(case: str, outcome: dict[str, Any]) -> list[str]:
+    advice = outcome["tune"]["advice"]
+    lines = [f"## {case}", "", f"{advice['text']} Tuning took {outcome['seconds']:.0f} s, loading included.", ""]
+    sweep = outcome["sweep"]
     if not sweep:
         return lines
     best = max(sweep, key=lambda name: sweep[name]["value"])
     ours = "plain" if not advice["speculate"] else name_of(advice)
     own = 1.0 if ours == "plain" else sweep[ours]["value"]
-    errors = errors_of(found)
+    errors = errors_of(outcome)
     lines += [
         f"* Advice: {ours}. In the sweep it came to {own:.3f}, the best, {best}, to {sweep[best]['value']:.3f}: "
         f"a shortfall of {1 - own / sweep[best]['value']:.1%}.",
@@ -90,7 +90,7 @@ def summary(case: str, found: dict[str, Any]) -> list[str]:
         "| drafter and γ | predicted | measured by the sweep | off by |",
         "|---|---|---|---|",
     ]
-    predicted = {name_of(p): p["speedup"] for p in found["tune"]["predicted"]}
+    predicted = {name_of(p): p["speedup"] for p in outcome["tune"]["predicted"]}
     for name, measured in sweep.items():
         one = predicted.get(name)
         cells = (shown(one), shown(measured), f"{errors[name]:+.1%}") if one else ("", shown(measured), "")
@@ -118,8 +118,8 @@ def main() -> None:
     everything[args.case] = run(args.case, args.target, args.budget, args.sweep)
     file.write_text(json.dumps(everything, indent=1) + "\n")
     parts = ["# tune: predictions and advice against an exhaustive sweep", ""]
-    for case, found in everything.items():
-        parts += summary(case, found)
+    for case, outcome in everything.items():
+        parts += summary(case, outcome)
     (args.out / "tuning.md").write_text("\n".join(parts))
     print("\n".join(summary(args.case, everything[args.case])))
 

@@ -87,8 +87,8 @@ def transformers_system(model: Any, temperature: float) -> System:
 
 def interval(values: list[float]) -> tuple[float, float]:
     """Bootstrap 95 % interval of the median; of a single value, that value."""
-    found = median_with_interval(values).interval
-    return (values[0], values[0]) if found is None else (found.low, found.high)
+    bounds = median_with_interval(values).interval
+    return (values[0], values[0]) if bounds is None else (bounds.low, bounds.high)
 
 
 def run(systems: list[System], prompts: list[list[int]], max_tokens: int) -> int:
@@ -176,14 +176,14 @@ def acceptance_table(rows: list[dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    found = this_machine()
+    machine = this_machine()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": found.processor,
-        "capability": found.cpu_capability,
-        "threads": found.num_threads,
-        "torch": found.torch,
-        "transformers": found.transformers,
+        "processor": machine.processor,
+        "capability": machine.cpu_capability,
+        "threads": machine.num_threads,
+        "torch": machine.torch,
+        "transformers": machine.transformers,
     }
 
 

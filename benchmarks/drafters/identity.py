@@ -25,10 +25,10 @@ def texts(llm: LLM, prompts: list[str], batch: int, args: argparse.Namespace) ->
         for i in range(len(prompts))
         for settings in [{"temperature": 0.0} if i % 2 else {"temperature": 0.8, "top_p": 0.9, "seed": i}]
     ]
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for i in range(0, len(prompts), batch):
-        found += [o.outputs[0].token_ids for o in llm.generate(prompts[i : i + batch], params[i : i + batch])]
-    return found
+        result += [o.outputs[0].token_ids for o in llm.generate(prompts[i : i + batch], params[i : i + batch])]
+    return result
 
 
 def main() -> None:

@@ -38,15 +38,15 @@ def documents_of(path: Path, line_start: str | None) -> list[str]:
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     if line_start is None:
-        found = text.split("<|endoftext|>")
+        result = text.split("<|endoftext|>")
     else:
-        found = [""]
+        result = [""]
         for line in text.splitlines(keepends=True):
             if line.startswith(line_start):
-                found.append("")
+                result.append("")
             else:
-                found[-1] += line
-    return [document.strip() for document in found if document.strip()]
+                result[-1] += line
+    return [document.strip() for document in result if document.strip()]
 
 
 def teacher_forced(drafter: Drafter, documents: Sequence[Sequence[int]], gamma: int) -> SpeculationStats:

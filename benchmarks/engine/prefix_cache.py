@@ -43,21 +43,21 @@ def one_after_another(
 ) -> Iterator[dict[str, RequestOutput]]:
     llm.engine.drop_retained()
     for index, prompt in enumerate(prompts):
-        found = {}
+        results = {}
         for side in SIDES if index % 2 else SIDES[::-1]:
-            found[side] = llm.generate([prompt], params[side])[0]
-        yield found
+            results[side] = llm.generate([prompt], params[side])[0]
+        yield results
 
 
 def all_at_once(
     llm: LLM, prompts: list[list[int]], params: dict[str, SamplingParams], rounds: int
 ) -> Iterator[dict[str, RequestOutput]]:
     for index in range(rounds):
-        found = {}
+        results = {}
         for side in SIDES if index % 2 else SIDES[::-1]:
             llm.engine.drop_retained()
-            found[side] = llm.generate(prompts, params[side])
-        yield from ({side: found[side][i] for side in SIDES} for i in range(len(prompts)))
+            results[side] = llm.generate(prompts, params[side])
+        yield from ({side: results[side][i] for side in SIDES} for i in range(len(prompts)))
 
 
 def compared(llm: LLM, answers: Iterator[dict[str, RequestOutput]]) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def copy_ms(engine: Engine, prompt: list[int]) -> float:
     times = []
     for seq_id in range(1_000_000, 1_000_015):
         began = time.perf_counter()
-        found = engine.cache.start(seq_id, [*prompt[:1000], 1, 2])
+        results = engine.cache.start(seq_id, [*prompt[:1000], 1, 2])
         times.append(1e3 * (time.perf_counter() - began))
-        assert found == 1000, found
+        assert results == 1000, results
         engine.cache.drop([seq_id])
     return statistics.median(times)
 

@@ -73,7 +73,7 @@ class System:
 
 
 def systems(args: argparse.Namespace) -> list[System]:
-    found = []
+    result = []
     for method in args.methods:
         draft = args.draft if method == "draft_model" else None
         llm = LLM(
@@ -84,8 +84,8 @@ def systems(args: argparse.Namespace) -> list[System]:
             dtype="bfloat16",
             enable_prefix_caching=False,
         )
-        found.append(System(method, llm, 0 if method == "none" else args.gamma))
-    return found
+        result.append(System(method, llm, 0 if method == "none" else args.gamma))
+    return result
 
 
 def main() -> None:

@@ -88,16 +88,16 @@ def measure(llm: LLM, prompts: list[str], batch: int, ways: list[str]) -> dict[s
         some = prompts[start : start + batch]
         for name in ways:
             gamma = GAMMAS[name]
-            found, speed = timed(llm, some, [replace(FORM, speculative_tokens=gamma)] * len(some))
+            result, speed = timed(llm, some, [replace(FORM, speculative_tokens=gamma)] * len(some))
             speeds[f"form, {name}"].append(speed)
-            outputs[f"form, {name}"] += found
-            lengths = [len(output.outputs[0].token_ids) for output in found]
+            outputs[f"form, {name}"] += result
+            lengths = [len(output.outputs[0].token_ids) for output in result]
             free = [replace(FREE, max_tokens=length, speculative_tokens=gamma) for length in lengths]
-            found, speed = timed(llm, some, free)
+            result, speed = timed(llm, some, free)
             speeds[f"free, {name}"].append(speed)
-            outputs[f"free, {name}"] += found
+            outputs[f"free, {name}"] += result
     return {
-        "tokens_per_second": {name: statistics.median(found) for name, found in speeds.items()},
+        "tokens_per_second": {name: statistics.median(result) for name, result in speeds.items()},
         "ratio": {
             name: statistics.median(
                 a / b for a, b in zip(speeds[f"form, {name}"], speeds[f"free, {name}"], strict=True)
@@ -107,11 +107,11 @@ def measure(llm: LLM, prompts: list[str], batch: int, ways: list[str]) -> dict[s
         "valid": {name: sum(map(is_valid, outputs[f"form, {name}"])) for name in ways},
         "requests": len(prompts),
         "tokens_per_text": statistics.mean(len(o.outputs[0].token_ids) for o in outputs[f"form, {ways[0]}"]),
-        "draft_acceptance_rate": {name: share_accepted(found) for name, found in outputs.items()},
+        "draft_acceptance_rate": {name: share_accepted(result) for name, result in outputs.items()},
         "mean_acceptance_length": {
-            name: sum(len(o.outputs[0].token_ids) for o in found)
-            / max(1, sum(o.metrics.speculative_decoding.num_steps for o in found))
-            for name, found in outputs.items()
+            name: sum(len(o.outputs[0].token_ids) for o in result)
+            / max(1, sum(o.metrics.speculative_decoding.num_steps for o in result))
+            for name, result in outputs.items()
         },
     }
 
@@ -128,15 +128,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     llm = LLM(args.target, args.draft, quantization=args.quantization, seed=0)
-    found = {
+    result = {
         "machine": asdict(this_machine()),
         "settings": {"target": args.name, "quantization": args.quantization, "batch": args.batch, "temperature": 1.0},
         **measure(llm, story_prompts(args.requests), args.batch, args.ways),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     name = f"structured-{args.name}-batch{args.batch}.json"
-    (args.out / name).write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    (args.out / name).write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

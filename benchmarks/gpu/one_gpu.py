@@ -114,7 +114,7 @@ class Report:
     """What was found so far, on the disk after every part."""
 
     def __init__(self, out: Path, minutes: float) -> None:
-        self.file, self.found = out / "gpu.json", dict[str, Any]()
+        self.file, self.result = out / "gpu.json", dict[str, Any]()
         self._ends = time.monotonic() + 60 * minutes
         out.mkdir(parents=True, exist_ok=True)
 
@@ -125,17 +125,17 @@ class Report:
     def part(self, name: str, measure: Callable[[], Any], needed: float) -> None:
         """Run it if `needed` seconds are left, and keep what it gives, or why it gave nothing."""
         if self.seconds_left < needed:
-            self.found[name] = {"left_out": f"{self.seconds_left:.0f} s were left and it needs {needed:.0f}"}
+            self.result[name] = {"left_out": f"{self.seconds_left:.0f} s were left and it needs {needed:.0f}"}
         else:
             started = time.monotonic()
             try:
-                self.found[name] = measure()
+                self.result[name] = measure()
             except Exception as error:
                 traceback.print_exc()
-                self.found[name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
-            self.found.setdefault("seconds", {})[name] = time.monotonic() - started
+                self.result[name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+            self.result.setdefault("seconds", {})[name] = time.monotonic() - started
         clear()
-        self.file.write_text(json.dumps(self.found, indent=1))
+        self.file.write_text(json.dumps(self.result, indent=1))
 
 
 def clear() -> None:
@@ -176,7 +176,7 @@ def bytes_read(model: Any) -> int:
 def decoding(size: Size, bytes_per_second: float | None) -> dict[str, Any]:
     hf = random_llama(size)
     num_bytes = bytes_read(hf)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "bytes": num_bytes,
         "floor_ms": 1000 * num_bytes / bytes_per_second if bytes_per_second else None,
         "transformers_ms_per_token": generate_ms(hf, size),
@@ -185,12 +185,12 @@ def decoding(size: Size, bytes_per_second: float | None) -> dict[str, Any]:
     for is_invariant in (False, True):
         clear()
         model = ours(size, is_batch_invariant=is_invariant)
-        found["batch_invariant" if is_invariant else "library_products"] = {
+        result["batch_invariant" if is_invariant else "library_products"] = {
             "by_batch": {batch: step_ms(model, batch, 1, size) for batch in size.batches},
             "by_width": {width: step_ms(model, 1, width, size) for width in size.widths},
         }
         del model
-    return found
+    return result
 
 
 def ours(size: Size, *, is_batch_invariant: bool) -> LanguageModel:
@@ -264,17 +264,17 @@ def speculation(target: Path, draft: Path, prompts: Sequence[str], size: Size) -
     speculating = LLM(target, draft, device=DEVICE, speculative_tokens=GAMMA, max_num_seqs=32)
     plain = speculating.with_drafter("none")
     auto = speculating.with_drafter(speculative_tokens="auto")
-    found: dict[str, Any] = {"gamma": GAMMA}
+    result: dict[str, Any] = {"gamma": GAMMA}
     few = list(prompts[: max(4, size.num_prompts // 10)])
     for name, llms, group in (
         ("batch_1", {"own": speculating, "plain": plain}, 1),
         ("batch_32", {"own": auto, "plain": plain}, 32),
     ):
-        found[name] = in_turn(llms, few if group == 1 else list(prompts[:64]), params, group)
+        result[name] = in_turn(llms, few if group == 1 else list(prompts[:64]), params, group)
     del speculating, plain, auto, llms
     clear()
-    found["assisted"] = assisted(target, draft, few[:4], params.max_tokens or 128)
-    return found
+    result["assisted"] = assisted(target, draft, few[:4], params.max_tokens or 128)
+    return result
 
 
 def in_turn(llms: dict[str, LLM], prompts: list[str], params: SamplingParams, group: int) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def assisted(target: Path, draft: Path, prompts: Sequence[str], max_tokens: int)
 def invariance(target: Path, draft: Path, prompts: Sequence[str], size: Size) -> dict[str, Any]:
     """Greedy texts with drafts, sixteen at a time, and without, five at a time."""
     params = SamplingParams(temperature=0.0, max_tokens=size.max_tokens, ignore_eos=True)
-    found = {}
+    result = {}
     for is_invariant in (True, False):
         llm = LLM(target, draft, device=DEVICE, speculative_tokens=GAMMA, max_num_seqs=16, batch_invariant=is_invariant)
         texts = [output.outputs[0].token_ids for output in llm.generate(list(prompts), params)]
@@ -347,16 +347,16 @@ def invariance(target: Path, draft: Path, prompts: Sequence[str], size: Size) ->
         plain = [output.outputs[0].token_ids for some in few for output in alone.generate(some, params)]
         same = sum(a == b for a, b in zip(texts, plain, strict=True))
         name = "batch_invariant" if is_invariant else "library_products"
-        found[name] = {"identical": same, "of": len(texts), "row_exact": llm.target.traits.row_exact}
+        result[name] = {"identical": same, "of": len(texts), "row_exact": llm.target.traits.row_exact}
         del llm, alone
         clear()
-    return found
+    return result
 
 
 def profile(size: Size) -> dict[str, Any]:
     """The kernels of a plain step and of a verification of five rows: microseconds by name."""
     model = ours(size, is_batch_invariant=False)
-    found = {}
+    result = {}
     for width in (1, 5):
         cache = model.scratch_cache([size.context])
         model.read([Read(0, [1] * size.prompt, 0)], cache)
@@ -366,22 +366,22 @@ def profile(size: Size) -> dict[str, Any]:
             wait()
         on_device = [one for one in seen.key_averages() if one.device_type != torch.autograd.DeviceType.CPU]
         rows = sorted(on_device, key=lambda one: -one.self_device_time_total)
-        found[f"{width} rows"] = {
+        result[f"{width} rows"] = {
             "total_us": sum(one.self_device_time_total for one in rows),
             "kernels": {one.key[:80]: [one.count, one.self_device_time_total] for one in rows[:12]},
         }
-    return found
+    return result
 
 
-def table(found: dict[str, Any]) -> Iterator[str]:
+def table(result: dict[str, Any]) -> Iterator[str]:
     """The short of it."""
-    for name, part in found.items():
+    for name, part in result.items():
         if isinstance(part, dict) and ("failed" in part or "left_out" in part):
             yield f"{name}: {part}"
-    speed = found.get("bandwidth", {}).get("bytes_per_second")
+    speed = result.get("bandwidth", {}).get("bytes_per_second")
     if speed:
         yield f"copy: {speed / 1e12:.2f} TB/s"
-    decoded = found.get("decoding", {})
+    decoded = result.get("decoding", {})
     if decoded.get("floor_ms"):
         yield f"floor of a step {decoded['floor_ms']:.3f} ms; transformers {decoded['transformers_ms_per_token']:.2f} ms"
         for name in ("library_products", "batch_invariant"):
@@ -390,15 +390,15 @@ def table(found: dict[str, Any]) -> Iterator[str]:
                 yield f"{name} {by}: {steps}"
             yield f"{name}: {decoded['floor_ms'] / decoded[name]['by_batch'][1]:.2f} of the floor's speed at batch 1"
     for name in ("batch_1", "batch_32"):
-        if one := found.get("speculation", {}).get(name):
+        if one := result.get("speculation", {}).get(name):
             yield f"speculation {name}: {one['speedup']:.2f} times plain, tau {one['tau']:.2f}"
             for who, parts in one["step_ms"].items():
                 yield f"  a step of {who}, ms: { {part: round(ms, 2) for part, ms in parts.items()} }"
-    if one := found.get("speculation", {}).get("assisted"):
-        own = found["speculation"]["batch_1"]["tokens_per_second"]["own"]
+    if one := result.get("speculation", {}).get("assisted"):
+        own = result["speculation"]["batch_1"]["tokens_per_second"]["own"]
         yield f"over transformers' assisted generation: {own / one['tokens_per_second']:.2f}"
-    yield from pieces.table(found, speed)
-    yield f"invariance: {found.get('invariance')}"
+    yield from pieces.table(result, speed)
+    yield f"invariance: {result.get('invariance')}"
 
 
 def main() -> None:
@@ -411,11 +411,11 @@ def main() -> None:
     args = parser.parse_args()
     size = TOYS if args.toys else Size()
     report = Report(args.out, args.minutes)
-    report.found["machine"] = {**asdict(this_machine()), "torch": torch.__version__}
+    report.result["machine"] = {**asdict(this_machine()), "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:
         pair = None if args.widen is None else Widening(args.widen, Path(folder), size)
         report.part("bandwidth", lambda: bandwidth(size), 10)
-        speed = report.found["bandwidth"].get("bytes_per_second")
+        speed = report.result["bandwidth"].get("bytes_per_second")
         report.part("decoding", lambda: decoding(size, speed), 100)
         report.part("profile", lambda: profile(size), 40)
         report.part("products", lambda: pieces.products(size.matrices, size.product_rows), 45)
@@ -428,7 +428,7 @@ def main() -> None:
 
             report.part("speculation", lambda: speculation(*pair.done(), prompts(), size), 80)
             report.part("invariance", lambda: invariance(*pair.done(), prompts(), size), 150)
-    print("\n".join(table(report.found)))
+    print("\n".join(table(report.result)))
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]
     copies = copies if HAS_GPU else copies[:1]
     forms: dict[str, Callable[[Tensor, Linear], Tensor]] = {"library": lambda x, m: functional.linear(x, m.weight)}
     forms |= {_name(tiles): partial(kernels.linear, tiles=tiles) for tiles in TRIED}
-    found = {}
+    result = {}
     for count in rows:
         x = torch.randn(count, k, device=DEVICE, dtype=DTYPE)
         seconds = {form: _seconds([partial(product, x, m) for m in copies]) for form, product in forms.items()}
-        found[count] = {form: num_bytes / took for form, took in seconds.items()}
-    return found
+        result[count] = {form: num_bytes / took for form, took in seconds.items()}
+    return result
 
 
 def _name(tiles: Tiles) -> str:
@@ -60,7 +60,7 @@ def attention(
     num_heads: int, num_kv_heads: int, contexts: Sequence[int], rows: Sequence[int], parts: Sequence[int]
 ) -> dict[str, dict[int, float]]:
     """Of one sequence, heads 128 wide. -> seconds of a layer by "rows at context", and by parts"""
-    found = {}
+    result = {}
     for context in contexts:
         shape = Shape(num_heads, num_kv_heads, 128, 1e-5, 128**-0.5, *(torch.ones(1, 64, device=DEVICE),) * 2)
         store = torch.randn(2, num_kv_heads, context, 128, device=DEVICE, dtype=DTYPE)
@@ -71,11 +71,11 @@ def attention(
             span = CacheSpan(0, count, context - count, context, stores)
             inputs.fill(StackBatch([0] * count, places, None, list(range(count)), [span]))
             queries = torch.randn(count, num_heads, 128, device=DEVICE, dtype=DTYPE)
-            found[f"{count} at {context}"] = {
+            result[f"{count} at {context}"] = {
                 number: _seconds([partial(kernels.attend, queries, inputs, 0, _layer(), shape, number)] * 8)
                 for number in parts
             }
-    return found
+    return result
 
 
 def _layer() -> DeviceLayer:
@@ -101,14 +101,14 @@ def _captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     return graph.replay
 
 
-def table(found: dict[str, Any], bytes_per_second: float | None) -> Iterator[str]:
+def table(result: dict[str, Any], bytes_per_second: float | None) -> Iterator[str]:
     """The short of both parts."""
-    for name, by_rows in found.get("products", {}).items():
+    for name, by_rows in result.get("products", {}).items():
         if isinstance(by_rows, dict) and bytes_per_second:
             for count, speeds in by_rows.items():
                 best = max(speeds, key=lambda form: speeds[form])
                 shares = f"{speeds['library'] / bytes_per_second:.2f}, {best} {speeds[best] / bytes_per_second:.2f}"
                 yield f"product {name}, {count} rows: of a copy's bandwidth, library {shares}"
-    for name, by_parts in found.get("attention", {}).items():
+    for name, by_parts in result.get("attention", {}).items():
         if isinstance(by_parts, dict):
             yield f"attention {name}: us by parts { {parts: round(1e6 * took, 1) for parts, took in by_parts.items()} }"

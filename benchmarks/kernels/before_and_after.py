@@ -101,11 +101,11 @@ def main() -> None:
     for name, functions in pairs(args.vocab).items():
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(args.rounds + 2):
-            for function, found in zip(functions, times, strict=True):
+            for function, result in zip(functions, times, strict=True):
                 start = time.perf_counter()
                 function()
-                found.append(time.perf_counter() - start)
-        before, after = (1e3 * statistics.median(found[2:]) for found in times)
+                result.append(time.perf_counter() - start)
+        before, after = (1e3 * statistics.median(result[2:]) for result in times)
         print(f"| {name} | {before:.3g} | {after:.3g} |")
 
 

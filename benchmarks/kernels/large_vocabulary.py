@@ -85,7 +85,7 @@ def measure(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
             function()
             if index >= 2:
                 times[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    return {name: 1e3 * statistics.median(outcome) for name, outcome in times.items()}
 
 
 def peaked(shape: tuple[int, int]) -> Tensor:
@@ -110,8 +110,8 @@ def main() -> None:
     kept = target.reshape(args.rows, args.draft_tokens + 1, -1)[:, :-1].reshape(noise.shape)
     draft = (kept.float() + noise).to(torch.bfloat16)
 
-    found = measure(cases(args, target, draft), args.rounds)
-    floor = found["copy of the logits (floor: half of it)"] / 2
+    outcome = measure(cases(args, target, draft), args.rounds)
+    floor = outcome["copy of the logits (floor: half of it)"] / 2
     megabytes = target.numel() * target.element_size() / 1e6
     lines = [
         f"{args.rows} rows x {args.draft_tokens} draft tokens, V = {args.vocab:,}: {megabytes:.0f} MB of bfloat16 logits, "
@@ -119,10 +119,10 @@ def main() -> None:
         "",
         "| what | ms | over the floor |",
         "|---|---|---|",
-        *(f"| {name} | {ms:.1f} | {ms / floor:.1f} |" for name, ms in found.items()),
+        *(f"| {name} | {ms:.1f} | {ms / floor:.1f} |" for name, ms in outcome.items()),
     ]
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "vocabulary.json").write_text(json.dumps({"milliseconds": found, "floor": floor}, indent=1) + "\n")
+    (args.out / "vocabulary.json").write_text(json.dumps({"milliseconds": outcome, "floor": floor}, indent=1) + "\n")
     (args.out / "vocabulary.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

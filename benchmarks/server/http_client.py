@@ -57,31 +57,31 @@ def _read(raw: bytes, seconds: float, first: float | None, *, is_cut: bool) -> A
     if is_cut or status != 200:
         return Answer(status, [], 0, seconds, first, is_cut, False)
     if b"text/event-stream" not in head:
-        found = json.loads(body)
-        texts = [choice["text"] for choice in found["choices"]]
-        return Answer(status, texts, found["usage"]["completion_tokens"], seconds, None, False, True)
+        result = json.loads(body)
+        texts = [choice["text"] for choice in result["choices"]]
+        return Answer(status, texts, result["usage"]["completion_tokens"], seconds, None, False, True)
     events = [event.removeprefix(b"data: ") for event in body.split(b"\n\n") if event]
     is_complete = bool(events) and events[-1] == b"[DONE]"
     texts, num_tokens = [""], 0
     for event in events:
         if event == b"[DONE]":
             continue
-        found = json.loads(event)
-        is_complete &= "error" not in found
-        for choice in found.get("choices", []):
+        result = json.loads(event)
+        is_complete &= "error" not in result
+        for choice in result.get("choices", []):
             texts[0] += choice["text"]
-        if found.get("usage"):
-            num_tokens = found["usage"]["completion_tokens"]
+        if result.get("usage"):
+            num_tokens = result["usage"]["completion_tokens"]
     return Answer(status, texts, num_tokens, seconds, first, False, is_complete)
 
 
 def _dechunked(body: bytes) -> bytes:
-    found, place = [], 0
+    result, place = [], 0
     while place < len(body):
         end = body.find(b"\r\n", place)
         size = int(body[place:end], 16) if end > place else 0
         if size == 0:
             break
-        found.append(body[end + 2 : end + 2 + size])
+        result.append(body[end + 2 : end + 2 + size])
         place = end + 2 + size + 2
-    return b"".join(found)
+    return b"".join(result)

@@ -141,18 +141,18 @@ def main() -> None:
     with ThreadPoolExecutor(1) as pool:
         log = pool.submit(server.read_log)
         before = server.metric("kv_cache_usage_perc")
-        found = asyncio.run(soak(server, prompts, args))
+        results = asyncio.run(soak(server, prompts, args))
         idle_after = until_idle(server)
         after = server.metric("kv_cache_usage_perc")
         tokens = server.metric("generation_tokens_total")
         exit_code = server.end()
         warnings = log.result()
     window = min(60.0, args.seconds / 3)
-    first = mean(size for at, size in found["memory"] if at <= window)
-    last = mean(size for at, size in found["memory"] if at >= args.seconds - window)
+    first = mean(size for at, size in results["memory"] if at <= window)
+    last = mean(size for at, size in results["memory"] if at >= args.seconds - window)
     result = {
-        "outcomes": found["outcomes"],
-        "wrong": found["wrong"],
+        "outcomes": results["outcomes"],
+        "wrong": results["wrong"],
         "tokens_per_second": tokens / (args.warm_up + args.seconds),
         "memory_first": first,
         "memory_last": last,
@@ -160,11 +160,11 @@ def main() -> None:
         "idle_after_seconds": idle_after,
         "cache_before": before,
         "cache_after": after,
-        "distinct_requests": len(found["texts"]),
-        "different_texts": differences(found["texts"]),
+        "distinct_requests": len(results["texts"]),
+        "different_texts": differences(results["texts"]),
         "exit_code": exit_code,
         "warnings": warnings[:10],
-        "memory": found["memory"],
+        "memory": results["memory"],
     }
     print(json.dumps({name: value for name, value in result.items() if name != "memory"}, indent=1))
     if args.output:

@@ -66,8 +66,8 @@ class Client:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"bodies": list(bodies), "delays": list(delays or ())}) + "\n")
         self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
+        results: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return results
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -129,9 +129,9 @@ def throughput(llm: LLM, http: Client, args: argparse.Namespace) -> dict[str, An
         return seconds, [output.outputs[0].text for output in outputs]
 
     def over_http(**more: Any) -> tuple[float, list[str]]:
-        found = http.ask([{**body, "prompt": prompt, **more} for prompt in prompts])
-        assert all(answer["is_complete"] for answer in found["answers"]), found
-        return found["seconds"], [answer["texts"][0] for answer in found["answers"]]
+        results = http.ask([{**body, "prompt": prompt, **more} for prompt in prompts])
+        assert all(answer["is_complete"] for answer in results["answers"]), results
+        return results["seconds"], [answer["texts"][0] for answer in results["answers"]]
 
     ways = {"offline": offline, "http": over_http, "http, streamed": lambda: over_http(**stream)}
     for way in ways.values():
@@ -142,9 +142,9 @@ def throughput(llm: LLM, http: Client, args: argparse.Namespace) -> dict[str, An
         order = list(ways) if number % 2 == 0 else list(reversed(ways))
         row, texts = {}, []
         for name in order:
-            seconds, found = ways[name]()
+            seconds, results = ways[name]()
             row[name] = args.batch * args.max_tokens / seconds
-            texts.append(found)
+            texts.append(results)
         identical &= all(one == texts[0] for one in texts)
         rows.append(row)
         print({name: round(rate, 1) for name, rate in row.items()}, file=sys.stderr)
@@ -164,7 +164,7 @@ def first_tokens(llm: LLM, http: Client, args: argparse.Namespace) -> list[dict[
     llm.engine.observers.append(passes)
     budget, story = args.max_num_batched_tokens, story_prompts(1)[0]
     background = {"prompt": story, "max_tokens": args.load_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    found = []
+    results = []
     for length in args.lengths:
         times, bounds = [], []
         for number in range(args.repeats):
@@ -178,7 +178,7 @@ def first_tokens(llm: LLM, http: Client, args: argparse.Namespace) -> list[dict[
             num_passes = math.ceil(length / max(budget - _rows_of_others(args), 1))
             times.append(took)
             bounds.append((num_passes + 1) * slowest)
-        found.append(
+        results.append(
             {
                 "prompt_tokens": length,
                 "median": median(times),
@@ -188,9 +188,9 @@ def first_tokens(llm: LLM, http: Client, args: argparse.Namespace) -> list[dict[
                 "times": times,
             }
         )
-        print(found[-1], file=sys.stderr)
+        print(results[-1], file=sys.stderr)
     llm.engine.observers.remove(passes)
-    return found
+    return results
 
 
 def _rows_of_others(args: argparse.Namespace) -> int:

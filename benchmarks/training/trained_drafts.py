@@ -72,12 +72,12 @@ def drafts(args: argparse.Namespace) -> dict[str, Any]:
     }
     plain = pair["ours"].with_drafter("none")
     everyone = {**pair, "plain": plain}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         for kind, prompts in prompts_of(args.num_prompts).items():
-            found[f"{kind}, temperature {temperature:g}"] = compare(everyone, prompts, temperature, args.repeats)
-            print(kind, temperature, json.dumps(found[f"{kind}, temperature {temperature:g}"]), flush=True)
-    return {"machine": asdict(this_machine()), "target": Path(args.target).name, "of": found}
+            result[f"{kind}, temperature {temperature:g}"] = compare(everyone, prompts, temperature, args.repeats)
+            print(kind, temperature, json.dumps(result[f"{kind}, temperature {temperature:g}"]), flush=True)
+    return {"machine": asdict(this_machine()), "target": Path(args.target).name, "of": result}
 
 
 def compare(everyone: dict[str, LLM], prompts: list[str], temperature: float, repeats: int) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def shapes(args: argparse.Namespace) -> dict[str, Any]:
         "2 layers, MLP 704": {"num_hidden_layers": 2},
     }
     plain = LLM(args.target, method="none")
-    found = {
+    result = {
         name: round_of(args.target, {"tie_word_embeddings": True, "num_hidden_layers": 1, **own})
         for name, own in variants.items()
     }
@@ -190,7 +190,7 @@ def shapes(args: argparse.Namespace) -> dict[str, Any]:
     plain.engine.observers.append(recorder)
     plain.generate(["def area(width, height):"], SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))
     step = float(np.median([one.seconds for one in recorder.rounds]))
-    return {"machine": asdict(this_machine()), "plain_step": 1000 * step, "of": found}
+    return {"machine": asdict(this_machine()), "plain_step": 1000 * step, "of": result}
 
 
 def round_of(target: Path, fields: dict[str, Any]) -> dict[str, float]:
@@ -245,7 +245,7 @@ def with_head_of(target: Path, size: int) -> LanguageModel:
 
 def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, dict[int, float]]:
     """Milliseconds of four tokens behind two, by the way they are chosen: medians, the models in turn."""
-    found = {}
+    result = {}
     for name, spec in (("greedy", DrawSpec()), ("temperature 0.8", DrawSpec(0.8, uniforms=[0.3, 0.5, 0.7, 0.1]))):
         times: dict[int, list[float]] = {size: [] for size in drafts}
         for _ in range(repeats):
@@ -254,55 +254,55 @@ def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, 
                 started = time.perf_counter()
                 model.generate([Read(0, [1, 2], 1)], [GAMMA], size, cache, [spec])
                 times[size].append(1000 * (time.perf_counter() - started))
-        found[name] = {size: float(np.median(own)) for size, own in times.items()}
-    return found
+        result[name] = {size: float(np.median(own)) for size, own in times.items()}
+    return result
 
 
 def lines_of(everything: dict[str, Any]) -> list[str]:
     lines = ["# Training: what the embedded draft brings", ""]
-    for name, found in everything.items():
+    for name, result in everything.items():
         lines += [f"## {name}", ""]
         if name.startswith("drafts"):
             lines += [
                 "| text | tokens/s over the other draft | τ | τ of the other | over plain | the other over plain |",
                 "|---|---|---|---|---|---|",
             ]
-            for kind, one in found["of"].items():
+            for kind, one in result["of"].items():
                 cells = shown(one["speed_over_other"]), f"{one['tau']:.2f}", f"{one['other_tau']:.2f}"
                 lines.append(
                     f"| {kind} | {' | '.join((*cells, shown(one['speed_over_plain']), shown(one['other_over_plain'])))} |"
                 )
         elif name == "shapes":
             lines += [
-                f"A plain step takes {found['plain_step']:.1f} ms.",
+                f"A plain step takes {result['plain_step']:.1f} ms.",
                 "",
                 "| draft | drafting, ms | the rest of the round, ms |",
                 "|---|---|---|",
             ]
-            lines += [f"| {shape} | {one['draft']:.1f} | {one['verify']:.1f} |" for shape, one in found["of"].items()]
+            lines += [f"| {shape} | {one['draft']:.1f} | {one['verify']:.1f} |" for shape, one in result["of"].items()]
         elif name == "vocabulary":
-            sizes = list(next(iter(found["covered"].values())))
+            sizes = list(next(iter(result["covered"].values())))
             lines += [f"| | {' | '.join(f'{int(size):,} ids' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
-            for kind, shares in found["covered"].items():
+            for kind, shares in result["covered"].items():
                 lines.append(f"| {kind}: covered | {' | '.join(f'{shares[size]:.1%}' for size in sizes)} |")
-            for kind, times in found["draft_ms"].items():
+            for kind, times in result["draft_ms"].items():
                 lines.append(f"| {kind}: a draft, ms | {' | '.join(f'{times[size]:.3f}' for size in sizes)} |")
         elif name.startswith("domain"):
             lines += [
-                f"Trained for {found['seconds']:.0f} s, loading included{trained_for(found)}.",
+                f"Trained for {result['seconds']:.0f} s, loading included{trained_for(result)}.",
                 "",
                 "| temperature | τ before | τ after | |",
                 "|---|---|---|---|",
             ]
-            for before, after in zip(found["before"], found["after"], strict=True):
+            for before, after in zip(result["before"], result["after"], strict=True):
                 change = after["tau"] / before["tau"] - 1
                 lines.append(
                     f"| {before['temperature']:g} | {before['tau']:.3f} | {after['tau']:.3f} | {change:+.1%} |"
                 )
         else:
-            lines += [f"{found['num_texts']} texts of {MAX_TOKENS} tokens of each kind.", ""]
+            lines += [f"{result['num_texts']} texts of {MAX_TOKENS} tokens of each kind.", ""]
             lines += ["| text | temperature | τ predicted | τ measured | off by |", "|---|---|---|---|---|"]
-            for one in found["of"]:
+            for one in result["of"]:
                 off = one["tau"] / one["measured"] - 1
                 lines.append(
                     f"| {one['kind']} | {one['temperature']:g} | {one['tau']:.3f} | {one['measured']:.3f} | {off:+.1%} |"
@@ -311,9 +311,9 @@ def lines_of(everything: dict[str, Any]) -> list[str]:
     return lines
 
 
-def trained_for(found: dict[str, Any]) -> str:
-    temperatures = found.get("temperatures", list(TEMPERATURES))
-    head = ", with a head of its own" if found.get("own_head") else ""
+def trained_for(result: dict[str, Any]) -> str:
+    temperatures = result.get("temperatures", list(TEMPERATURES))
+    head = ", with a head of its own" if result.get("own_head") else ""
     return f", for temperature {' and '.join(f'{one:g}' for one in temperatures)}{head}"
 
 
@@ -349,10 +349,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     args.temperature = args.temperature or list(TEMPERATURES)
-    found = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
+    result = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
-    everything[f"{args.part}, {args.name}" if args.part in OF_A_DRAFT else args.part] = found
+    everything[f"{args.part}, {args.name}" if args.part in OF_A_DRAFT else args.part] = result
     file.write_text(json.dumps(everything, indent=1) + "\n")
     (args.out / "training.md").write_text("\n".join(lines_of(everything)))
     print("\n".join(lines_of(everything)))
