@@ -11,6 +11,8 @@ from foredraft.kernels import (
     Interleaved,
     Joined,
     QuantizedWeight,
+    Reordered,
+    RowSlice,
     Weight,
     WeightSource,
     blocks_of,
@@ -90,3 +92,21 @@ def test_a_weight_in_memory_is_converted_in_blocks() -> None:
     codes = [block.codes for _, block in blocks if isinstance(block, QuantizedWeight)]
     assert torch.equal(torch.cat(codes), whole.codes)
     assert torch.equal(rebuilt(source, 64), whole.dequantized())
+
+
+@pytest.mark.parametrize("step", [7, 64, 100])
+def test_a_slice_has_the_rows_it_names(step: int) -> None:
+    weight = random_weight(100, 8)
+    assert torch.equal(rebuilt(RowSlice(InMemory(weight), 13, 90), step), weight[13:90])
+    quantized = grouped(100, 8, 4, has_offsets=True)
+    assert torch.equal(rebuilt(RowSlice(InMemory(quantized), 13, 90), step), quantized.dequantized()[13:90])
+
+
+@pytest.mark.parametrize("step", [7, 64, 108])
+def test_reordered_heads_have_the_rows_of_each_head_in_that_order(step: int) -> None:
+    weight, order = random_weight(108, 8), torch.randperm(18, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([head[order] for head in weight.split(18)])
+    assert torch.equal(rebuilt(Reordered(InMemory(weight), order), step), expected)
+    quantized = quantize_int8(weight)
+    expected = torch.cat([head[order] for head in quantized.dequantized().split(18)])
+    assert torch.equal(rebuilt(Reordered(InMemory(quantized), order), step), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
@@ -21,9 +22,21 @@ from foredraft.model.batch import RaggedBatch, Span
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
-from foredraft.model.stack import StackBody, has_stack_form, rotation_table
+from foredraft.model.rotary import rotation_table
+from foredraft.model.stack import StackBody, has_stack_form
 from foredraft.sampling import Row, Sampler, SamplingParams, choose, draw_specs, inverse_cdf, search
-from tests.model.zoo import SPECIES, STACK_FORMS, VOCAB_SIZE, WINDOW, Maker, Species, random_model, rope, saved
+from tests.model.zoo import (
+    COMPILED_FAMILIES,
+    COMPILED_FORMS,
+    SPECIES,
+    VOCAB_SIZE,
+    WINDOW,
+    Maker,
+    Species,
+    random_model,
+    rope,
+    saved,
+)
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 
@@ -34,9 +47,8 @@ PAST_WINDOW = 3 * WINDOW + 5
 
 NOT_TAKEN: dict[str, Species] = {
     "another activation": Species("llama", {"hidden_act": "gelu"}),
-    "biases in the mlp": Species("llama", {"mlp_bias": True}),
-    "part of a head turned": SPECIES["glm4"],
-    "another class": SPECIES["granite"],
+    "another activation in a plain mlp": Species("starcoder2", {"hidden_act": "relu"}),
+    "another class": SPECIES["gpt_neox"],
 }
 
 
@@ -46,7 +58,7 @@ def species(tmp_path_factory: pytest.TempPathFactory) -> Maker:
 
     @cache
     def make(name: str) -> Path:
-        return saved({**STACK_FORMS, **NOT_TAKEN}[name].config(), tmp_path_factory.mktemp("species"))
+        return saved({**COMPILED_FORMS, **NOT_TAKEN}[name].config(), tmp_path_factory.mktemp("species"))
 
     return make
 
@@ -111,7 +123,7 @@ def assert_same_caches(a: Region, b: Region) -> None:
 # Reading
 
 
-@pytest.mark.parametrize("name", STACK_FORMS)
+@pytest.mark.parametrize("name", COMPILED_FORMS)
 def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -> None:
     model = loaded(species(name))
     assert isinstance(model.body, StackBody)
@@ -122,7 +134,7 @@ def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -
 
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
-@pytest.mark.parametrize("name", STACK_FORMS)
+@pytest.mark.parametrize("name", COMPILED_FORMS)
 def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     assert isinstance(model.body, StackBody)
@@ -168,6 +180,55 @@ def test_what_decides_about_the_form() -> None:
     changed = random_model(config)
     changed.model.layers[1].mlp.down_proj.__class__ = Other
     assert not has_stack_form(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mixtral", {"hidden_act": "relu"}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("smollm3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}),
+    ],
+)
+def test_settings_that_no_description_covers_are_left_to_the_library(name: str, settings: dict[str, Any]) -> None:
+    species = SPECIES[name]
+    assert has_stack_form(random_model(species.config()))
+    other = replace(species, settings={**species.settings, **settings})
+    assert not has_stack_form(random_model(other.config()))
+
+
+def test_weights_that_no_description_covers_are_left_to_the_library() -> None:
+    model = random_model(SPECIES["gemma2"].config())
+    model.model.layers[1].mlp.extra = torch.nn.LayerNorm(8)
+    assert not has_stack_form(model)
+    model = random_model(SPECIES["olmo2"].config())
+    model.model.layers[0].post_attention_layernorm.variance_epsilon = 0.5
+    assert not has_stack_form(model)
+
+
+@pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_only_the_experts_that_rows_choose_are_read(name: str, options: LoadOptions, species: Maker) -> None:
+    """As many as the library's routers name, each counted once for a pass."""
+    model = loaded(species(name), options)
+    assert isinstance(model.body, StackBody)
+    chosen: list[set[int]] = []
+    library = in_float32(species(name))
+    routers = [module for module in library.modules() if type(module).__name__.endswith("TopKRouter")]
+    hooks = [
+        router.register_forward_hook(lambda _, __, out: chosen.append(set(out[2].flatten().tolist())))
+        for router in routers
+    ]
+    for num_tokens in (1, 3):
+        chosen.clear()
+        tokens = random_tokens(num_tokens)
+        reference(species(name), tokens)
+        before = model.body.num_experts_read
+        read_in_pieces(model, tokens, [num_tokens])
+        assert model.body.num_experts_read - before == sum(map(len, chosen))
+        assert len(chosen) == len(routers) == 2
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
@@ -255,7 +316,7 @@ def generate_both_ways(
 
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "odd widths"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "odd widths", *COMPILED_FAMILIES])
 def test_generated_tokens_are_those_of_reading_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     width = model.traits.vocab_size

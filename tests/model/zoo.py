@@ -133,6 +133,10 @@ SPECIES: dict[str, Species] = {
     "smollm3": Species("smollm3", {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2}),
     "starcoder2": Species("starcoder2", {"sliding_window": WINDOW}),
     "cohere": Species("cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": Species(
+        "cohere2",
+        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": _ALTERNATING, "logit_scale": 0.5},
+    ),
     "glm4": Species("glm4", {"head_dim": 16}),
 }
 
@@ -168,7 +172,47 @@ STACK_FORMS: dict[str, Species] = {
     "yarn rope": Species("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     "dynamic rope": Species("llama", rope("dynamic", factor=4.0)),
 }
-"""What a decoder of Llama's form can have; all of it runs as one stack."""
+"""What a decoder of Llama's form can have; all of it runs as one stack, on a CPU and on a GPU."""
+
+COMPILED_FAMILIES = (
+    *("gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2", "starcoder2"),
+    *("mixtral", "qwen3_moe", "cohere", "cohere2", "glm4", "gpt_oss"),
+)
+"""One species of each family that the compiled kernels run, beyond Llama's form."""
+
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+
+COMPILED_FORMS: dict[str, Species] = {
+    **STACK_FORMS,
+    "biases in the mlp": Species("llama", {"mlp_bias": True}),
+    "biases in an mlp of odd width": Species("llama", {"mlp_bias": True, "intermediate_size": 83}),
+    **{name: SPECIES[name] for name in COMPILED_FAMILIES},
+    "gemma2 without caps": Species(
+        "gemma2", {**_GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "gemma3 with a capped head": Species("gemma3_text", {**_GEMMA, "final_logit_softcapping": 8.0}),
+    "gemma3 with two kinds of rope": Species(
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "layer_types": _ALTERNATING,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 8.0},
+            },
+        },
+    ),
+    "phi3 that rotates a part": Species("phi3", rope("default", partial_rotary_factor=0.5)),
+    "granite with biases": Species("granite", {"attention_bias": True, "mlp_bias": True, "logits_scaling": 3.0}),
+    "olmo2 with fewer keys": Species("olmo2", {"num_key_value_heads": 1, "attention_bias": True}),
+    "starcoder2 without biases": Species("starcoder2", {"use_bias": False, "sliding_window": None}),
+    "cohere without head norms": Species("cohere", {"use_qk_norm": False, "attention_bias": True}),
+    "glm4 with biases": Species("glm4", {"head_dim": 24, "attention_bias": True}),
+    "a dense layer among mixtures": Species(
+        "qwen3_moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}
+    ),
+}
+"""What the compiled kernels run as one stack."""
 
 _TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 DEVICE_FORMS: dict[str, Species] = {

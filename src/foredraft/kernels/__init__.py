@@ -3,9 +3,32 @@
 Where there is no compiler, or the processor lacks what they need, `load_kernels` gives None and PyTorch's own kernels run.
 """
 
-from foredraft.kernels.decoder import AttentionShape, CacheSpan, Stack, StackBatch, StackLayer
+from foredraft.kernels.decoder import (
+    CLAMPED_SWIGLU,
+    GELU_TANH,
+    LAYER_NORM,
+    RMS_NORM,
+    SILU,
+    AttentionShape,
+    CacheSpan,
+    NormWeights,
+    Stack,
+    StackBatch,
+    StackForm,
+    StackLayer,
+    StackMlp,
+)
 from foredraft.kernels.native import Kernels
-from foredraft.kernels.sources import InMemory, Interleaved, Joined, WeightSource, blocks_of, read_all
+from foredraft.kernels.sources import (
+    InMemory,
+    Interleaved,
+    Joined,
+    Reordered,
+    RowSlice,
+    WeightSource,
+    blocks_of,
+    read_all,
+)
 from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
 from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
 from foredraft.kernels.weights import (
@@ -20,7 +43,12 @@ from foredraft.kernels.weights import (
 )
 
 __all__ = [
+    "CLAMPED_SWIGLU",
+    "GELU_TANH",
+    "LAYER_NORM",
+    "RMS_NORM",
     "RULES",
+    "SILU",
     "AttentionShape",
     "CacheSpan",
     "DrawSpec",
@@ -28,11 +56,16 @@ __all__ = [
     "Interleaved",
     "Joined",
     "Kernels",
+    "NormWeights",
     "PackedMatrix",
     "QuantizedWeight",
+    "Reordered",
+    "RowSlice",
     "Stack",
     "StackBatch",
+    "StackForm",
     "StackLayer",
+    "StackMlp",
     "VerificationBatch",
     "VerificationResult",
     "Weight",

@@ -31,6 +31,7 @@ F32x16 add_ps(F32x16 a, F32x16 b) { return _mm512_add_ps(a, b); }
 F32x16 sub_ps(F32x16 a, F32x16 b) { return _mm512_sub_ps(a, b); }
 F32x16 mul_ps(F32x16 a, F32x16 b) { return _mm512_mul_ps(a, b); }
 F32x16 div_ps(F32x16 a, F32x16 b) { return _mm512_div_ps(a, b); }
+F32x16 min_ps(F32x16 a, F32x16 b) { return _mm512_min_ps(a, b); }
 F32x16 max_ps(F32x16 a, F32x16 b) { return _mm512_max_ps(a, b); }
 F32x16 abs_ps(F32x16 x) { return _mm512_abs_ps(x); }
 F32x16 round_ps(F32x16 x) { return _mm512_roundscale_ps(x, 8); }

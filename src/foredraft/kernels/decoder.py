@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from ctypes import c_int64, pointer
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import NamedTuple
 
 from torch import Tensor
 
-from foredraft.kernels.structs import AttentionCallStruct, BatchStruct, LayerStruct, StackStruct
+from foredraft.kernels.structs import (
+    AttentionCallStruct,
+    BatchStruct,
+    LayerStruct,
+    MatrixStruct,
+    MlpStruct,
+    NormStruct,
+    StackStruct,
+)
 from foredraft.kernels.weights import PackedMatrix, address
 
 
@@ -46,68 +55,142 @@ class StackBatch(NamedTuple):
     spans: Sequence[CacheSpan]
 
 
+SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
+"""Activations of an MLP, numbered as in structs.h."""
+
+RMS_NORM, LAYER_NORM = 0, 1
+"""Norms, numbered as in structs.h."""
+
+
+class NormWeights(NamedTuple):
+    """weight, bias: [width] float32. No weight: no norm. A bias only for layer norms."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class StackMlp(NamedTuple):
+    """up: [intermediate, hidden], or gates and ups interleaved. down: [hidden, intermediate]."""
+
+    up: PackedMatrix
+    down: PackedMatrix
+
+
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """norms: input and post [hidden], query and key [D] or None, all float32."""
+    """norms: of what attention and the MLP read and, post, of what they write. q_norm, k_norm: [D] or [heads, D] float32, or
+    None. mlps: one, or an expert each; router: [experts, hidden] of a mixture. sinks: [heads] float32. window: how many keys
+    a query sees; 0: all. rotary_table: which one; -1: no rotation."""
 
-    input_norm: Tensor
-    post_norm: Tensor
+    attention_norm: NormWeights
+    mlp_norm: NormWeights
+    attention_post_norm: NormWeights
+    mlp_post_norm: NormWeights
     q_norm: Tensor | None
     k_norm: Tensor | None
     qkv: PackedMatrix
     out: PackedMatrix
-    gate_up: PackedMatrix
-    down: PackedMatrix
-    window: int
+    mlps: Sequence[StackMlp]
+    router: PackedMatrix | None = None
+    sinks: Tensor | None = None
+    window: int = 0
+    rotary_table: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackForm:
+    """What a decoder computes beside its products, as numbers. The residual stream is multiplied by embedding_scale where it
+    begins; what a part adds to it, by residual_scale; logits, by logit_scale, before their soft cap. softcap: of attention's
+    scores. Soft caps of 0: none. joint_head_norm: query norms are taken over all heads at once."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    epsilon: float
+    scale: float
+    norm_kind: int = RMS_NORM
+    is_parallel: bool = False
+    is_gated: bool = True
+    activation: int = SILU
+    joint_head_norm: bool = False
+    experts_per_token: int = 0
+    normalizes_experts: bool = False
+    softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    swiglu_alpha: float = 0.0
+    swiglu_limit: float = 0.0
 
 
 class Stack:
-    """A whole decoder. embedding: [V, hidden] bfloat16. final_norm: [hidden] float32."""
+    """A whole decoder. embedding: [V, hidden] bfloat16."""
 
     def __init__(
         self,
         layers: Sequence[StackLayer],
         embedding: Tensor,
-        final_norm: Tensor,
+        final_norm: NormWeights,
         head: PackedMatrix,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        epsilon: float,
-        scale: float,
+        form: StackForm,
     ) -> None:
-        self.keeps = (layers, embedding, final_norm, head)
         self.num_layers, self.vocab_size = len(layers), head.out_features
-        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.num_kv_heads, self.head_dim = form.num_kv_heads, form.head_dim
         self.num_embeddings = embedding.shape[0]
+        self._num_experts_read = c_int64()
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
+        self.keeps = (layers, structs, embedding, final_norm, head)
         self.struct = StackStruct(
-            structs,
-            embedding.data_ptr(),
-            final_norm.data_ptr(),
-            head.struct,
-            len(layers),
-            embedding.shape[1],
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            layers[0].down.in_features,
-            epsilon,
-            scale,
+            layers=structs,
+            embedding=embedding.data_ptr(),
+            final_norm=_norm_struct(final_norm),
+            head=head.struct,
+            num_experts_read=pointer(self._num_experts_read),
+            num_layers=len(layers),
+            hidden=embedding.shape[1],
+            intermediate=max(mlp.down.in_features for layer in layers for mlp in layer.mlps),
+            head_norm_stride=_head_norm_stride(layers),
+            num_experts=max(len(layer.mlps) if layer.router is not None else 0 for layer in layers),
+            **asdict(form),
         )
+
+    @property
+    def num_experts_read(self) -> int:
+        """How often an expert's weights were read, over all layers of all passes."""
+        return self._num_experts_read.value
 
 
 def _layer_struct(layer: StackLayer) -> LayerStruct:
-    norms = (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm)
-    matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
-    return LayerStruct(*map(address, norms), *(matrix.struct for matrix in matrices), layer.window)
+    norms = (layer.attention_norm, layer.mlp_norm, layer.attention_post_norm, layer.mlp_post_norm)
+    return LayerStruct(
+        *map(_norm_struct, norms),
+        *map(address, (layer.q_norm, layer.k_norm)),
+        *(layer.qkv.struct, layer.out.struct),
+        (MlpStruct * len(layer.mlps))(*(MlpStruct(mlp.up.struct, mlp.down.struct) for mlp in layer.mlps)),
+        MatrixStruct() if layer.router is None else layer.router.struct,
+        address(layer.sinks),
+        layer.router is not None,
+        layer.window,
+        layer.rotary_table,
+    )
+
+
+def _norm_struct(norm: NormWeights) -> NormStruct:
+    return NormStruct(address(norm.weight), address(norm.bias))
+
+
+def _head_norm_stride(layers: Sequence[StackLayer]) -> int:
+    """0: all heads share a weight."""
+    norm = layers[0].q_norm
+    return 0 if norm is None or norm.dim() == 1 else norm.shape[1]
 
 
 def batch_struct(
     stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor], logits: Tensor
 ) -> tuple[BatchStruct, tuple[object, ...]]:
-    """The struct, and the memory it points to. rotation: cos and sin, [positions, D / 2] float32. Raises ValueError for ids, rows and
+    """The struct, and the memory it points to. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. Raises ValueError for ids, rows and
     slots that are not there: past this point nothing is checked."""
     _check_batch(stack, batch)
     spans, (cos, sin) = batch.spans, rotation
@@ -131,6 +214,7 @@ def batch_struct(
         len(ids),
         len(wanted),
         len(spans),
+        cos.stride(0),
     )
     return struct, (*arrays, slots)
 

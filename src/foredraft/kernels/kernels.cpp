@@ -216,7 +216,7 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
             spans[left] = {left, 1, end, spans[i].capacity};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), nullptr, wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left};
+        b = {ids.data(), positions.data(), nullptr, wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left, b.rotary_stride};
     }
     if (num_prob_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;

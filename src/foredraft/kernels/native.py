@@ -160,7 +160,7 @@ class Kernels:
         return out
 
     def read(self, stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """One pass of a decoder. rotation: cos and sin, [positions, D / 2] float32 -> logits [len(wanted), V] bfloat16"""
+        """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32 -> logits [len(wanted), V] bfloat16"""
         logits = torch.empty(len(batch.wanted), stack.vocab_size, dtype=torch.bfloat16)
         struct, _memory = batch_struct(stack, batch, rotation, logits)
         threads = torch.get_num_threads()

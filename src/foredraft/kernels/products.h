@@ -170,30 +170,4 @@ struct StoreFloat {
     }
 };
 
-struct AddFloat {
-    float* to;
-    int64_t stride;
-    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
-        for (int64_t i = 0; i < count; i += 16) {
-            float* at = to + r * stride + o + i;
-            const Mask16 mask = lanes(count - i);
-            mask_storeu_ps(at, mask, add_ps(maskz_loadu_ps(mask, at), load_ps(sums + i)));
-        }
-    }
-};
-
-// A group is 32 gates and the 32 values that they gate.
-struct StoreGated {
-    float* to;
-    int64_t stride;
-    void operator()(int64_t r, int64_t o, int64_t, const float* sums) const {
-        for (int64_t i = 0; i < 32; i += 16) {
-            const int64_t at = o / 2 + i;
-            if (at >= stride) return;
-            const F32x16 gated = mul_ps(silu(load_ps(sums + i)), load_ps(sums + 32 + i));
-            mask_storeu_ps(to + r * stride + at, lanes(stride - at), gated);
-        }
-    }
-};
-
 }  // namespace

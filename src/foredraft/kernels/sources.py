@@ -80,6 +80,32 @@ class Interleaved:
         return _of_each_row(_alternating, _unified(blocks))
 
 
+class RowSlice:
+    """Rows first .. end of a source."""
+
+    def __init__(self, source: WeightSource, first: int, end: int) -> None:
+        self._source, self._first = source, first
+        self.shape = (end - first, source.shape[1])
+
+    def rows(self, first: int, end: int) -> Weight:
+        return self._source.rows(self._first + first, self._first + end)
+
+
+class Reordered:
+    """The rows of each head in another order. order: [D], the row that comes first, the one after it, ..."""
+
+    def __init__(self, source: WeightSource, order: Tensor) -> None:
+        self._source, self._order = source, order
+        self.shape = source.shape
+
+    def rows(self, first: int, end: int) -> Weight:
+        width = len(self._order)
+        start, stop = first // width * width, -(-end // width) * width
+        places = torch.arange(start, stop).view(-1, width)[:, self._order].flatten() - start
+        whole_heads = self._source.rows(start, stop)
+        return _of_each_row(lambda part: part[places[first - start : end - start]], [whole_heads])
+
+
 def blocks_of(source: WeightSource) -> Iterator[tuple[int, Weight]]:
     """(first row, block) over the whole weight, in blocks of a multiple of 64 rows."""
     num_rows, width = source.shape

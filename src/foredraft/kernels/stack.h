@@ -1,9 +1,11 @@
-// A whole decoder of Llama's form as one call.
+// A whole decoder as one call: one layer routine, steered by the description of its form (structs.h).
 
 #pragma once
 
 #include "attention.h"
-#include "products.h"
+#include "experts.h"
+#include "norms.h"
+#include "outputs.h"
 
 namespace {
 
@@ -21,9 +23,12 @@ struct Arena {
 
 struct Workspace {
     float *hidden, *qkv, *gated;
+    float* branch;              // what a part of a layer writes, before its norm
+    float *router_logits, *expert_outputs;
     uint16_t *query, *attended;
     Rows rows, thread_rows;     // of the team, or of this thread alone
     float* scores;              // of this thread
+    Routing routing;
 };
 
 int64_t widest(const Stack& s) {
@@ -41,51 +46,99 @@ int64_t longest(const Batch& b) {
 Workspace lay_out_workspace(const Stack& s, const Batch& b, int rank, int size, char* memory, char** end) {
     Arena arena{memory};
     const int64_t T = b.num_rows, bytes = row_bytes(widest(s)), heads = s.num_heads + 2 * s.num_kv_heads;
+    const int64_t choices = T * s.experts_per_token, rows = choices > T ? choices : T;
     Workspace w;
     w.hidden = arena.take<float>(T * s.hidden);
     w.qkv = arena.take<float>(T * heads * s.head_dim);
-    w.gated = arena.take<float>(T * s.intermediate);
+    w.gated = arena.take<float>(rows * s.intermediate);
+    w.branch = arena.take<float>(T * s.hidden);
+    w.router_logits = arena.take<float>(T * s.num_experts);
+    w.expert_outputs = arena.take<float>(choices * s.hidden);
     w.query = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
     w.attended = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
-    w.rows = {arena.take<char>(T * bytes), arena.take<float>(T), bytes};
+    w.rows = {arena.take<char>(rows * bytes), arena.take<float>(rows), bytes};
+    w.routing.experts = arena.take<int32_t>(choices);
+    w.routing.weights = arena.take<float>(choices);
     for (int i = 0; i < size; i++) {
         Rows thread_rows = {arena.take<char>(PRIVATE_ROWS * bytes), arena.take<float>(PRIVATE_ROWS), bytes};
         float* scores = arena.take<float>(score_room(longest(b)) / (int64_t)sizeof(float));
-        if (i == rank) { w.thread_rows = thread_rows; w.scores = scores; }
+        Routing routing = w.routing;
+        routing.choices = arena.take<int32_t>(choices);
+        routing.slots = arena.take<int32_t>(choices);
+        routing.first_slots = arena.take<int32_t>(s.num_experts + 1);
+        if (i == rank) { w.thread_rows = thread_rows; w.scores = scores; w.routing = routing; }
     }
     *end = arena.at;
     return w;
 }
 
-// The left side of a product, row r read by read(r). A few rows are prepared by every thread for itself, more are divided.
-template <class Read>
-Rows prepare(const Matrix& m, const Workspace& w, int64_t num_rows, const Team& team, const Read& read) {
+// The left side of a product, row r written by write(rows, r). A few rows are prepared by every thread for itself, more are
+// divided.
+template <class Write>
+Rows prepare(const Workspace& w, int64_t num_rows, const Team& team, const Write& write) {
     if (num_rows <= PRIVATE_ROWS) {
-        for (int64_t r = 0; r < num_rows; r++) prepare_row(m, w.thread_rows, r, read(r));
+        for (int64_t r = 0; r < num_rows; r++) write(w.thread_rows, r);
         return w.thread_rows;
     }
     int64_t first, last;
     team.share(num_rows, first, last);
-    for (int64_t r = first; r < last; r++) prepare_row(m, w.rows, r, read(r));
+    for (int64_t r = first; r < last; r++) write(w.rows, r);
     team.wait();
     return w.rows;
 }
 
-// The rotary embedding of one head (arXiv:2104.09864), after its norm if the model has one. from, to: [D]
-void rotate(const float* from, const float* norm, float epsilon, const float* cos, const float* sin, int64_t dim, uint16_t* to) {
-    const int64_t half = dim / 2;
-    F32x16 factor = set1_ps(1.0f);
-    if (norm != nullptr) factor = normed(from, norm, dim, epsilon).factor;
+// The same of hidden states under a norm, row r being the one at row_of(r).
+template <class RowOf>
+Rows prepare_normed(const Stack& s, const Matrix& m, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team,
+                    const RowOf& row_of) {
+    return prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) {
+        with_norm(s, norm, w.hidden + row_of(r) * s.hidden, s.hidden, [&](const auto& read) { prepare_row(m, rows, r, read); });
+    });
+}
+
+// hidden += residual_scale * norm(x W^T)
+void add_product(const Stack& s, const Matrix& m, const Rows& x, const Norm& norm, const Workspace& w, int64_t num_rows,
+                 const Team& team) {
+    if (norm.weight == nullptr) {
+        product(m, x, num_rows, team, AddScaled{w.hidden, s.hidden, s.residual_scale});
+    } else {
+        product(m, x, num_rows, team, StoreFloat{w.branch, s.hidden});
+        team.wait();
+        int64_t first, last;
+        team.share(num_rows, first, last);
+        for (int64_t r = first; r < last; r++) add_normed(s, norm, w.branch + r * s.hidden, w.hidden + r * s.hidden, s.hidden);
+    }
+    team.wait();
+}
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+// The rotary embedding of one head (arXiv:2104.09864), of its first `rotary_dim` numbers. read: of the head, under its norm
+template <class Read>
+void rotate(const Read& read, const float* cos, const float* sin, int64_t dim, int64_t rotary_dim, uint16_t* to) {
+    const int64_t half = rotary_dim / 2;
     for (int64_t i = 0; i < half; i += 16) {
         const Mask16 mask = lanes(half - i);
-        F32x16 a = maskz_loadu_ps(mask, from + i), b = maskz_loadu_ps(mask, from + half + i);
-        if (norm != nullptr) {
-            a = mul_ps(mul_ps(a, factor), maskz_loadu_ps(mask, norm + i));
-            b = mul_ps(mul_ps(b, factor), maskz_loadu_ps(mask, norm + half + i));
-        }
+        const F32x16 a = read(i, mask), b = read(half + i, mask);
         const F32x16 c = maskz_loadu_ps(mask, cos + i), s = maskz_loadu_ps(mask, sin + i);
         store_bf16(to + i, mask, fmsub_ps(a, c, mul_ps(b, s)));
         store_bf16(to + half + i, mask, fmadd_ps(b, c, mul_ps(a, s)));
+    }
+    for (int64_t i = rotary_dim; i < dim; i += 16) store_bf16(to + i, lanes(dim - i), read(i, lanes(dim - i)));
+}
+
+// Queries or keys of one row; head h goes to place(h). norm: the weight, or null
+template <class Place>
+void place_heads(const Stack& s, const float* from, const float* norm, int64_t num_heads, const float* cos, const float* sin,
+                 int64_t rotary_dim, const Place& place) {
+    const int64_t D = s.head_dim;
+    const bool is_joint = norm != nullptr && s.joint_head_norm;
+    const F32x16 factor = is_joint ? normed(from, norm, num_heads * D, s.epsilon).factor : setzero_ps();
+    for (int64_t h = 0; h < num_heads; h++) {
+        const float* weight = norm == nullptr ? nullptr : norm + h * s.head_norm_stride;
+        const auto put = [&](const auto& read) { rotate(read, cos, sin, D, rotary_dim, place(h)); };
+        if (is_joint) put(ReadNormed{from + h * D, weight, factor});
+        else with_norm(s, {weight, nullptr}, from + h * D, D, put);
     }
 }
 
@@ -93,12 +146,14 @@ void rotate(const float* from, const float* norm, float epsilon, const float* co
 void place_row(const Stack& s, const Layer& layer, const Batch& b, const Workspace& w, int64_t row, const Span& span,
                uint16_t* const* store) {
     const int64_t D = s.head_dim, position = b.positions[row], slot = b.slots == nullptr ? position : b.slots[row];
-    const float *cos = b.cos + position * (D / 2), *sin = b.sin + position * (D / 2);
+    const int64_t rotary_dim = layer.rotary_table < 0 ? 0 : s.rotary_dim;
+    const int64_t angles = (layer.rotary_table < 0 ? 0 : layer.rotary_table) * b.rotary_stride + position * (s.rotary_dim / 2);
+    const float *cos = b.cos + angles, *sin = b.sin + angles;
     const float* from = w.qkv + row * (s.num_heads + 2 * s.num_kv_heads) * D;
-    for (int64_t h = 0; h < s.num_heads; h++, from += D)
-        rotate(from, layer.q_norm, s.epsilon, cos, sin, D, w.query + (row * s.num_heads + h) * D);
-    for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
-        rotate(from, layer.k_norm, s.epsilon, cos, sin, D, store[0] + (h * span.capacity + slot) * D);
+    place_heads(s, from, layer.q_norm, s.num_heads, cos, sin, rotary_dim, [&](int64_t h) { return w.query + (row * s.num_heads + h) * D; });
+    from += s.num_heads * D;
+    place_heads(s, from, layer.k_norm, s.num_kv_heads, cos, sin, rotary_dim, [&](int64_t h) { return store[0] + (h * span.capacity + slot) * D; });
+    from += s.num_kv_heads * D;
     for (int64_t h = 0; h < s.num_kv_heads; h++, from += D)
         for (int64_t i = 0; i < D; i += 16)
             store_bf16(store[1] + (h * span.capacity + slot) * D + i, lanes(D - i), maskz_loadu_ps(lanes(D - i), from + i));
@@ -124,32 +179,117 @@ void attend_spans(const Stack& s, const Batch& b, const Workspace& w, int64_t in
         const int64_t width = s.num_heads * s.head_dim;
         const AttentionCall call = {
             w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity,
-            b.slots == nullptr ? nullptr : b.slots + span.first_row, nullptr, 0, nullptr,
+            b.slots == nullptr ? nullptr : b.slots + span.first_row, nullptr, 0, s.layers[index].sinks,
             w.attended + span.first_row * width, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
-            s.layers[index].window, s.scale, 0.0f};
+            s.layers[index].window, s.scale, s.softcap};
         attend_shared(call, team, next_block, w.scores);
     }
 }
 
+// --------------------------------------------------------------------------------------------------------------- MLPs
+
+// x -> w.gated from slot `first` on
+void product_up(const Stack& s, const Mlp& mlp, const Rows& x, int64_t first, int64_t num_rows, const Workspace& w, const Team& team) {
+    const int64_t width = mlp.down.k;
+    float* to = w.gated + first * width;
+    with_activation(s, [&](const auto& activation) {
+        using Activation = std::decay_t<decltype(activation)>;
+        if (s.is_gated) product(mlp.up, x, num_rows, team, StoreGated<Activation>{to, width, activation});
+        else product(mlp.up, x, num_rows, team, StoreActivated<Activation>{to, width, activation});
+    });
+}
+
+// The hidden states, under the norm, into the MLP.
+void run_up(const Stack& s, const Layer& layer, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
+    const Rows x = prepare_normed(s, layer.mlps->up, norm, w, num_rows, team, [](int64_t r) { return r; });
+    product_up(s, *layer.mlps, x, 0, num_rows, w, team);
+    team.wait();
+}
+
+void run_down(const Stack& s, const Layer& layer, const Workspace& w, int64_t num_rows, const Team& team) {
+    const Matrix& down = layer.mlps->down;
+    const Rows x = prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) { prepare_row(down, rows, r, ReadFloat{w.gated + r * down.k}); });
+    add_product(s, down, x, layer.mlp_post_norm, w, num_rows, team);
+}
+
+void route(const Stack& s, const Layer& layer, const Workspace& w, int64_t num_rows, const Team& team) {
+    const Rows x = prepare_normed(s, layer.router, layer.mlp_norm, w, num_rows, team, [](int64_t r) { return r; });
+    product(layer.router, x, num_rows, team, StoreFloat{w.router_logits, s.num_experts});
+    team.wait();
+    int64_t first, last;
+    team.share(num_rows, first, last);
+    for (int64_t r = first; r < last; r++)
+        choose_experts(s, w.router_logits + r * s.num_experts, w.routing.experts + r * s.experts_per_token,
+                       w.routing.weights + r * s.experts_per_token);
+    team.wait();
+    const int64_t num_read = sort_by_expert(s, num_rows * s.experts_per_token, w.routing);
+    if (team.rank == 0) *s.num_experts_read += num_read;
+}
+
+// run(expert, first slot, how many) for every expert that a row has chosen: no other one's weights are read
+template <class Run>
+void for_chosen_experts(const Stack& s, const Layer& layer, const Routing& routing, const Run& run) {
+    for (int64_t e = 0; e < s.num_experts; e++) {
+        const int64_t first = routing.first_slots[e], count = routing.first_slots[e + 1] - first;
+        if (count > 0) run(layer.mlps[e], first, count);
+    }
+}
+
+Rows from_slot(const Rows& x, int64_t first) { return {x.data + first * x.stride, x.scales + first, x.stride}; }
+
+// A row's sum is in the order of its own choices.
+void add_expert_outputs(const Stack& s, const Layer& layer, const Workspace& w, int64_t row) {
+    float* sum = w.branch + row * s.hidden;
+    for (int64_t i = 0; i < s.hidden; i += 16) {
+        const Mask16 mask = lanes(s.hidden - i);
+        F32x16 total = setzero_ps();
+        for (int64_t c = row * s.experts_per_token; c < (row + 1) * s.experts_per_token; c++) {
+            const float* output = w.expert_outputs + w.routing.slots[c] * s.hidden;
+            total = fmadd_ps(set1_ps(w.routing.weights[c]), maskz_loadu_ps(mask, output + i), total);
+        }
+        mask_storeu_ps(sum + i, mask, total);
+    }
+    add_normed(s, layer.mlp_post_norm, sum, w.hidden + row * s.hidden, s.hidden);
+}
+
+void run_experts(const Stack& s, const Layer& layer, const Workspace& w, int64_t num_rows, const Team& team) {
+    route(s, layer, w, num_rows, team);
+    const int64_t num_slots = num_rows * s.experts_per_token;
+    const Matrix &up = layer.mlps->up, &down = layer.mlps->down;  // all experts' rows are prepared alike
+    const Rows x = prepare_normed(s, up, layer.mlp_norm, w, num_slots, team, [&](int64_t slot) { return w.routing.choices[slot] / s.experts_per_token; });
+    for_chosen_experts(s, layer, w.routing, [&](const Mlp& expert, int64_t first, int64_t count) {
+        product_up(s, expert, from_slot(x, first), first, count, w, team);
+    });
+    team.wait();
+    const Rows y = prepare(w, num_slots, team, [&](const Rows& rows, int64_t slot) { prepare_row(down, rows, slot, ReadFloat{w.gated + slot * down.k}); });
+    for_chosen_experts(s, layer, w.routing, [&](const Mlp& expert, int64_t first, int64_t count) {
+        product(expert.down, from_slot(y, first), count, team, StoreFloat{w.expert_outputs + first * s.hidden, s.hidden});
+    });
+    team.wait();
+    int64_t first, last;
+    team.share(num_rows, first, last);
+    for (int64_t r = first; r < last; r++) add_expert_outputs(s, layer, w, r);
+    team.wait();
+}
+
+// --------------------------------------------------------------------------------------------------------------- pass
+
 void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
     const Layer& layer = s.layers[index];
     const int64_t T = b.num_rows, heads = s.num_heads + 2 * s.num_kv_heads;
-    Rows x = prepare(layer.qkv, w, T, team, [&](int64_t r) { return normed(w.hidden + r * s.hidden, layer.input_norm, s.hidden, s.epsilon); });
+    Rows x = prepare_normed(s, layer.qkv, layer.attention_norm, w, T, team, [](int64_t r) { return r; });
     product(layer.qkv, x, T, team, StoreFloat{w.qkv, heads * s.head_dim});
     team.wait();
+    if (s.is_parallel) run_up(s, layer, layer.attention_norm, w, T, team);  // before attention changes what it reads
     place_rows(s, b, w, index, team);
     team.wait();
     attend_spans(s, b, w, index, team);
     team.wait();
-    x = prepare(layer.out, w, T, team, [&](int64_t r) { return ReadBf16{w.attended + r * s.num_heads * s.head_dim}; });
-    product(layer.out, x, T, team, AddFloat{w.hidden, s.hidden});
-    team.wait();
-    x = prepare(layer.gate_up, w, T, team, [&](int64_t r) { return normed(w.hidden + r * s.hidden, layer.post_norm, s.hidden, s.epsilon); });
-    product(layer.gate_up, x, T, team, StoreGated{w.gated, s.intermediate});
-    team.wait();
-    x = prepare(layer.down, w, T, team, [&](int64_t r) { return ReadFloat{w.gated + r * s.intermediate}; });
-    product(layer.down, x, T, team, AddFloat{w.hidden, s.hidden});
-    team.wait();
+    x = prepare(w, T, team, [&](const Rows& rows, int64_t r) { prepare_row(layer.out, rows, r, ReadBf16{w.attended + r * s.num_heads * s.head_dim}); });
+    add_product(s, layer.out, x, layer.attention_post_norm, w, T, team);
+    if (layer.is_mixture) return run_experts(s, layer, w, T, team);
+    if (!s.is_parallel) run_up(s, layer, layer.mlp_norm, w, T, team);
+    run_down(s, layer, w, T, team);
 }
 
 void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team) {
@@ -158,7 +298,8 @@ void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team)
     for (int64_t r = first; r < last; r++)
         for (int64_t i = 0; i < s.hidden; i += 16) {
             const Mask16 mask = lanes(s.hidden - i);
-            mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask));
+            const F32x16 x = load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
+            mask_storeu_ps(w.hidden + r * s.hidden + i, mask, mul_ps(x, set1_ps(s.embedding_scale)));
         }
     team.wait();
 }
@@ -167,10 +308,8 @@ void run_stack(const Stack& s, const Batch& b, const Workspace& w, const Team& t
     embed(s, b, w, team);
     for (int64_t index = 0; index < s.num_layers; index++) run_layer(s, b, w, index, team);
     if (b.num_wanted == 0) return;
-    const Rows x = prepare(s.head, w, b.num_wanted, team, [&](int64_t r) {
-        return normed(w.hidden + b.wanted[r] * s.hidden, s.final_norm, s.hidden, s.epsilon);
-    });
-    product(s.head, x, b.num_wanted, team, StoreBf16{b.logits, s.head.n});
+    const Rows x = prepare_normed(s, s.head, s.final_norm, w, b.num_wanted, team, [&](int64_t r) { return b.wanted[r]; });
+    product(s.head, x, b.num_wanted, team, StoreLogits{b.logits, s.head.n, s.logit_scale, s.logit_softcap});
 }
 
 }  // namespace

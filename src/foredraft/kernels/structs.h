@@ -6,6 +6,8 @@
 
 enum Kind : int64_t { BF16 = 0, INT8 = 1 };                       // of a matrix
 enum Choice : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };       // of a token
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+enum NormKind : int64_t { RMS_NORM = 0, LAYER_NORM = 1 };
 
 extern "C" {
 
@@ -17,20 +19,43 @@ struct Matrix {
     int64_t n, k, kind;
 };
 
-struct Layer {
-    const float *input_norm, *post_norm;   // [hidden]
-    const float *q_norm, *k_norm;          // [D] or null
-    Matrix qkv, out, gate_up, down;        // gate_up: groups of 32 gates and their 32 ups
-    int64_t window;                        // 0: all earlier keys
+struct Norm {
+    const float *weight, *bias;            // weight null: there is no norm. bias: of layer norms
 };
 
+struct Mlp {
+    Matrix up, down;                       // up of a gated one: groups of 32 gates and their 32 ups
+};
+
+struct Layer {
+    Norm attention_norm, mlp_norm;         // [hidden] of what attention and the MLP read
+    Norm attention_post_norm, mlp_post_norm;  // [hidden] of what they write
+    const float *q_norm, *k_norm;          // [D] or [heads, D]; null: none
+    Matrix qkv, out;
+    const Mlp* mlps;                       // one, or an expert each
+    Matrix router;                         // [num_experts, hidden]
+    const float* sinks;                    // [num_heads] or null
+    int64_t is_mixture;                    // of experts, which the router chooses for each row
+    int64_t window;                        // 0: all earlier keys
+    int64_t rotary_table;                  // -1: queries and keys are not rotated
+};
+
+// The form of a decoder, as in decoder.py.
 struct Stack {
     const Layer* layers;
     const uint16_t* embedding;             // [V, hidden] bfloat16
-    const float* final_norm;
+    Norm final_norm;
     Matrix head;
+    int64_t* num_experts_read;             // counts the experts whose weights a pass reads, layer by layer
     int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
-    float epsilon, scale;
+    int64_t rotary_dim;                    // of each head; the rest is not rotated
+    int64_t norm_kind, is_parallel;        // parallel: the MLP reads what attention reads
+    int64_t is_gated, activation;          // of the MLPs
+    int64_t joint_head_norm, head_norm_stride;  // whether a query norm is taken over all heads at once; its weight from head to head
+    int64_t num_experts, experts_per_token, normalizes_experts;
+    float epsilon, scale, softcap;
+    float embedding_scale, residual_scale, logit_scale, logit_softcap;
+    float swiglu_alpha, swiglu_limit;
 };
 
 struct Span {                              // rows of a pass that belong to one sequence
@@ -41,11 +66,12 @@ struct Batch {
     const int32_t *ids, *positions;        // [T]
     const int32_t* slots;                  // [T] where in its sequence's store a row's keys and values go; null: at its position
     const int32_t* wanted;                 // [W] rows whose logits are wanted
-    const float *cos, *sin;                // [positions, D / 2]
+    const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
     uint16_t* logits;                      // [W, V] bfloat16
     int64_t num_rows, num_wanted, num_spans;
+    int64_t rotary_stride;                 // from table to table
 };
 
 // How the tokens after a row are chosen from softmax(logits / temperature), truncated: the likeliest, one drawn with a uniform

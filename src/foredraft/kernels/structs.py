@@ -18,11 +18,23 @@ class MatrixStruct(ctypes.Structure):
     ]
 
 
+class NormStruct(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class MlpStruct(ctypes.Structure):
+    _fields_ = [("up", MatrixStruct), ("down", MatrixStruct)]
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
-        ("window", c_int64),
+        *((name, NormStruct) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm")),
+        *((name, MatrixStruct) for name in ("qkv", "out")),
+        ("mlps", POINTER(MlpStruct)),
+        ("router", MatrixStruct),
+        ("sinks", c_void_p),
+        *((name, c_int64) for name in ("is_mixture", "window", "rotary_table")),
     ]
 
 
@@ -30,14 +42,24 @@ class StackStruct(ctypes.Structure):
     _fields_ = [
         ("layers", POINTER(LayerStruct)),
         ("embedding", c_void_p),
-        ("final_norm", c_void_p),
+        ("final_norm", NormStruct),
         ("head", MatrixStruct),
+        ("num_experts_read", POINTER(c_int64)),
         *(
             (name, c_int64)
-            for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate")
+            for name in (
+                *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "rotary_dim"),
+                *("norm_kind", "is_parallel", "is_gated", "activation", "joint_head_norm", "head_norm_stride"),
+                *("num_experts", "experts_per_token", "normalizes_experts"),
+            )
         ),
-        ("epsilon", c_float),
-        ("scale", c_float),
+        *(
+            (name, c_float)
+            for name in (
+                *("epsilon", "scale", "softcap", "embedding_scale", "residual_scale"),
+                *("logit_scale", "logit_softcap", "swiglu_alpha", "swiglu_limit"),
+            )
+        ),
     ]
 
 
@@ -47,7 +69,7 @@ class BatchStruct(ctypes.Structure):
             (name, c_void_p)
             for name in ("ids", "positions", "slots", "wanted", "cos", "sin", "spans", "stores", "logits")
         ),
-        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans")),
+        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride")),
     ]
 
 

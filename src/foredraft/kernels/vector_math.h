@@ -33,12 +33,28 @@ F32x16 exp_nonpositive(F32x16 x) {
     return mask_mov_ps(maskz_mov_ps(seen, found), is_nan, x);
 }
 
-// x * sigmoid(x), through exp(-|x|) so that nothing overflows
-F32x16 silu(F32x16 x) {
+// factor * sigmoid(x), through exp(-|x|) so that nothing overflows
+F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
     const F32x16 one = set1_ps(1.0f);
     const F32x16 e = exp_nonpositive(sub_ps(setzero_ps(), abs_ps(x)));
     const Mask16 positive = at_least(x, setzero_ps());
-    return div_ps(mul_ps(x, mask_mov_ps(e, positive, one)), add_ps(one, e));
+    return div_ps(mul_ps(factor, mask_mov_ps(e, positive, one)), add_ps(one, e));
+}
+
+F32x16 silu(F32x16 x) { return sigmoid_times(x, x); }
+
+// GELU by its tanh approximation (arXiv:1606.08415): 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
+F32x16 gelu_tanh(F32x16 x) {
+    const F32x16 cubic = fmadd_ps(mul_ps(x, x), set1_ps(0.07135481627f), set1_ps(1.595769122f));
+    return sigmoid_times(mul_ps(x, cubic), x);
+}
+
+// cap * tanh(x / cap); NaN stays NaN
+F32x16 soft_cap(F32x16 x, float cap) {
+    const F32x16 one = set1_ps(1.0f), limit = set1_ps(cap);
+    const F32x16 e = exp_nonpositive(mul_ps(abs_ps(x), set1_ps(-2.0f / cap)));
+    const F32x16 size = div_ps(mul_ps(limit, sub_ps(one, e)), add_ps(one, e));
+    return mask_mov_ps(sub_ps(setzero_ps(), size), at_least(x, setzero_ps()), size);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 """A decoder of Llama's form on a GPU: passes over static memory, replayed from CUDA graphs (see foredraft.gpu).
 
-The counterpart of stack.py, for the same models; the probe compares its logits with the library's forward too.
+The counterpart of stack.py, for models of Llama's form; the probe compares its logits with the library's forward too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.utils.logging import tqdm
 
 from foredraft.gpu import (
@@ -34,9 +35,14 @@ from foredraft.gpu import (
 from foredraft.kernels import DrawSpec, StackBatch
 from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.generation import Generated
-from foredraft.model.stack import rotation_table, window_of
+from foredraft.model.rotary import rotation_table
+from foredraft.model.stored import is_linear
 from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs, to_device
+
+_FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_WINDOW_IN_CONFIG = ("MistralForCausalLM",)
+"""Where the layers do not say how many keys they see, and the others' configurations may say what nobody reads."""
 
 _MOST_POSITIONS = 1 << 17
 """The rotary angles of so many positions are kept, whatever the context: 64 MiB at a width of 128."""
@@ -147,6 +153,27 @@ class DeviceStackBody:
         return batch.located(len(self._stack.layers), self._keys_like)
 
 
+def has_device_form(hf: Any) -> bool:
+    """Whether DeviceStackBody computes what this model does."""
+    if type(hf).__name__ not in _FORM:
+        return False
+    mlps = [layer.mlp for layer in hf.model.layers]
+    attentions = [layer.self_attn for layer in hf.model.layers]
+    parts = [part for parent in [*mlps, *attentions] for part in parent.children()]
+    rotated = hf.model.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
+    return (
+        all(type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"])) for mlp in mlps)
+        and all(mlp.gate_proj.bias is None and mlp.up_proj.bias is None for mlp in mlps)
+        and all(is_linear(part) or not hasattr(part, "weight") or _is_norm(part) for part in parts)
+        and all(attention.head_dim == rotated for attention in attentions)
+        and rotated % 2 == 0
+    )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm")
+
+
 def _noise_of(specs: Sequence[DrawSpec]) -> Noise:
     if any(spec.keys for spec in specs):
         return Noise.SHARED
@@ -196,10 +223,16 @@ def _take_layer(hf: Any, index: int) -> DeviceLayer:
         Linear(attention.o_proj.weight.detach(), attention.o_proj.bias),
         Linear(*joined_linears([mlp.gate_proj, mlp.up_proj])),
         Linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias),
-        window_of(hf, attention),
+        _window_of(hf, attention),
     )
     hf.model.layers[index] = nn.Module()
     return taken
+
+
+def _window_of(hf: Any, attention: Any) -> int:
+    """How many keys a query of this layer sees; 0: all."""
+    owner = hf.config if type(hf).__name__ in _WINDOW_IN_CONFIG else attention
+    return int(getattr(owner, "sliding_window", None) or 0)
 
 
 def _weight_of(norm: Any) -> Tensor | None:

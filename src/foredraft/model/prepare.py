@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
-from foredraft.model.device_stack import DeviceStackBody
+from foredraft.model.device_stack import DeviceStackBody, has_device_form
 from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
 from foredraft.model.options import LoadOptions
@@ -52,7 +52,7 @@ def _fits_a_device(hf: PreTrainedModel) -> bool:
     """Whether our passes on a GPU compute what this model does, all of it on one, and run there."""
     spread = getattr(hf, "hf_device_map", None)
     is_whole = spread is None or len(set(spread.values())) == 1
-    if not is_whole or is_quantized(hf) or not has_stack_form(hf):
+    if not is_whole or is_quantized(hf) or not has_device_form(hf):
         return False
     reason = why_not(hf.device, hf.dtype)
     if reason is not None:

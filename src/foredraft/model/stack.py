@@ -1,6 +1,6 @@
-"""A decoder of Llama's form as one call: embedding, layers, norm and head, without an operation of PyTorch between.
+"""A decoder as one call: embedding, layers, norm and head, without an operation of PyTorch between.
 
-A small model's pass is paid by the operation, not by the multiplication. Only models of the classes named here are run
+A small model's pass is paid by the operation, not by the multiplication. Only models that families.py describes are run
 so, and the probe compares their logits with the library's forward.
 """
 
@@ -12,32 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
-from foredraft.kernels import (
-    DrawSpec,
-    Interleaved,
-    Joined,
-    Kernels,
-    PackedMatrix,
-    Stack,
-    StackBatch,
-    StackLayer,
-    WeightFormat,
-    WeightSource,
-    unquantized,
-)
+from foredraft.kernels import DrawSpec, Kernels, Stack, StackBatch, WeightFormat, unquantized
 from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.families import Family, family_of, form_of, layer_types_of
 from foredraft.model.generation import Generated
+from foredraft.model.layers import take_layers, take_norm
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
-from foredraft.model.stored import is_linear, source_of
+from foredraft.model.rotary import rotation_table
+from foredraft.model.stored import source_of
 from foredraft.model.warm_up import WarmUpSizes
 from foredraft.sampling import TokenProbs
-
-_FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_WINDOW_IN_CONFIG = ("MistralForCausalLM",)
-"""Where the layers do not say how many keys they see, and the others' configurations may say what nobody reads."""
 
 _FIRST_POSITIONS = 512
 
@@ -55,9 +41,13 @@ class StackBody:
         self.kernels = kernels
         self._hf = hf
         self._context_len = context_len
-        self._stack = _take(hf, kernels, weight_format)
+        family = family_of(hf)
+        if family is None:
+            raise ValueError(f"{type(hf).__name__} is not a decoder that runs as one call: see has_stack_form")
+        self._family, self._table_kinds = family, layer_types_of(hf, family)
+        self._stack = _take(hf, family, kernels, weight_format)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=torch.bfloat16)
-        self._rotation = rotation_table(hf, min(_FIRST_POSITIONS, context_len))
+        self._rotation = self._tables(min(_FIRST_POSITIONS, context_len))
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         return Reading(self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch)))
@@ -76,16 +66,27 @@ class StackBody:
         )
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
 
+    @property
+    def num_experts_read(self) -> int:
+        """How often an expert's weights were read so far, over all layers: what a mixture's passes cost in bytes."""
+        return self._stack.num_experts_read
+
     def _located(self, batch: RaggedBatch) -> StackBatch:
         return batch.located(self._stack.num_layers, self._keys_like)
 
     def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin, at least as far as this batch goes."""
         end = max(span.start + span.num_rows for span in batch.spans) + num_generated
-        if end > self._rotation[0].shape[0]:
+        if end > self._rotation[0].shape[1]:
             # no further than the context: some embeddings change every angle with the longest position they see
-            self._rotation = rotation_table(self._hf, max(end, min(2 * end, self._context_len)))
+            self._rotation = self._tables(max(end, min(2 * end, self._context_len)))
         return self._rotation
+
+    def _tables(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin, [tables, num_positions, rotary_dim / 2] each"""
+        tables = [rotation_table(self._hf, num_positions, self._family.angles, kind) for kind in self._table_kinds]
+        cos, sin = (torch.stack(part) for part in zip(*tables, strict=True))
+        return cos, sin
 
     def take_over(self) -> None:
         """The model runs nothing else already."""
@@ -94,44 +95,15 @@ class StackBody:
         """Nothing to prepare."""
 
 
-@torch.inference_mode()
-def rotation_table(hf: Any, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, [num_positions, D / 2] float32 each: the two halves of the library's are the same."""
-    positions = torch.arange(num_positions, device=hf.device)
-    cos, sin = hf.model.rotary_emb(torch.zeros(1, device=hf.device), positions[None])
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
-
-
 def has_stack_form(hf: Any) -> bool:
     """Whether StackBody computes what this model does."""
-    if type(hf).__name__ not in _FORM:
-        return False
-    mlps = [layer.mlp for layer in hf.model.layers]
-    attentions = [layer.self_attn for layer in hf.model.layers]
-    parts = [part for parent in [*mlps, *attentions] for part in parent.children()]
-    rotated = hf.model.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
-    return (
-        all(type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"])) for mlp in mlps)
-        and all(mlp.gate_proj.bias is None and mlp.up_proj.bias is None for mlp in mlps)
-        and all(is_linear(part) or not hasattr(part, "weight") or _is_norm(part) for part in parts)
-        and all(attention.head_dim == rotated for attention in attentions)
-        and rotated % 2 == 0
-    )
+    return family_of(hf) is not None
 
 
 @torch.inference_mode()
-def _take(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Stack:
-    layers = hf.model.layers
-    first = layers[0].self_attn
-    head_dim, scale = int(first.head_dim), float(first.scaling)
-    num_heads = first.q_proj.out_features // head_dim
-    num_kv_heads = first.k_proj.out_features // head_dim
-    taken: list[StackLayer] = []
-    for index in range(len(layers)):
-        weights = list(layers[index].parameters())
-        taken.append(_take_layer(hf, index, kernels, weight_format))
-        give_back(weights)
+def _take(hf: Any, family: Family, kernels: Kernels, weight_format: WeightFormat) -> Stack:
+    form = form_of(hf, family)
+    taken = take_layers(hf, family, form, kernels, weight_format)
     head = hf.lm_head
     hf.lm_head = NativeLinear(kernels.pack(source_of(head, weight_format), head.bias), kernels)
     embedding = hf.model.embed_tokens
@@ -141,70 +113,7 @@ def _take(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Stack:
     return Stack(
         taken,
         embedding.weight.detach(),  # stays where it is, whatever becomes of the parameter
-        hf.model.norm.weight.float(),
+        take_norm(hf.model.norm, family),
         hf.lm_head.matrix,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        epsilon=float(hf.model.norm.variance_epsilon),
-        scale=scale,
-    )
-
-
-def _take_layer(hf: Any, index: int, kernels: Kernels, weight_format: WeightFormat) -> StackLayer:
-    """One layer's matrices packed; the layer itself is replaced by what holds them, so that it is never there twice."""
-    layers = hf.model.layers
-    layer: Any = layers[index]
-    attention, mlp = layer.self_attn, layer.mlp
-    holder = nn.Module()
-
-    def source(linear: Any) -> WeightSource:
-        return source_of(linear, weight_format)
-
-    def packed(name: str, weight: WeightSource, bias: Tensor | None = None) -> PackedMatrix:
-        matrix = kernels.pack(weight, bias)
-        setattr(holder, name, NativeLinear(matrix, kernels))
-        return matrix
-
-    inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
-    qkv = packed("qkv", Joined([source(linear) for linear in inputs]), joined_bias(inputs))
-    out = packed("out", source(attention.o_proj), attention.o_proj.bias)
-    layer.self_attn = None
-    gate_up = packed("gate_up", Interleaved(source(mlp.gate_proj), source(mlp.up_proj)))
-    mlp.gate_proj = mlp.up_proj = None
-    down = packed("down", source(mlp.down_proj), mlp.down_proj.bias)
-    layers[index] = holder
-    return StackLayer(
-        layer.input_layernorm.weight.float(),
-        layer.post_attention_layernorm.weight.float(),
-        q_norm=_weight_of(getattr(attention, "q_norm", None)),
-        k_norm=_weight_of(getattr(attention, "k_norm", None)),
-        qkv=qkv,
-        out=out,
-        gate_up=gate_up,
-        down=down,
-        window=window_of(hf, attention),
-    )
-
-
-def window_of(hf: Any, attention: Any) -> int:
-    """How many keys a query of this layer sees; 0: all."""
-    owner = hf.config if type(hf).__name__ in _WINDOW_IN_CONFIG else attention
-    return int(getattr(owner, "sliding_window", None) or 0)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("RMSNorm")
-
-
-def _weight_of(norm: Any) -> Tensor | None:
-    return None if norm is None else norm.weight.float()
-
-
-def joined_bias(linears: Sequence[Any]) -> Tensor | None:
-    """The bias of several products of one input as one; None where no product has one."""
-    if all(linear.bias is None for linear in linears):
-        return None
-    return torch.cat(
-        [torch.zeros(linear.out_features) if linear.bias is None else linear.bias.float() for linear in linears]
+        form,
     )

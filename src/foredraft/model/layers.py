@@ -1,0 +1,202 @@
+"""Packing a decoder's layers for the compiled body, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.kernels import (
+    InMemory,
+    Interleaved,
+    Joined,
+    Kernels,
+    NormWeights,
+    PackedMatrix,
+    Reordered,
+    RowSlice,
+    StackForm,
+    StackLayer,
+    StackMlp,
+    WeightFormat,
+    WeightSource,
+    dequantized,
+    read_all,
+)
+from foredraft.model.families import Family, Mixture, rotary_table_of, window_of
+from foredraft.model.packed import NativeLinear
+from foredraft.model.pages import give_back
+from foredraft.model.rotary import pairs_as_halves
+from foredraft.model.stored import source_of
+
+
+def take_layers(
+    hf: PreTrainedModel, family: Family, form: StackForm, kernels: Kernels, weight_format: WeightFormat
+) -> list[StackLayer]:
+    """The layers with their matrices packed. Each is replaced by what holds them, so that it is never there twice."""
+    layers: Any = hf.model.layers
+    taken = []
+    for index in range(len(layers)):
+        weights = list(layers[index].parameters())
+        packer = _Packer(kernels, weight_format)
+        taken.append(_take_layer(hf, index, family, form, packer))
+        layers[index] = packer.holder
+        give_back(weights)
+    return taken
+
+
+class _Packer:
+    """Packs one layer's matrices. holder: a module that has them, as buffers."""
+
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
+        self._kernels, self._format = kernels, weight_format
+        self.holder = nn.Module()
+
+    def source(self, linear: Any) -> WeightSource:
+        return source_of(linear, self._format)
+
+    def in_memory(self, weight: Tensor) -> WeightSource:
+        return InMemory(weight, self._format)
+
+    def pack(self, name: str, source: WeightSource, bias: Tensor | None) -> PackedMatrix:
+        matrix = self._kernels.pack(source, bias)
+        setattr(self.holder, name, NativeLinear(matrix, self._kernels))
+        return matrix
+
+
+def _take_layer(hf: Any, index: int, family: Family, form: StackForm, packer: _Packer) -> StackLayer:
+    layer = hf.model.layers[index]
+    attention, mlp = layer.self_attn, layer.mlp
+    mixture = family.mixture if hasattr(mlp, "experts") else None
+    sinks = getattr(attention, "sinks", None)
+    return StackLayer(
+        attention_norm=_norm_called(family.attention_norm, layer, family),
+        mlp_norm=_norm_called(family.mlp_norm, layer, family),
+        attention_post_norm=_norm_called(family.attention_post_norm, layer, family),
+        mlp_post_norm=_norm_called(family.mlp_post_norm, layer, family),
+        q_norm=_head_norm(getattr(attention, "q_norm", None), family, form),
+        k_norm=_head_norm(getattr(attention, "k_norm", None), family, form),
+        qkv=packer.pack("qkv", *_joined_heads(attention, family, form, packer)),
+        out=packer.pack("out", packer.source(attention.o_proj), attention.o_proj.bias),
+        mlps=_take_experts(mlp.experts, mixture, packer) if mixture else [_take_mlp(mlp, family, packer)],
+        router=_take_router(getattr(mlp, mixture.router), packer) if mixture else None,
+        sinks=None if sinks is None else sinks.detach().float(),
+        window=window_of(hf, family, index),
+        rotary_table=rotary_table_of(hf, family, index),
+    )
+
+
+def take_norm(norm: Any, family: Family) -> NormWeights:
+    """A norm's numbers, as the kernels multiply them."""
+    bias = getattr(norm, "bias", None)
+    return NormWeights(_norm_weight(norm, family), None if bias is None else bias.detach().float())
+
+
+def _norm_called(name: str | None, layer: Any, family: Family) -> NormWeights:
+    return NormWeights() if name is None else take_norm(getattr(layer, name), family)
+
+
+def _norm_weight(norm: Any, family: Family) -> Tensor:
+    weight: Tensor = norm.weight.detach().float()
+    return weight + 1 if family.norm_adds_one else weight
+
+
+def _head_norm(norm: Any, family: Family, form: StackForm) -> Tensor | None:
+    """[D], or [heads, D] where heads differ."""
+    if norm is None:
+        return None
+    weight = _norm_weight(norm, family)
+    if weight.numel() > form.head_dim:
+        weight = weight.view(-1, form.head_dim)
+    return weight[..., _order(form)].contiguous() if family.rotates_pairs else weight.contiguous()
+
+
+def _order(form: StackForm) -> Tensor:
+    return pairs_as_halves(form.head_dim, form.rotary_dim)
+
+
+# Attention
+
+
+def _joined_heads(
+    attention: Any, family: Family, form: StackForm, packer: _Packer
+) -> tuple[WeightSource, Tensor | None]:
+    """Queries, keys and values as one product. Where neighbours are rotated together, their order within a head changes, of
+    queries and keys alike: their products stay the same."""
+    linears = [getattr(attention, name) for name in family.qkv]
+    joined, bias = Joined([packer.source(linear) for linear in linears]), joined_bias(linears)
+    if not family.rotates_pairs:
+        return joined, bias
+    num_rotated = (form.num_heads + form.num_kv_heads) * form.head_dim
+    parts = RowSlice(joined, 0, num_rotated), RowSlice(joined, num_rotated, joined.shape[0])
+    if bias is not None:
+        heads = bias[:num_rotated].view(-1, form.head_dim)[:, _order(form)]
+        bias = torch.cat([heads.flatten(), bias[num_rotated:]])
+    return Joined([Reordered(parts[0], _order(form)), parts[1]]), bias
+
+
+def joined_bias(linears: Sequence[Any]) -> Tensor | None:
+    """The bias of several products of one input as one; None where no product has one."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat(
+        [torch.zeros(linear.out_features) if linear.bias is None else linear.bias.float() for linear in linears]
+    )
+
+
+# MLPs
+
+
+def _take_mlp(mlp: Any, family: Family, packer: _Packer) -> StackMlp:
+    linears = [getattr(mlp, name) for name in family.up]
+    up: WeightSource = Joined([packer.source(linear) for linear in linears])
+    bias, down = joined_bias(linears), getattr(mlp, family.down)
+    if family.is_gated:
+        middle, end = up.shape[0] // 2, up.shape[0]
+        up = Interleaved(RowSlice(up, 0, middle), RowSlice(up, middle, end))
+        bias = None if bias is None else _interleaved_bias(*bias.chunk(2))
+    return StackMlp(packer.pack("up", up, bias), packer.pack("down", packer.source(down), down.bias))
+
+
+def _interleaved_bias(gate: Tensor, up: Tensor) -> Tensor:
+    """As Interleaved lays the rows out."""
+    rows = Interleaved(*(InMemory(part.detach().float()[:, None]) for part in (gate, up)))
+    return dequantized(read_all(rows))[:, 0]
+
+
+def _take_router(router: Any, packer: _Packer) -> PackedMatrix:
+    """It stays in bfloat16: it is small, and decides."""
+    return packer.pack("router", InMemory(router.weight), getattr(router, "bias", None))
+
+
+def _take_experts(experts: Any, mixture: Mixture, packer: _Packer) -> list[StackMlp]:
+    return [_take_expert(experts, expert, mixture, packer) for expert in range(experts.num_experts)]
+
+
+def _take_expert(experts: Any, expert: int, mixture: Mixture, packer: _Packer) -> StackMlp:
+    up, down = _out_by_in(experts, "gate_up_proj", expert), _out_by_in(experts, "down_proj", expert)
+    up_bias, down_bias = (_expert_bias(experts, f"{name}_proj_bias", expert) for name in ("gate_up", "down"))
+    gates = Interleaved(*(packer.in_memory(part) for part in _gates_and_ups(up, mixture)))
+    bias = None if up_bias is None else _interleaved_bias(*_gates_and_ups(up_bias, mixture))
+    return StackMlp(
+        packer.pack(f"up{expert}", gates, bias), packer.pack(f"down{expert}", packer.in_memory(down), down_bias)
+    )
+
+
+def _gates_and_ups(rows: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    if mixture.are_gates_alternating:
+        return rows[::2], rows[1::2]
+    gates, ups = rows.chunk(2)
+    return gates, ups
+
+
+def _out_by_in(experts: Any, name: str, expert: int) -> Tensor:
+    weight: Tensor = getattr(experts, name)[expert].detach()
+    return weight.T if experts.is_transposed else weight
+
+
+def _expert_bias(experts: Any, name: str, expert: int) -> Tensor | None:
+    return getattr(experts, name)[expert].detach() if experts.has_bias else None
