@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +65,12 @@ def test_a_full_queue_is_said(llm: LLM) -> None:
 
 
 def test_a_request_has_its_time(llm: LLM) -> None:
-    with running(llm, limited(request_seconds=0.15)) as server:
+    with running(llm, limited(request_seconds=0.75)) as server:
         answer = server.post("/v1/completions", {**LONG, "n": 16})
         assert answer.status_code == 408
         assert answer.json()["error"]["code"] == "timeout"
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.APIError, match=r"0\.15 seconds"):
+        with pytest.raises(openai.APIError, match=r"0\.75 seconds"):
             list(
                 client.completions.create(
                     model="pair", prompt=STORY, max_tokens=2000, n=16, stream=True, extra_body={"ignore_eos": True}
@@ -138,8 +137,8 @@ def test_who_goes_away_frees_its_place(llm: LLM, stream: bool) -> None:
         )
         other.start()
         connection.close()
-        wait_for(lambda: server.service.num_texts <= 1, seconds=5)
-        other.join(30)
+        wait_for(lambda: server.service.num_texts <= 1)
+        other.join(120)
         assert texts == [expected]
         server.wait_until_idle()
         assert llm.engine.pool.used - llm.engine.pool.bytes_retained == free
@@ -167,7 +166,8 @@ def test_a_cancelled_stream_of_the_client(llm: LLM) -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
 
-        started = time.perf_counter()
         asyncio.run(main())
         server.wait_until_idle()
-        assert time.perf_counter() - started < 20
+        # of two: the second may not have begun when it was cancelled
+        aborted = [b'request_aborted_total{reason="disconnect"} %d.0' % count for count in (1, 2)]
+        assert any(line in server.service.metrics.text() for line in aborted)
