@@ -10,7 +10,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from foredraft.kernels import InMemory, quantize_int8
-from foredraft.model.stored import StoredEmbedding, StoredLinear, materialize
+from foredraft.model.stack import has_stack_form
+from foredraft.model.stored import (
+    PermutedLinear,
+    StoredEmbedding,
+    StoredExperts,
+    StoredLinear,
+    materialize,
+    materialize_experts,
+)
 from tests.model.zoo import SPECIES
 
 
@@ -47,3 +55,42 @@ def test_a_tied_head_is_materialized_once() -> None:
     model: Any = stored(AutoModelForCausalLM.from_config(config).eval())
     materialize(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@torch.inference_mode()
+def test_permuted_inputs_are_those_of_the_plain_layer() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(5, 12, generator=generator), torch.randn(5, generator=generator)
+    order = torch.randperm(12, generator=generator)
+    layer = PermutedLinear(StoredLinear(InMemory(weight[:, order]), bias), order)
+    x = torch.randn(2, 3, 12, generator=generator)
+    expected = nn.functional.linear(x, weight, bias)
+    assert torch.allclose(layer(x), expected, atol=1e-5)
+    plain = layer.materialized(torch.float32)
+    assert torch.equal(plain.weight, weight)
+    assert torch.allclose(plain(x), expected, atol=1e-6)
+
+
+@torch.inference_mode()
+def test_a_model_with_permuted_inputs_is_materialized_without_them() -> None:
+    layer = PermutedLinear(StoredLinear(InMemory(torch.arange(4.0)[None])), torch.tensor([2, 0, 3, 1]))
+    model: Any = AutoModelForCausalLM.from_config(SPECIES["llama"].config())
+    model.model.layers[0].mlp.down_proj = layer
+    assert not has_stack_form(model)
+    materialize(model)
+    assert model.model.layers[0].mlp.down_proj.weight.tolist() == [[1.0, 3.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@torch.inference_mode()
+def test_stored_experts_stand_for_a_parameter(is_transposed: bool) -> None:
+    weights = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0))
+    experts = StoredExperts([InMemory(weight) for weight in weights], torch.float32, is_transposed=is_transposed)
+    expected = weights.transpose(1, 2) if is_transposed else weights
+    assert experts.shape == expected.shape
+    assert torch.equal(experts[torch.tensor(1)], expected[1])
+    owner = nn.Module()
+    owner.up = experts
+    materialize_experts(owner)
+    assert isinstance(owner.up, nn.Parameter)
+    assert torch.equal(owner.up, expected)

@@ -23,6 +23,7 @@ from foredraft.errors import ModelError, one_line
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.options import LoadOptions
+from foredraft.model.quantized import is_stored_quantized, load_quantized
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -69,6 +70,8 @@ class HuggingFaceCheckpoint:
         return config
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+        if is_stored_quantized(config, self._options.torch_device()):
+            return load_quantized(self._name, config, dtype, self._options)
         try:
             hf, report = AutoModelForCausalLM.from_pretrained(
                 self._name,

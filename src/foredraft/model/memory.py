@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
+from foredraft.model.stored import stored_experts, stored_linears
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _LONGEST_HEADER = 100_000_000
@@ -26,6 +27,21 @@ def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> No
         raise ModelError(
             f"{name}: its weights take {_gib(needed)} GiB and {_gib(free)} GiB of memory are free; "
             "use a smaller model, or a smaller dtype"
+        )
+
+
+def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, is_packed: bool) -> None:
+    """For stored layers, before they are read: those that become floating point against what is free.
+
+    is_packed: whether a body packs quantized linear layers as they are. Experts are dequantized in any case.
+    """
+    free = available_memory(torch.device("cpu"))
+    linears = [source for source in stored_linears(hf) if not is_packed or isinstance(source.rows(0, 1), torch.Tensor)]
+    needed = sum(prod(source.shape) for source in [*linears, *stored_experts(hf)]) * hf.dtype.itemsize
+    if free is not None and needed > free:
+        raise ModelError(
+            f"{name}: its quantized weights take {_gib(needed)} GiB in {str(hf.dtype).removeprefix('torch.')} and "
+            f"{_gib(free)} GiB of memory are free; use a smaller model, or bfloat16 with compiled kernels"
         )
 
 

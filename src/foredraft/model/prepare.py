@@ -14,10 +14,11 @@ from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
 from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
+from foredraft.model.memory import refuse_if_dequantized_too_big
 from foredraft.model.options import LoadOptions
 from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
 from foredraft.model.stack import StackBody, has_stack_form
-from foredraft.model.stored import materialize
+from foredraft.model.stored import materialize, materialize_experts
 
 logger = logging.getLogger("foredraft")
 
@@ -33,6 +34,7 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
         return DeviceStackBody(hf, context_len, Graphs(hf.device), is_batch_invariant=options.batch_invariant)
     weight_format = quantize_int8 if wants_int8 else unquantized
     kernels = _kernels_for(hf, options, wants_int8)
+    refuse_if_dequantized_too_big(hf, name, is_packed=kernels is not None)
     if kernels is None:
         materialize(hf)
     if wants_int8:
@@ -40,6 +42,7 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     if kernels is not None and has_stack_form(hf):
         return StackBody(hf, kernels, context_len_of(hf.config, name), weight_format)
     if kernels is not None:
+        materialize_experts(hf)
         pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias), kernels), weight_format)
     elif wants_int8:
         pack_linears(hf, Int8Linear.of, weight_format)

@@ -7,6 +7,7 @@ block of rows at a time: slow, exact, and good enough to be the reference of a p
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,6 +73,56 @@ class StoredEmbedding(nn.Module):
         return embedding
 
 
+class PermutedLinear(nn.Module):
+    """y = x[order] W^T + b: a linear layer whose inputs are sorted by their quantization groups ("act-order"). order: [in]"""
+
+    linear: StoredLinear
+
+    def __init__(self, linear: StoredLinear, order: Tensor) -> None:
+        super().__init__()
+        self.linear = linear
+        self.order = order  # no buffer: while a model is loaded, the library makes those that no file has anew
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] -> [..., out]"""
+        out: Tensor = self.linear(x[..., self.order])
+        return out
+
+    def materialized(self, dtype: torch.dtype) -> nn.Linear:
+        """A plain layer with its weight in memory, its inputs in their own order."""
+        linear = self.linear.materialized(dtype)
+        linear.weight.data = linear.weight.data[:, torch.argsort(self.order)]
+        return linear
+
+
+class StoredExperts(nn.Module):
+    """The weights of a mixture's experts, each read when it is wanted, in place of a parameter [experts, out, in].
+
+    sources: of one weight [out, in] for each expert. is_transposed: the parameter is [experts, in, out].
+    """
+
+    _is_hf_initialized = True  # transformers fills what lacks this mark with random numbers
+
+    def __init__(self, sources: Sequence[WeightSource], dtype: torch.dtype, *, is_transposed: bool) -> None:
+        super().__init__()
+        self.sources, self.dtype, self.is_transposed = list(sources), dtype, is_transposed
+        num_outputs, num_inputs = self.sources[0].shape
+        sides = (num_inputs, num_outputs) if is_transposed else (num_outputs, num_inputs)
+        self.shape = torch.Size((len(self.sources), *sides))
+
+    def __getitem__(self, expert: int | Tensor) -> Tensor:
+        """[out, in], or [in, out] where the parameter is transposed"""
+        weight = dequantized(read_all(self.sources[int(expert)])).to(self.dtype)
+        return weight.T if self.is_transposed else weight
+
+    def materialized(self) -> nn.Parameter:
+        """The parameter that this stands for."""
+        weight = torch.empty(self.shape, dtype=self.dtype)
+        for expert in range(len(self.sources)):
+            weight[expert] = self[expert]
+        return _parameter(weight, self.dtype)
+
+
 def _parameter(tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(tensor.to(dtype), requires_grad=False)
 
@@ -89,6 +140,17 @@ def source_of(linear: Any, weight_format: WeightFormat) -> WeightSource:
     return InMemory(weight, weight_format)
 
 
+def stored_linears(hf: nn.Module) -> list[WeightSource]:
+    """Where the weights of stored linear layers and embeddings come from, each once."""
+    sources = [module.source for module in hf.modules() if isinstance(module, StoredLinear | StoredEmbedding)]
+    return list({id(source): source for source in sources}.values())
+
+
+def stored_experts(hf: nn.Module) -> list[WeightSource]:
+    """Where the weights of stored experts come from."""
+    return [source for module in hf.modules() if isinstance(module, StoredExperts) for source in module.sources]
+
+
 @torch.inference_mode()
 def materialize(hf: PreTrainedModel) -> None:
     """Put all stored weights into memory, in the model's dtype, in place. Weights with one source stay one."""
@@ -96,7 +158,20 @@ def materialize(hf: PreTrainedModel) -> None:
     in_memory: dict[int, nn.Parameter] = {}
     for parent in list(hf.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, StoredLinear | StoredEmbedding):
+            if isinstance(child, PermutedLinear):
+                setattr(parent, name, child.materialized(dtype))
+            elif isinstance(child, StoredLinear | StoredEmbedding) and not isinstance(parent, PermutedLinear):
                 module: Any = child.materialized() if isinstance(child, StoredEmbedding) else child.materialized(dtype)
                 module.weight = in_memory.setdefault(id(child.source), module.weight)
                 setattr(parent, name, module)
+    materialize_experts(hf)
+
+
+@torch.inference_mode()
+def materialize_experts(hf: nn.Module) -> None:
+    """Put stored experts into memory, in place, in the dtype that they are read in."""
+    for parent in list(hf.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, StoredExperts):
+                delattr(parent, name)
+                parent.register_parameter(name, child.materialized())

@@ -1,0 +1,47 @@
+"""Settings and shapes that AWQ's reader refuses. What it reads is in test_format.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foredraft.model.quantized.awq import Awq
+from foredraft.model.quantized.tensors import UnreadableError
+from tests.model.quantized.conftest import MakeLayer, weight_of
+from tests.model.quantized.packers import awq
+
+SETTINGS = awq().settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bits": 8}, "quantization_config.bits is 8; supported: 4"),
+        ({"version": "gemv"}, "version is 'gemv'; supported: gemm"),
+        ({"version": None, "format": "llm-awq"}, "format is 'llm-awq'; supported: gemm"),
+        ({"zero_point": False}, "zero_point is False; supported: True"),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnreadableError, match=reason):
+        Awq({**SETTINGS, **changes})
+
+
+def test_the_version_is_named_in_any_case() -> None:
+    Awq({**SETTINGS, "version": "GEMM"})
+    Awq({"bits": 4})
+
+
+@pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])
+def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> None:
+    parts, _ = awq().pack(weight_of())
+    parts[part] = parts[part][:-1]
+    with pytest.raises(UnreadableError, match="layer"):
+        Awq(SETTINGS).matrix(layer(parts), (48, 64))
+
+
+def test_groups_are_those_of_the_settings(layer: MakeLayer) -> None:
+    parts, _ = awq().pack(weight_of())
+    with pytest.raises(UnreadableError, match=r"groups of 32 inputs and quantization_config.group_size is 128"):
+        Awq({**SETTINGS, "group_size": 128}).matrix(layer(parts), (48, 64))
