@@ -11,12 +11,15 @@ SLOW ?=
 PYTEST_ARGS ?=
 WORKERS ?= auto
 THREADS ?= 1
+# make demo MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf: a file, directory or hub id instead of the embedded pair.
+MODEL ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo models test check format clean
 
 help:
-	@echo "make demo     speculative decoding with the embedded pair of models"
+	@echo "make demo     speculative decoding with the embedded pair of models (MODEL=...: with that model)"
+	@echo "make models   fetch two real models into models/ (or \$$FOREDRAFT_REAL_MODELS), 350 MB"
 	@echo "make test     the tests (SLOW=1: the slow ones too; WORKERS=...: processes; PYTEST_ARGS=...: more for pytest)"
 	@echo "make check    formatting, lint and types"
 	@echo "make format   format and mend what can be mended"
@@ -35,7 +38,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/foredraft demo
+	@$(BIN)/foredraft demo $(if $(MODEL),--model '$(MODEL)')
+
+models: $(STAMP)
+	@$(BIN)/python recipes/real_models.py
 
 test: $(STAMP)
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile \

@@ -1,9 +1,10 @@
-"""What tests of more than one module share: the embedded pair, and engines over it."""
+"""What tests of more than one module share: the embedded pair, engines over it, and real models."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -20,6 +21,8 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import Drafter
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
+from recipes.real_models import GEMMA3, SMOLLM2
+from tests.real_models import real_model
 
 # Nothing is timed: on a busy machine an example may take a second.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -67,6 +70,25 @@ def int8_target() -> LanguageModel:
 def int8_draft() -> LanguageModel:
     """The embedded draft, its linear layers in int8."""
     return embedded("draft", quantization="int8")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, a GGUF file in Q4_1. Mark the test `real_model`."""
+    return real_model(SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M, a GGUF file in Q4_K_M, not instruction-tuned. Mark the test `real_model`."""
+    return real_model(GEMMA3)
+
+
+@pytest.fixture(scope="session")
+def real_models(smollm2: Path, gemma3: Path) -> Path:
+    """The folder with both. Mark the test `real_model`."""
+    assert smollm2.parent == gemma3.parent
+    return smollm2.parent
 
 
 @pytest.fixture(scope="session")

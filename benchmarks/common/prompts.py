@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.common.paths import SHARED
@@ -31,3 +32,13 @@ def story_prompts(count: int, data: Path = SHARED / "data", num_words: int = 12)
     text = gzip.decompress((data / "corpus" / "tinystories_val.txt.gz").read_bytes()).decode()
     stories = [story.split() for story in text.split("<|endoftext|>")]
     return [" ".join(words[:num_words]) for words in stories if len(words) > num_words][:count]
+
+
+def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list[str]:
+    """The first turns of MT-bench's questions, one category after another in turns. None: all."""
+    categories: dict[str, list[str]] = {}
+    for line in (data / "prompts" / "mt_bench.jsonl").read_text().splitlines():
+        question = json.loads(line)
+        categories.setdefault(question["category"], []).append(question["turns"][0])
+    in_turns = [text for row in zip_longest(*categories.values()) for text in row if text is not None]
+    return in_turns[:count]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from foredraft import LLM
+from foredraft.model import EMBEDDED
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -24,3 +26,12 @@ def template(tmp_path: Path) -> Path:
     file = tmp_path / "template.jinja"
     file.write_text(TEMPLATE)
     return file
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target as a checkpoint that has a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(EMBEDDED / "target", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder

@@ -28,6 +28,15 @@ def test_chat_remembers_earlier_turns(llm: LLM, template: Path) -> None:
     assert result.stdout == said
 
 
+def test_a_chat_model_needs_no_template_of_ours(chat_model: Path) -> None:
+    result = run("chat", "--model", chat_model, "--max-tokens", "8", "--temperature", "0", *QUICK, stdin="Hello\n")
+    assert result.exit_code == 0, result.stderr
+    llm = LLM(str(chat_model), num_threads=1)
+    greeting = [{"role": "user", "content": "Hello"}]
+    (output,) = llm.chat(greeting, SamplingParams(max_tokens=8, temperature=0))
+    assert result.stdout == f"{output.outputs[0].text}\n"
+
+
 def test_an_interrupt_ends_an_answer_and_not_the_chat(template: Path) -> None:
     args = ("chat", "--chat-template", template, "--ignore-eos", *QUICK)
     with in_a_terminal(*args) as (process, type_in, read):

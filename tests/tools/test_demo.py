@@ -8,7 +8,7 @@ import pytest
 
 from foredraft import LLM, ForedraftError, Origin, SamplingParams
 from foredraft.bench.figures import expected_length, repeated_share
-from foredraft.tools.demo import DEMO_PROMPT, compare
+from foredraft.tools.demo import DEMO_PROMPT, DEMO_QUESTION, compare, demo_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
@@ -95,3 +95,14 @@ def test_the_demo_prompt_shows_every_origin_and_is_no_loop(llm: LLM) -> None:
     assert {Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS} <= set(output.outputs[0].origins)
     assert repeated_share(output.outputs[0].token_ids) < 0.5
     assert not DEMO_PROMPT.endswith("\n")
+
+
+def test_a_model_with_a_chat_template_is_asked_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(num_threads=1)
+    assert demo_prompt(llm) == (DEMO_PROMPT, DEMO_PROMPT)
+    monkeypatch.setattr(
+        llm.tokenizer, "chat_template", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    shown, prompt = demo_prompt(llm)
+    assert shown == f"> {DEMO_QUESTION}\n\n"
+    assert llm.text_tokenizer.decode(prompt) == f"<user>{DEMO_QUESTION}"

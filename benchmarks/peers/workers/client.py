@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self, module: str, environment: str, settings: Settings) -> None:
         _LOGS.mkdir(parents=True, exist_ok=True)
-        name = f"{module}-{settings.precision}-{settings.mode}-{settings.gamma}"
+        name = f"{module}-{settings.models.name}-{settings.precision}-{settings.mode}-{settings.gamma}"
         with (_LOGS / f"{name}.log").open("w") as log:
             self._process = subprocess.Popen(
                 [str(python_of(environment)), "-m", f"benchmarks.peers.workers.{module}", *_arguments(settings)],

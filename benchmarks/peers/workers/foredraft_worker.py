@@ -14,7 +14,9 @@ from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.stats import SpeculationStats
 from foredraft.text.outputs import RequestOutput
 
-_CACHE_BYTES = 1 << 30
+_QUANTIZATIONS = {"bf16": None, "int8": "int8", "int4": "int4"}
+"""What a precision is made of from the checkpoint. Any other is a GGUF file, the one that llama.cpp reads."""
+_GIB = 1 << 30
 
 
 class _Lookups:
@@ -48,23 +50,24 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
         return lambda job: _write(shared, job)
 
     versions = {"foredraft": foredraft.__version__, "torch": torch.__version__}
-    return versions | {
-        "dtype": "bfloat16",
-        "quantization": "int8" if settings.precision == "int8" else "none",
-    }, pipeline
+    return versions | {"dtype": "bfloat16", "weights": settings.precision}, pipeline
+
+
+def _model(settings: Settings, name: str) -> str:
+    is_checkpoint = settings.precision in _QUANTIZATIONS
+    return str(settings.models / (name if is_checkpoint else f"{name}-{settings.precision}.gguf"))
 
 
 def _engine(settings: Settings, method: str | Drafter) -> LLM:
-    more: dict[str, Any] = {"quantization": "int8"} if settings.precision == "int8" else {}
-    if method == "draft_model":
-        more["draft_model"] = str(settings.models / "draft")
+    more: dict[str, Any] = {"draft_model": _model(settings, "draft")} if method == "draft_model" else {}
     return LLM(
-        str(settings.models / "target"),
+        _model(settings, "target"),
+        quantization=_QUANTIZATIONS.get(settings.precision),
         method=method,
         dtype="bfloat16",
         seed=0,
         num_threads=settings.threads,
-        cache_memory=_CACHE_BYTES,
+        cache_memory=settings.cache_gib * _GIB,
         max_num_seqs=max(settings.batch, 1),
         enable_prefix_caching=False,
         **more,

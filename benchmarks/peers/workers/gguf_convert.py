@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.workers.gguf_convert CHECKPOINT FILE.gguf bf16|q8_0
 
-Norms are float32, as in llama.cpp's own converter. The end-of-sequence id in the file is the padding token's: llama.cpp
-ignores an end by forbidding it, and the other programs let the model write it.
+Norms are float32, as in llama.cpp's own converter. The end-of-sequence id in the file is that of a special token which no
+text has: llama.cpp ignores an end by forbidding it, and the other programs let the model write it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,10 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
+from benchmarks.peers.workers.gguf_names import HEADS, PERMUTED, gguf_name
+
 _TYPES = {"bf16": gguf.GGMLQuantizationType.BF16, "q8_0": gguf.GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 
 
 def convert(checkpoint: Path, file: Path, precision: str) -> None:
@@ -79,8 +65,14 @@ def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config:
     )
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["pad_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_eos_token_id(unwritten_token(special, config))
+    writer.add_pad_token_id(unwritten_token(special, config))
+
+
+def unwritten_token(special: set[int], config: dict[str, Any]) -> int:
+    """A special token that neither begins nor ends a text."""
+    ends = config["eos_token_id"]
+    return max(special - {config["bos_token_id"], *(ends if isinstance(ends, list) else [ends])})
 
 
 def _harmless(text: str, index: int, is_special: bool) -> str:
@@ -104,31 +96,23 @@ def _tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
 def _write_tensor(
     writer: gguf.GGUFWriter, name: str, weight: np.ndarray, config: dict[str, Any], precision: str
 ) -> None:
-    if name.endswith(("q_proj.weight", "k_proj.weight")):
-        key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
-        weight = _interleave(weight, config[key])
+    if name.endswith(PERMUTED):
+        weight = interleave(weight, config[HEADS[name.split(".")[-2]]])
     if weight.ndim == 1:
-        writer.add_tensor(_name(name), _float32(weight))
+        writer.add_tensor(gguf_name(name), _float32(weight))
         return
     packed = weight.copy() if precision == "bf16" else quantize(_float32(weight), _TYPES[precision])
-    writer.add_tensor(_name(name), packed.view(np.uint8), raw_dtype=_TYPES[precision])
+    writer.add_tensor(gguf_name(name), packed.view(np.uint8), raw_dtype=_TYPES[precision])
 
 
 def _float32(weight: np.ndarray) -> np.ndarray:
     return (weight.astype(np.uint32) << 16).view(np.float32)
 
 
-def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp rotates neighbouring rows of a head (2i, 2i + 1), transformers rows i and i + half. [rows, cols]"""
     rows, cols = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, cols).swapaxes(1, 2).reshape(rows, cols)
-
-
-def _name(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
-    layer, rest = name.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{_LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
 
 
 if __name__ == "__main__":

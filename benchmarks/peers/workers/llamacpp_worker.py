@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
 
 _SERVER = Path(sys.prefix) / "bin" / "llama-server"
-_CONTEXT = 1024
 _START_SECONDS = 120
 
 
@@ -79,7 +78,7 @@ def _arguments(settings: Settings, port: int) -> list[str]:
     threads = str(settings.threads)
     arguments = ["--model", _model(settings, "target"), "--host", "127.0.0.1", "--port", str(port), "--offline"]
     arguments += ["--threads", threads, "--threads-batch", threads, "--poll", "0", "--threads-http", str(slots + 1)]
-    arguments += ["--parallel", str(slots), "--ctx-size", str(slots * _CONTEXT), "--cache-ram", "0", "--no-ui"]
+    arguments += ["--parallel", str(slots), "--ctx-size", str(slots * settings.context), "--cache-ram", "0", "--no-ui"]
     if settings.mode == "draft_model":
         arguments += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(settings.gamma)]
         arguments += ["--model-draft", _model(settings, "draft"), "--threads-draft", threads]

@@ -14,8 +14,6 @@ import openvino_genai as genai
 
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
 
-_CACHE_GIB = 1
-
 
 def load(settings: Settings) -> tuple[dict[str, str], Any]:
     folder = settings.models / f"openvino-{settings.precision}"
@@ -30,9 +28,10 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
 
 
 def _facts(folder: Path, settings: Settings) -> dict[str, str]:
-    """Read from the small draft, compiled for that alone."""
+    """Read from the smallest model, compiled for that alone."""
     core = openvino.Core()
-    compiled = core.compile_model(folder / "draft" / "openvino_model.xml", "CPU", _properties(settings))
+    smallest = next(folder / name for name in ("draft", "target") if (folder / name).exists())
+    compiled = core.compile_model(smallest / "openvino_model.xml", "CPU", _properties(settings))
     precision, cache = (compiled.get_property(key) for key in ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"))
     return {
         "openvino": openvino.__version__,
@@ -48,7 +47,9 @@ def _properties(settings: Settings) -> dict[str, Any]:
 
 def _pipeline(folder: Path, mode: str, settings: Settings) -> Any:
     scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = _CACHE_GIB
+    scheduler.cache_size = settings.cache_gib
+    # as in its pipeline without a scheduler: a prompt is read at once
+    scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, settings.batch * settings.context)
     scheduler.enable_prefix_caching = False
     scheduler.max_num_seqs = max(settings.batch, 1)
     properties = _properties(settings)

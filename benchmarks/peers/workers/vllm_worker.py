@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve, settings_from_command_line
 
-_CONTEXT = 1024
 _COUNTERS = {
     "spec_steps": "vllm:spec_decode_num_drafts",
     "drafted": "vllm:spec_decode_num_draft_tokens",
@@ -45,7 +44,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
     llm = LLM(
         str(settings.models / "target"),
         dtype="bfloat16",
-        max_model_len=_CONTEXT,
+        max_model_len=settings.context,
         max_num_seqs=max(settings.batch, 1),
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
@@ -95,11 +94,11 @@ def _params(job: Job) -> Any:
 
 
 if __name__ == "__main__":
-    threads = settings_from_command_line().threads
+    settings = settings_from_command_line()
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}",
+        VLLM_CPU_KVCACHE_SPACE=str(settings.cache_gib),
+        VLLM_CPU_OMP_THREADS_BIND=f"0-{settings.threads - 1}",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
     )

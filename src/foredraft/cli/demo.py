@@ -36,7 +36,10 @@ def demo(
     trace: TraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation."""
+    """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation.
+
+    A model with a chat template answers a built-in question instead.
+    """
     if trace is not None and as_json:
         raise ForedraftError("--trace records the text that is shown, and --json shows none: leave one of them out")
     from foredraft.sampling import SamplingParams
@@ -44,22 +47,23 @@ def demo(
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     check_trace(trace)
     llm = models.load()
-    from foredraft.tools.demo import DEMO_PROMPT
+    from foredraft.tools.demo import demo_prompt
 
+    shown, prompt = demo_prompt(llm)
     if as_json:
-        typer.echo(json.dumps(run_comparison(llm, DEMO_PROMPT, params).as_dict()))
+        typer.echo(json.dumps(run_comparison(llm, prompt, params).as_dict()))
         return
     from foredraft.cli.render.comparison import comparison_table
     from foredraft.cli.render.console import output_console
     from foredraft.cli.render.origins import legend
 
     console = output_console()
-    console.out(DEMO_PROMPT, style="dim", end="", highlight=False)
+    console.out(shown, style="dim", end="", highlight=False)
     with recording(llm, trace):
-        output = stream_text(llm, DEMO_PROMPT, _shown(params, llm.speculative_tokens))
+        output = stream_text(llm, prompt, _shown(params, llm.speculative_tokens))
     console.print()
     console.print(legend(output.outputs[0].origins))
-    console.print(comparison_table(run_comparison(llm, DEMO_PROMPT, params)))
+    console.print(comparison_table(run_comparison(llm, prompt, params)))
 
 
 def _shown(params: SamplingParams, speculative_tokens: int | str) -> SamplingParams:

@@ -21,6 +21,8 @@ DEMO_PROMPT = (
     "def binary_search(items, target):\n"
     '    """Return the index of target in the sorted list items, or -1 if it is not there."""'
 )
+# of eight candidates, one that SmolLM2 answers sensibly, and whose repetition is that of ordinary code
+DEMO_QUESTION = "Write a Python class for a stack with push, pop and peek, then show how to use it."
 NUM_RUNS = 5
 BUDGET = 20.0
 _WARM_UP_TOKENS = 16
@@ -75,6 +77,13 @@ class Comparison:
             "conditional_acceptance": self.stats.conditional_acceptance,
         }
         return fields | {"speedup": self.speedup, "formula_acceptance_length": self.formula_acceptance_length}
+
+
+def demo_prompt(llm: LLM) -> tuple[str, Prompt]:
+    """What to show, and the prompt itself: a question in the model's chat template, or code to complete if it has none."""
+    if llm.tokenizer is None or not llm.tokenizer.chat_template:
+        return DEMO_PROMPT, DEMO_PROMPT
+    return f"> {DEMO_QUESTION}\n\n", llm.chat_prompt([{"role": "user", "content": DEMO_QUESTION}])
 
 
 def compare(

@@ -1,0 +1,103 @@
+"""Which models the programs run, and on which prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.paths import MODELS
+from benchmarks.common.prompts import code_prompts, conversation_starts
+from benchmarks.peers.workers.protocol import Ids
+
+_CONTEXT_STEP = 512
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """names: the checkpoints in `folder`. prompts: token ids of that many prompts, by the target's tokenizer."""
+
+    name: str
+    title: str
+    folder: Path
+    names: tuple[str, ...]
+    prompts: Callable[[Any, int], Ids]
+
+    @property
+    def has_draft(self) -> bool:
+        return "draft" in self.names
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The target's."""
+        config: dict[str, Any] = json.loads((self.folder / "target" / "config.json").read_text())
+        return config
+
+
+def _code(tokenizer: Any, count: int) -> Ids:
+    return [tokenizer(prompt)["input_ids"] for prompt in code_prompts(count)]
+
+
+def _chats(tokenizer: Any, count: int) -> Ids:
+    """The first questions of conversations, in the model's chat template."""
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in conversation_starts(count)
+    ]
+
+
+MODEL_SETS = {
+    model_set.name: model_set
+    for model_set in (
+        ModelSet("embedded", "Code prompts, a 0.4 B target", MODELS, ("target", "draft"), _code),
+        ModelSet("smollm2", "MT-bench chats, SmolLM2-135M-Instruct", MODELS / "smollm2", ("target",), _chats),
+        ModelSet(
+            "smollm2-wide",
+            "MT-bench chats, SmolLM2-135M-Instruct widened to 1.8 B",
+            MODELS / "smollm2-wide",
+            ("target",),
+            _chats,
+        ),
+    )
+}
+
+
+def long_prompts(tokenizer: Any, length: int, count: int) -> Ids:
+    """Texts of exactly `length` tokens that begin differently: the questions of MT-bench, one after another, from another
+    question on each time."""
+    questions = conversation_starts(None)
+    pieces = [tokenizer(question + "\n\n", add_special_tokens=False)["input_ids"] for question in questions]
+    return [_cycle(pieces, first % len(pieces), length) for first in range(count)]
+
+
+def _cycle(pieces: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
+    ids: list[int] = []
+    while len(ids) < length:
+        ids += pieces[first % len(pieces)]
+        first += 1
+    return ids[:length]
+
+
+def context_for(longest: int) -> int:
+    """Tokens of room for a text, in whole steps of 512; at least 1,024."""
+    return max(1024, -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP)
+
+
+def cache_gib(config: dict[str, Any], context: int, batch: int) -> int:
+    """Whole GiB for the keys and values of a batch, in two bytes each, with half as much to spare."""
+    per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return max(1, -(-3 * per_token * context * batch // 2 // 2**30))
+
+
+def prompt_multiplications(config: dict[str, Any], length: int) -> int:
+    """What a Llama multiplies to read a prompt and write one token: every matrix for every token, attention to all tokens
+    before, the head once."""
+    hidden, head = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    matrices = hidden * (2 * queries + 2 * keys + 3 * config["intermediate_size"])
+    attention = queries * length * (length + 1)  # scores and sums, each over half of the square
+    return config["num_hidden_layers"] * (matrices * length + attention) + hidden * config["vocab_size"]
