@@ -72,7 +72,7 @@ def test_only_a_model_means_suffix() -> None:
     assert LLM(EMBEDDED / "target").method == "suffix"
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "self-int8"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "self-int8", "self-int4"])
 def test_another_drafter_writes_the_same_over_the_same_models(llm: LLM, method: str) -> None:
     other = llm.with_drafter(method, 3)
     assert (other.method, other.speculative_tokens) == (method, 3)
@@ -355,7 +355,10 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"method": "magic"}, "unknown method 'magic': known are draft_model, ngram, none, self-int8, suffix"),
+        (
+            {"method": "magic"},
+            "unknown method 'magic': known are draft_model, ngram, none, self-int4, self-int8, suffix",
+        ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
         ({"speculative_tokens": -1}, "speculative_tokens"),
         ({"num_threads": 0}, "num_threads"),

@@ -22,7 +22,7 @@ any_settings = st.builds(
     method=st.none() | names,
     speculative_tokens=st.none() | st.integers(0, 20) | st.just("auto"),
     max_speculative_tokens=st.none() | numbers,
-    quantization=st.none() | st.just("int8"),
+    quantization=st.none() | st.sampled_from(["int8", "int4", "int4-all"]),
     draft_quantization=st.none() | st.just("none"),
     num_threads=st.none() | numbers,
 )

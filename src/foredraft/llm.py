@@ -43,7 +43,7 @@ class LLM:
 
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must have the target's vocabulary.
-    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" (an int8 copy of the target), or any
+    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any
         object with propose and forget. A list of them (or names with "+" between them) gives a choice at each step.
         None: "draft_model" if there is a draft_model, else "suffix".
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
@@ -54,7 +54,8 @@ class LLM:
         None: no limit.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
-    quantization: "int8" rounds the linear layers to eight bits while they are loaded; None leaves them.
+    quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
+        the head too; None leaves them.
     draft_quantization: the same for the draft; None: the target's, "none": none. It may cost acceptance, never exactness.
     batch_invariant: on a GPU, use matrix products that compute each row independently of the others, so that a greedy or
         seeded text does not depend on drafts or on other requests (see docs/internals/gpu.md). No effect on a CPU.

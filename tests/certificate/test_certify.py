@@ -32,7 +32,7 @@ from foredraft.certificate.setting import (
 from foredraft.certificate.verification import verification_check
 from foredraft.drafters import REGISTRY, ScriptedDrafter
 
-DRAWN_DRAFTS = {"draft_model", "self-int8"}
+DRAWN_DRAFTS = {"draft_model", "self-int8", "self-int4"}
 
 
 def passed(certificate: Certificate) -> None:

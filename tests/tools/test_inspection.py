@@ -158,8 +158,9 @@ def test_int8_is_predicted_from_the_shapes() -> None:
         assert report.predicted.cache_bytes_per_token == 8192
 
 
-def test_int8_is_what_loading_finds() -> None:
-    report = inspect_models(TARGET, None, LoadOptions(device="cpu", quantization="int8")).target
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-all"])
+def test_rounded_weights_are_what_loading_finds(quantization: str) -> None:
+    report = inspect_models(TARGET, None, LoadOptions(device="cpu", quantization=quantization)).target
     assert report.measured is not None
     assert report.measured.weight_bytes == pytest.approx(report.predicted.weight_bytes, rel=1e-2)
     assert report.measured.cache_bytes_per_token == report.predicted.cache_bytes_per_token

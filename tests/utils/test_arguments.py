@@ -31,6 +31,7 @@ GOOD: list[Callable[[], Any]] = [
     lambda: check_thresholds(1.0, 10),
     lambda: check_precision("auto", None),
     lambda: check_precision("bfloat16", "int8", "none"),
+    lambda: check_precision("auto", "int4", "int4-all"),
     lambda: check_verification(None),
     lambda: check_autocast("float32"),
     lambda: check_budget(None),
@@ -50,8 +51,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: check_thresholds(None, -1), "max_draft_memory must be a number of bytes, not -1"),
     (lambda: check_thresholds(None, 1.5), "max_draft_memory must be a number of bytes"),  # type: ignore[arg-type]
     (lambda: check_precision("float12", None), "dtype must be one of auto, float32, bfloat16, float16, not 'float12'"),
-    (lambda: check_precision("auto", "int4"), 'quantization must be "int8" or "none", not \'int4\''),
-    (lambda: check_precision("auto", None, "int4"), 'quantization must be "int8" or "none"'),
+    (lambda: check_precision("auto", "int3"), "quantization must be one of int8, int4, int4-all, none, not 'int3'"),
+    (lambda: check_precision("auto", None, "int3"), "quantization must be one of int8, int4, int4-all, none"),
     (lambda: check_verification("magic"), "verification must be one of .*, not 'magic'"),
     (lambda: check_autocast("float16"), "--dtype must be one of float32, bfloat16, not 'float16'"),
     (lambda: check_budget(0), "budget must be more than 0 seconds, not 0"),

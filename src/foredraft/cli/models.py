@@ -41,7 +41,7 @@ class ModelOptions:
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model or self-int8, or several joined by + to choose from. Default: "
+            help="none, ngram, suffix, draft_model, self-int8 or self-int4, or several joined by + to choose from. Default: "
             "draft_model where there is one, else suffix."
         ),
     ] = None
@@ -71,11 +71,16 @@ class ModelOptions:
     dtype: DtypeOption = "auto"
     quantization: Annotated[
         str | None,
-        Option(help="int8 rounds the linear layers as they are loaded, the draft model's too. Default: none."),
+        Option(
+            help="int8 or int4 rounds the linear layers as they are loaded, the draft model's too. int4 leaves the head in "
+            "int8; int4-all does not. Default: none."
+        ),
     ] = None
     draft_quantization: Annotated[
         str | None,
-        Option("--draft-quantization", help="For the draft model: int8 or none. Default: as the target."),
+        Option(
+            "--draft-quantization", help="For the draft model: int8, int4, int4-all or none. Default: as the target."
+        ),
     ] = None
     device: DeviceOption = "auto"
     batch_invariant: Annotated[

@@ -37,11 +37,14 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "suffix": lambda context: __getattr__("SuffixDrafter")(),
         "draft_model": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
+        "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
 )
 """Drafters by name. To know the names must not cost an import of PyTorch, so each is imported when it is made."""
 
-SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"self-int8": {"quantization": "int8"}})
+SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"self-int8": {"quantization": "int8"}, "self-int4": {"quantization": "int4"}}
+)
 """Methods whose draft model is the target itself, loaded once more with these LoadOptions changed."""
 
 

@@ -30,14 +30,16 @@ from foredraft.kernels.sources import (
     read_all,
 )
 from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
-from foredraft.kernels.start import is_int8_exact, linear_int8, load_kernels, why_none
+from foredraft.kernels.start import is_int8_exact, linear_grouped, linear_int8, load_kernels, why_none
 from foredraft.kernels.weights import (
+    INT4_GROUP,
     PackedMatrix,
     QuantizedWeight,
     Weight,
     WeightFormat,
     check_channelwise_int8,
     dequantized,
+    quantize_int4,
     quantize_int8,
     unquantized,
 )
@@ -45,6 +47,7 @@ from foredraft.kernels.weights import (
 __all__ = [
     "CLAMPED_SWIGLU",
     "GELU_TANH",
+    "INT4_GROUP",
     "LAYER_NORM",
     "RMS_NORM",
     "RULES",
@@ -75,8 +78,10 @@ __all__ = [
     "check_channelwise_int8",
     "dequantized",
     "is_int8_exact",
+    "linear_grouped",
     "linear_int8",
     "load_kernels",
+    "quantize_int4",
     "quantize_int8",
     "read_all",
     "unquantized",

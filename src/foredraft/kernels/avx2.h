@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base.h"
+#include "structs.h"
 
 namespace {
 
@@ -211,6 +212,12 @@ void store_whole(Whole* to, I512 x) {
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(both, 0xd8));
 }
 
+void store_whole(int8_t* to, I512 x) {
+    const __m256i shorts = _mm256_packs_epi32(lowest_byte(x.low), lowest_byte(x.high));
+    const __m256i bytes = _mm256_packs_epi16(_mm256_permute4x64_epi64(shorts, 0xd8), _mm256_setzero_si256());
+    _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0xd8)));
+}
+
 Mask16 nonzero_bytes(Mask16 mask, const uint8_t* from) {
     if (mask == 0xffff) {
         const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
@@ -318,6 +325,158 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
                 _mm256_store_ps(out[r] + 16 * (first + q), sums[r][q][0]);
                 _mm256_store_ps(out[r] + 16 * (first + q) + 8, sums[r][q][1]);
             }
+    }
+}
+
+// Products of weights whose scales are of groups of inputs. Eight outputs are a vector, four inputs of each side by side; a
+// line is 16 outputs. Of a few rows V vectors are computed at once, more of them from one reading of the rows.
+
+constexpr int BESIDE = 16;              // outputs whose inputs lie together: all of theirs come before the next outputs'
+constexpr int EIGHT_BIT_ZERO = 0;       // what stands for 0 among packed codes of eight bits, and among levels
+
+template <int R>
+constexpr int VECTORS = R <= 2 ? 4 : 2;
+
+template <int V>
+const char* vector_at(const char* at, int64_t stream, int v) { return at + v / 2 * stream + v % 2 * 32; }
+
+// The numbers of the rows are not to be kept in registers, which the sums need: GCC 12 would move sums to memory for them.
+#define READ_AGAIN asm volatile("" ::: "memory")
+
+__m256i spread_four(const char* from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return _mm256_set1_epi32(four);
+}
+
+// Up to four lines of codes 0 .. 15: two products of a pair fit 16 bits, and so do the sums of eight pairs.
+template <int R, int V, bool IS_FIRST>
+inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at, int64_t stream, const char* in, int64_t stride,
+                                                       __m256i (*sums)[V]) {
+    const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i part[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) part[r][v] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (int line = 0; line < lines; line++, at += 4 * BESIDE, in += 8) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const __m256i both = _mm256_load_si256((const __m256i*)vector_at<V>(at, stream, v));
+            const __m256i low = _mm256_and_si256(both, low_bits), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                part[r][v] = _mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(low, spread_four(in + r * stride)));
+                part[r][v] = _mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(high, spread_four(in + r * stride + 4)));
+            }
+            READ_AGAIN;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const __m256i sum = _mm256_madd_epi16(part[r][v], ones);
+            sums[r][v] = IS_FIRST ? sum : _mm256_add_epi32(sums[r][v], sum);
+        }
+}
+
+// Signed weights, as magnitudes times rows that have taken their signs: 2 * 128 * 127 is still below 2^15.
+template <int R, int V>
+inline __attribute__((always_inline)) void add_signed(__m256i weight, int v, const char* in, int64_t stride, __m256i (*sums)[V]) {
+    const __m256i magnitude = _mm256_abs_epi8(weight), ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(spread_four(in + r * stride), weight));
+        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+    }
+    READ_AGAIN;
+}
+
+template <int R, int V, bool IS_FOUR_BITS>
+inline __attribute__((always_inline)) void add_line(__m256i table, const char* at, int64_t stream, const char* in, int64_t stride,
+                                                    __m256i (*sums)[V]) {
+    const __m256i low_bits = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) {
+        const __m256i both = _mm256_load_si256((const __m256i*)vector_at<V>(at, stream, v));
+        if (!IS_FOUR_BITS) {
+            add_signed<R, V>(both, v, in, stride, sums);
+            continue;
+        }
+        const __m256i low = _mm256_and_si256(both, low_bits), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+        add_signed<R, V>(_mm256_shuffle_epi8(table, low), v, in, stride, sums);
+        add_signed<R, V>(_mm256_shuffle_epi8(table, high), v, in + 4, stride, sums);
+    }
+}
+
+__m256 load_eight_scales(const char* from, int64_t scale_bytes) {
+    return scale_bytes == 2 ? _mm256_cvtph_ps(_mm_load_si128((const __m128i*)from)) : _mm256_load_ps((const float*)from);
+}
+
+// in: R rows of int8. out: the sums of all groups, each times its scale, plus the offsets times the sums of the rows.
+template <int R, int KIND>
+void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    constexpr int V = VECTORS<R>;
+    const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
+    const __m256i table = KIND == LEVEL_GROUPS ? _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)g.levels)) : _mm256_setzero_si256();
+    const bool is_centred = KIND == INT4_GROUPS && !g.has_offsets;  // codes are 8 more than they stand for
+    for (int first = 0; first < GROUP / 8; first += V) {
+        const char *at = weights + first / 2 * stream + first % 2 * 32, *x = in, *row_sums = in + g.sums_at;
+        __m256 totals[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) totals[r][v] = _mm256_setzero_ps();
+        for (int64_t group = 0; group < g.count; group++, row_sums += 4) {
+            const char* scales = at - first % 2 * (32 - 8 * g.scale_bytes);
+            ahead.has_read(heads * V / 2);
+            at += heads;
+            __m256i sums[R][V];
+            int64_t step = 0;
+            if (KIND == INT4_GROUPS && g.steps >= 4) {
+                ahead.has_read(64 * V);
+                ahead.has_read(64 * V);
+                add_nibbles<R, V, true>(4, at, stream, x, stride, sums);
+                for (step = 4, at += 16 * BESIDE, x += 32; step + 4 <= g.steps; step += 4, at += 16 * BESIDE, x += 32) {
+                    ahead.has_read(64 * V);
+                    ahead.has_read(64 * V);
+                    add_nibbles<R, V, false>(4, at, stream, x, stride, sums);
+                }
+            } else {
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
+            }
+            if (KIND == INT4_GROUPS)
+                for (; step < g.steps; step++, at += 4 * BESIDE, x += 8) add_nibbles<R, V, false>(1, at, stream, x, stride, sums);
+            for (; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
+                ahead.has_read(2 * BESIDE * V);
+                add_line<R, V, KIND == LEVEL_GROUPS>(table, at, stream, x, stride, sums);
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) {
+                const char* at_scales = scales + v / 2 * stream + v % 2 * 8 * g.scale_bytes;
+                const __m256 scale = load_eight_scales(at_scales, g.scale_bytes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const __m256i zeros = _mm256_slli_epi32(spread_four(row_sums + r * stride), 3);
+                    const __m256i sum = is_centred ? _mm256_sub_epi32(sums[r][v], zeros) : sums[r][v];
+                    totals[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, totals[r][v]);
+                }
+                if (!g.has_offsets) continue;
+                const __m256 offset = load_eight_scales(at_scales + head, g.scale_bytes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++)
+                    totals[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(spread_four(row_sums + r * stride)), offset, totals[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) _mm256_store_ps(out[r] + 8 * (first + v), totals[r][v]);
     }
 }
 

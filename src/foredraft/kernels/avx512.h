@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base.h"
+#include "structs.h"
 
 namespace {
 
@@ -98,6 +99,8 @@ void store_short(Short* to, F32x16 x) { _mm256_storeu_si256((__m256i*)to, (__m25
 
 void store_whole(Whole* to, I512 x) { _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(add_epi32(x, set1_epi32(OFFSET)))); }
 
+void store_whole(int8_t* to, I512 x) { _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(x)); }
+
 Mask16 nonzero_bytes(Mask16 mask, const uint8_t* from) {
     return _mm_test_epi8_mask(_mm_maskz_loadu_epi8(mask, from), _mm_set1_epi8(-1));
 }
@@ -171,6 +174,95 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
+}
+
+// Products of weights whose scales are of groups of inputs: unsigned weights by signed rows. Sixteen outputs are a vector, four
+// inputs of each side by side; a line is 32 outputs. 24 of the 32 registers are sums, of a group and of all groups.
+
+constexpr int BESIDE = 32;              // outputs whose inputs lie together: all of theirs come before the next outputs'
+constexpr int EIGHT_BIT_ZERO = 128;     // what stands for 0 among packed codes of eight bits, and among levels
+
+I512 spread_four(const char* from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return set1_epi32(four);
+}
+
+F32x16 load_sixteen_scales(const char* from, int64_t scale_bytes) {
+    return scale_bytes == 2 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)) : loadu_ps((const float*)from);
+}
+
+// in: R rows of int8. out: the sums of all groups, each times its scale, plus the offsets times the sums of the rows.
+template <int R, int KIND>
+void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
+    const I512 low_bits = _mm512_set1_epi8(15);
+    const __m128i levels = KIND == LEVEL_GROUPS ? _mm_xor_si128(_mm_loadu_si128((const __m128i*)g.levels), _mm_set1_epi8((char)EIGHT_BIT_ZERO)) : _mm_setzero_si128();
+    const I512 table = _mm512_broadcast_i32x4(levels);
+    const int32_t zero = KIND != INT4_GROUPS ? EIGHT_BIT_ZERO : g.has_offsets ? 0 : 8;
+    for (int first = 0; first < GROUP; first += BESIDE, weights += stream) {
+        const char *at = weights, *x = in;
+        F32x16 totals[R][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = setzero_ps();
+        for (int64_t group = 0; group < g.count; group++) {
+            const char* scales = at;
+            ahead.has_read(heads);
+            at += heads;
+            I512 sums[R][2];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                int32_t sum;
+                memcpy(&sum, in + r * stride + g.sums_at + 4 * group, 4);
+                sums[r][0] = sums[r][1] = set1_epi32(-zero * sum);
+            }
+            for (int64_t step = 0; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
+                ahead.has_read(4 * BESIDE);
+                I512 low[2] = {load_si512(at), load_si512(at + 64)}, high[2];
+                if (KIND != INT8_GROUPS) {
+#pragma GCC unroll 2
+                    for (int v = 0; v < 2; v++) {
+                        high[v] = _mm512_and_si512(_mm512_srli_epi16(low[v], 4), low_bits);
+                        low[v] = _mm512_and_si512(low[v], low_bits);
+                        if (KIND == LEVEL_GROUPS) {
+                            high[v] = _mm512_shuffle_epi8(table, high[v]);
+                            low[v] = _mm512_shuffle_epi8(table, low[v]);
+                        }
+                    }
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const I512 a = spread_four(x + r * stride);
+                    sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], low[0], a);
+                    sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], low[1], a);
+                    if (KIND == INT8_GROUPS) continue;
+                    const I512 b = spread_four(x + r * stride + 4);
+                    sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], high[0], b);
+                    sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], high[1], b);
+                }
+            }
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++) {
+                const char* at_scales = scales + 16 * v * g.scale_bytes;
+                const F32x16 scale = load_sixteen_scales(at_scales, g.scale_bytes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) totals[r][v] = fmadd_ps(cvtepi32_ps(sums[r][v]), scale, totals[r][v]);
+                if (!g.has_offsets) continue;
+                const F32x16 offset = load_sixteen_scales(at_scales + head, g.scale_bytes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    int32_t sum;
+                    memcpy(&sum, in + r * stride + g.sums_at + 4 * group, 4);
+                    totals[r][v] = fmadd_ps(set1_ps((float)sum), offset, totals[r][v]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            store_ps(out[r] + first, totals[r][0]);
+            store_ps(out[r] + first + 16, totals[r][1]);
+        }
+    }
 }
 
 // 16 sums of 16 numbers each -> the 16 totals, by a fixed tree

@@ -14,8 +14,8 @@ from foredraft.utils.folders import can_write, is_ours, user_folders
 
 SOURCES = Path(__file__).parent
 INSTRUCTIONS = {
-    "avx512": tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
-    "avx2": ("-mavx2",),
+    "avx512": ("-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni"))),
+    "avx2": ("-mavx2", "-mf16c"),
 }
 """What the kernels can be compiled for, the fastest first, and the compiler's flags for it."""
 

@@ -126,30 +126,31 @@ class StackForm:
 
 
 class Stack:
-    """A whole decoder. embedding: [V, hidden] bfloat16."""
+    """A whole decoder. embedding: [V, hidden] bfloat16, or packed."""
 
     def __init__(
         self,
         layers: Sequence[StackLayer],
-        embedding: Tensor,
+        embedding: Tensor | PackedMatrix,
         final_norm: NormWeights,
         head: PackedMatrix,
         form: StackForm,
     ) -> None:
         self.num_layers, self.vocab_size = len(layers), head.out_features
         self.num_kv_heads, self.head_dim = form.num_kv_heads, form.head_dim
-        self.num_embeddings = embedding.shape[0]
+        self.num_embeddings, hidden = embedding.shape
         self._num_experts_read = c_int64()
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
         self.keeps = (layers, structs, embedding, final_norm, head)
         self.struct = StackStruct(
             layers=structs,
-            embedding=embedding.data_ptr(),
+            embedding=None if isinstance(embedding, PackedMatrix) else embedding.data_ptr(),
+            packed_embedding=embedding.struct if isinstance(embedding, PackedMatrix) else MatrixStruct(),
             final_norm=_norm_struct(final_norm),
             head=head.struct,
             num_experts_read=pointer(self._num_experts_read),
             num_layers=len(layers),
-            hidden=embedding.shape[1],
+            hidden=hidden,
             intermediate=max(mlp.down.in_features for layer in layers for mlp in layer.mlps),
             head_norm_stride=_head_norm_stride(layers),
             num_experts=max(len(layer.mlps) if layer.router is not None else 0 for layer in layers),

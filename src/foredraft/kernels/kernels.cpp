@@ -110,35 +110,37 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
 }
 
 // Bytes of a packed matrix.
-int64_t packed_bytes(int64_t n, int64_t k, int64_t kind) {
-    return round_up(n, GROUP) / GROUP * group_bytes(k, kind);
-}
+int64_t packed_bytes(const Matrix* m) { return round_up(m->n, GROUP) / GROUP * group_bytes(*m); }
 
-// weights: [n, k] bfloat16 or int8 -> groups of 64 outputs, in the order in which the inner loops read them.
-// corrections: [n], for int8.
-void pack(const void* weights, int64_t n, int64_t k, int64_t kind, void* to, int32_t* corrections) {
-    const int64_t size = kind == INT8 ? 1 : 2, unit = kind == INT8 ? INT8_UNIT : 2, bytes = group_bytes(k, kind), groups = round_up(n, GROUP) / GROUP;
+// Rows first .. first + num_rows of a matrix, first being a multiple of 64, in the order in which the inner loops read them.
+// weights: [num_rows, k] bfloat16, or int8 codes. scales, offsets: [num_rows, k / group] of m's scale_bytes, for kinds with groups.
+// corrections: [num_rows], for INT8. -> how many codes the kind cannot hold; those are packed as something else
+int64_t pack(const Matrix* m, int64_t first, int64_t num_rows, const void* weights, const char* scales, const char* offsets, int32_t* corrections) {
+    const int64_t bytes = group_bytes(*m), groups = round_up(num_rows, GROUP) / GROUP;
+    char* to = (char*)m->weights + first / GROUP * bytes;
 #ifdef MADV_HUGEPAGE
-    const uintptr_t begin = round_up((uintptr_t)to, 1 << 21), end = ((uintptr_t)to + packed_bytes(n, k, kind)) >> 21 << 21;
-    if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+    const uintptr_t begin = round_up((uintptr_t)m->weights, 1 << 21), end = ((uintptr_t)m->weights + packed_bytes(m)) >> 21 << 21;
+    if (first == 0 && end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #endif
-#pragma omp parallel for
+    int64_t bad = 0;
+#pragma omp parallel for reduction(+ : bad)
     for (int64_t group = 0; group < groups; group++) {
-        char* into = (char*)to + group * bytes;
-        memset(into, 0, bytes);
-        for (int64_t j = 0; j < GROUP && group * GROUP + j < n; j++) {
-            const int64_t o = group * GROUP + j;
-            const char* row = (const char*)weights + o * k * size;
-            for (int64_t i = 0; i < k; i += unit) {
-                const int64_t count = k - i < unit ? k - i : unit;
-                memcpy(into + packed_place(j, i / unit, round_up(k, unit) / unit) * unit * size, row + i * size, count * size);
-            }
-            if (kind != INT8) continue;
-            int32_t sum = 0;
-            for (int64_t i = 0; i < k; i++) sum += ((const int8_t*)row)[i];
-            corrections[o] = OFFSET * sum;
+        const int64_t row = group * GROUP, count = num_rows - row < GROUP ? num_rows - row : GROUP;
+        memset(to + group * bytes, 0, bytes);
+        if (has_groups(*m)) {
+            const int64_t heads = row * (m->k / m->group) * m->scale_bytes;
+            bad += pack_groups(*m, (const int8_t*)weights + row * m->k, scales + heads, offsets ? offsets + heads : nullptr, count, to + group * bytes);
+        } else {
+            pack_whole(*m, (const char*)weights + row * m->k * (m->kind == INT8 ? 1 : 2), count, to + group * bytes, corrections + row);
         }
     }
+    return bad;
+}
+
+// Rows of a matrix, dequantized. ids: [count]; to: [count, k]
+void unpack(const Matrix* m, const int64_t* ids, int64_t count, float* to) {
+#pragma omp parallel for if (count * m->k > WORTH_A_TEAM)
+    for (int64_t i = 0; i < count; i++) unpack_row(*m, ids[i], to + i * m->k);
 }
 
 int64_t linear_workspace(const Matrix* m, int64_t num_rows) {

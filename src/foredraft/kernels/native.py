@@ -30,7 +30,17 @@ from foredraft.kernels.structs import (
     TokenProbsStruct,
     VerificationBatchStruct,
 )
-from foredraft.kernels.weights import BF16, INT8, PackedMatrix, QuantizedWeight, Weight, address, check_channelwise_int8
+from foredraft.kernels.weights import (
+    INT8,
+    Layout,
+    PackedMatrix,
+    QuantizedWeight,
+    Weight,
+    address,
+    fits,
+    layout_of,
+    packed_scales,
+)
 
 _SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
 """Bytes of scratch that a key takes of each thread, and how many keys it is rounded up to."""
@@ -50,8 +60,9 @@ _MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     )
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "packed_bytes": (c_int64, [c_int64] * 3),
-    "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
+    "packed_bytes": (c_int64, [_MATRIX]),
+    "pack": (c_int64, [_MATRIX, c_int64, c_int64, *[c_void_p] * 4]),
+    "unpack": (None, [_MATRIX, c_void_p, c_int64, c_void_p]),
     "linear_workspace": (c_int64, [_MATRIX, c_int64]),
     "linear": (None, [_MATRIX, c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
     "attention_workspace": (c_int64, [c_int64]),
@@ -86,40 +97,72 @@ class Kernels:
     def pack(self, weight: Weight | WeightSource, bias: Tensor | None = None) -> PackedMatrix:
         """weight: [out, in], stored in bfloat16 unless it is quantized; read in blocks of rows. bias: [out].
 
+        Scales of groups are stored in float16 where that changes none of them by more than one part in 2048, else in float32.
         Raises ValueError for a quantization that no kernel multiplies.
         """
         source = InMemory(weight) if isinstance(weight, Tensor | QuantizedWeight) else weight
-        n, k = source.shape
+        matrix = self._packed(source, bias, torch.float16) or self._packed(source, bias, torch.float32)
+        assert matrix is not None
+        return matrix
+
+    def _packed(self, source: WeightSource, bias: Tensor | None, scale_dtype: torch.dtype) -> PackedMatrix | None:
+        """None where scales do not fit the dtype."""
+        matrix = None
+        for first, block in blocks_of(source):
+            layout = layout_of(block, scale_dtype)
+            if isinstance(block, QuantizedWeight) and not fits(block, layout):
+                return None
+            matrix = matrix or self._empty_matrix(source.shape, layout, bias)
+            self._pack_rows(matrix, first, block)
+        return matrix
+
+    def _empty_matrix(self, shape: tuple[int, int], layout: Layout, bias: Tensor | None) -> PackedMatrix:
+        n, k = shape
         tensors: dict[str, Tensor] = {}
         if bias is not None:
             tensors["bias"] = bias.detach().float().contiguous()
-        kind = BF16
-        for first, block in blocks_of(source):
-            if isinstance(block, QuantizedWeight):
-                check_channelwise_int8(block)
-                kind, codes = INT8, block.codes.contiguous()
-            else:
-                codes = block.detach().to(torch.bfloat16).contiguous()
-            if first == 0:
-                tensors |= self._room_for_matrix(n, k, kind)
-            if isinstance(block, QuantizedWeight):
-                tensors["scales"][first : first + len(block.scales)] = block.scales[:, 0]
-            self._library.pack(
-                codes.data_ptr(),
-                codes.shape[0],
-                k,
-                kind,
-                tensors["weights"].data_ptr() + self._library.packed_bytes(first, k, kind),
-                address(tensors["corrections"][first:] if kind == INT8 else None),
-            )
-        return PackedMatrix(n, k, kind, tensors)
-
-    def _room_for_matrix(self, n: int, k: int, kind: int) -> dict[str, Tensor]:
-        """The memory of a packed matrix, all but its bias."""
-        tensors = {"weights": torch.empty(self._library.packed_bytes(n, k, kind), dtype=torch.uint8)}
-        if kind == INT8:
+        if layout.kind == INT8:
             tensors |= {"scales": torch.empty(n), "corrections": torch.zeros(n, dtype=torch.int32)}
-        return tensors
+        matrix = PackedMatrix(n, k, layout, tensors)
+        matrix.reserve(self._library.packed_bytes(matrix.struct))
+        return matrix
+
+    def _pack_rows(self, matrix: PackedMatrix, first: int, block: Weight) -> None:
+        scales = offsets = corrections = None
+        if not isinstance(block, QuantizedWeight):
+            codes = block.detach().to(torch.bfloat16).contiguous()
+        else:
+            codes = block.codes.contiguous()
+            if matrix.layout.kind == INT8:
+                matrix.tensors["scales"][first : first + len(codes)] = block.scales[:, 0]
+                corrections = matrix.tensors["corrections"][first:]
+            else:
+                scales, offsets = packed_scales(block, matrix.layout)
+        num_bad = self._library.pack(
+            matrix.struct,
+            first,
+            codes.shape[0],
+            codes.data_ptr(),
+            address(scales),
+            address(offsets),
+            address(corrections),
+        )
+        if num_bad:
+            raise ValueError(f"{num_bad} codes of a four-bit weight are neither from -8 to 7 nor among its levels")
+
+    def rows(self, matrix: PackedMatrix, ids: Tensor) -> Tensor:
+        """Rows of a packed matrix, dequantized: an embedding. ids: [...] int64 -> [..., in] float32
+
+        Raises ValueError for an id that is not there.
+        """
+        places = ids.flatten().to(torch.int64).contiguous()
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < matrix.out_features:
+            raise ValueError(
+                f"rows go from 0 to {matrix.out_features - 1}: {int(places.min())} to {int(places.max())} are asked for"
+            )
+        out = torch.empty(len(places), matrix.in_features)
+        self._library.unpack(matrix.struct, places.data_ptr(), len(places), out.data_ptr())
+        return out.view(*ids.shape, matrix.in_features)
 
     def linear(self, matrix: PackedMatrix, x: Tensor) -> Tensor:
         """x: [..., in] bfloat16 -> [..., out] bfloat16"""

@@ -14,9 +14,26 @@ constexpr int ROWS = 6;           // rows of a tile
 constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
 constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
 
-int64_t group_bytes(int64_t k, int64_t kind) { return GROUP * (kind == INT8 ? round_up(k, INT8_UNIT) : 2 * round_up(k, 2)); }
+bool has_groups(const Matrix& m) { return m.kind >= INT4_GROUPS; }
 
-// The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them.
+int64_t inputs_of_line(const Matrix& m) { return m.kind == INT8_GROUPS ? UNIT : 2 * UNIT; }
+
+Groups groups_of(const Matrix& m) {
+    return {m.k / m.group, round_up(m.group, inputs_of_line(m)) / inputs_of_line(m), m.scale_bytes, m.has_offsets != 0, m.levels, round_up(m.k, ALIGN)};
+}
+
+// Bytes of a group of inputs of the outputs that lie together: scales, offsets, lines.
+int64_t block_bytes(const Matrix& m) {
+    return BESIDE * (m.scale_bytes * (m.has_offsets ? 2 : 1) + UNIT * groups_of(m).steps);
+}
+
+int64_t group_bytes(const Matrix& m) {
+    if (has_groups(m)) return GROUP / BESIDE * groups_of(m).count * block_bytes(m);
+    return GROUP * (m.kind == INT8 ? round_up(m.k, INT8_UNIT) : 2 * round_up(m.k, 2));
+}
+
+// The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them. For a matrix with groups
+// of inputs the sums of those groups follow the row.
 struct Rows {
     char* data;
     float* scales;
@@ -24,11 +41,11 @@ struct Rows {
     void* row(int64_t r) const { return data + r * stride; }
 };
 
-int64_t row_bytes(int64_t k) { return round_up((int64_t)sizeof(Short) * k, ALIGN); }
+int64_t row_bytes(int64_t k) { return round_up((int64_t)sizeof(Short) * k, ALIGN) + ALIGN; }  // of every kind: groups have 8 inputs at least
 
 // The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
-template <class Read>
-void quantise_row(int64_t k, Whole* to, float* scale, const Read& read) {
+template <class Number, class Read>
+void quantise_row(int64_t k, Number* to, float* scale, const Read& read) {
     F32x16 largest = setzero_ps(), poison = setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
         const F32x16 x = read(i, lanes(k - i));
@@ -43,8 +60,22 @@ void quantise_row(int64_t k, Whole* to, float* scale, const Read& read) {
     }
 }
 
+void sum_groups(const Groups& g, int64_t group, char* row) {
+    for (int64_t i = 0; i < g.count; i++) {
+        const int8_t* from = (const int8_t*)row + i * group;
+        int32_t sum = 0;
+        for (int64_t j = 0; j < group; j++) sum += from[j];
+        memcpy(row + g.sums_at + 4 * i, &sum, 4);
+    }
+}
+
 template <class Read>
 void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
+    if (has_groups(m)) {
+        quantise_row(m.k, (int8_t*)rows.row(r), rows.scales + r, read);
+        sum_groups(groups_of(m), m.group, (char*)rows.row(r));
+        return;
+    }
     if (m.kind == INT8) {
         quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
         return;
@@ -98,25 +129,39 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
     }
 }
 
+// sums of groups -> numbers, in place
+void rescale_rows(const Rows& x, int64_t row, int num_rows, float (*out)[GROUP]) {
+    for (int r = 0; r < num_rows; r++)
+        for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, mul_ps(load_ps(out[r] + 16 * p), set1_ps(x.scales[row + r])));
+}
+
 // The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
 // meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
 Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
-    const int64_t bytes = group_bytes(m.k, m.kind), steps = bytes / (4 * 64);
+    const int64_t bytes = group_bytes(m), steps = bytes / (4 * 64);
     if (num_blocks > 1 && bytes <= IN_CACHE)
         return {weights + bytes + steps * block / num_blocks * (4 * 64), num_blocks, 1};
     return {weights + PREFETCH, 1, block == 0 ? 1 : steps + 1};
 }
 
 template <int R>
+void tile_of_kind(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP]) {
+    switch (m.kind) {
+        case BF16: return tile_bf16<R>(m.k, weights, in, stride, ahead, out);
+        case INT8: return tile_int8<R>(m.k, weights, in, stride, ahead, out);
+        case INT4_GROUPS: return tile_groups<R, INT4_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
+        case LEVEL_GROUPS: return tile_groups<R, LEVEL_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
+        default: return tile_groups<R, INT8_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
+    }
+}
+
+template <int R>
 void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
     const int64_t first = group * GROUP;
-    const char* weights = (const char*)m.weights + group * group_bytes(m.k, m.kind);
-    const Prefetch ahead = prefetch_for(m, weights, block, num_blocks);
-    if (m.kind == INT8)
-        tile_int8<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
-    else
-        tile_bf16<R>(m.k, weights, (const char*)x.row(row), x.stride, ahead, out);
+    const char* weights = (const char*)m.weights + group * group_bytes(m);
+    tile_of_kind<R>(m, weights, (const char*)x.row(row), x.stride, prefetch_for(m, weights, block, num_blocks), out);
     if (m.kind == INT8) rescale(m, x, row, R, first, out);
+    if (has_groups(m)) rescale_rows(x, row, R, out);
     if (m.bias == nullptr) return;
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;

@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "norms.h"
 #include "outputs.h"
+#include "packing.h"
 
 namespace {
 
@@ -295,12 +296,15 @@ void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index
 void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team) {
     int64_t first, last;
     team.share(b.num_rows, first, last);
-    for (int64_t r = first; r < last; r++)
+    for (int64_t r = first; r < last; r++) {
+        float* to = w.hidden + r * s.hidden;
+        if (s.embedding == nullptr) unpack_row(s.packed_embedding, b.ids[r], to);
         for (int64_t i = 0; i < s.hidden; i += 16) {
             const Mask16 mask = lanes(s.hidden - i);
-            const F32x16 x = load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
-            mask_storeu_ps(w.hidden + r * s.hidden + i, mask, mul_ps(x, set1_ps(s.embedding_scale)));
+            const F32x16 x = s.embedding == nullptr ? maskz_loadu_ps(mask, to + i) : load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
+            mask_storeu_ps(to + i, mask, mul_ps(x, set1_ps(s.embedding_scale)));
         }
+    }
     team.wait();
 }
 

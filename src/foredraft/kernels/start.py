@@ -12,13 +12,13 @@ from torch import Tensor
 
 from foredraft.kernels.build import INSTRUCTIONS, BuildError, library
 from foredraft.kernels.native import Kernels
-from foredraft.kernels.weights import quantize_int8, unquantized
+from foredraft.kernels.weights import QuantizedWeight, quantize_int4, quantize_int8, unquantized
 
 logger = logging.getLogger("foredraft")
 
 _NEEDED = {
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"),
-    "avx2": ("avx2", "fma"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
 }
 """Of build.INSTRUCTIONS, as Linux calls them."""
 
@@ -66,9 +66,11 @@ def self_test(kernels: Kernels) -> str | None:
     many share a call."""
     if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(quantize_int8(weight)), x)):
         return "their int8 products are not exact here"
+    if not all(_is_grouped_exact(kernels, weight) for weight in _grouped_cases()):
+        return "their products with groups of inputs are not exact here"
     weight, x = _hard_case()
-    for weight_format in (quantize_int8, unquantized):
-        matrix = kernels.pack(weight_format(weight))
+    for packed in (quantize_int8(weight), unquantized(weight), *_grouped_cases(), quantize_int4(weight)):
+        matrix = kernels.pack(packed)
         whole = kernels.linear(matrix, x)
         if any(not torch.equal(kernels.linear(matrix, x[:count]), whole[:count]) for count in _ROW_COUNTS):
             return "a row's bits depend on how many rows share its product here"
@@ -91,10 +93,54 @@ def _hard_case() -> tuple[Tensor, Tensor]:
     return weight, x
 
 
+def _is_grouped_exact(kernels: Kernels, weight: QuantizedWeight) -> bool:
+    """Whether the product is that of plain numbers, for rows of whole numbers, on which nothing is rounded."""
+    x = torch.randint(
+        -127, 128, (max(_ROW_COUNTS), weight.shape[1]), generator=torch.Generator().manual_seed(1)
+    ).float()
+    x[:, 0], x[0], x[1], x[2, ::2] = 127.0, 127.0, -127.0, -127.0
+    exact = linear_grouped(weight, x).to(torch.bfloat16)
+    return torch.equal(kernels.linear(kernels.pack(weight), x.to(torch.bfloat16)), exact)
+
+
+def _grouped_cases() -> list[QuantizedWeight]:
+    """Weights [80, 320] of every layout, with codes at the ends of their range. Scales and offsets are such that every sum fits
+    float32."""
+    generator = torch.Generator().manual_seed(2)
+    levels = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+    cases = []
+    for bits, group, has_offsets, table in (
+        (4, 32, False, None),
+        (4, 80, True, None),
+        (4, 32, False, levels),
+        (8, 16, False, None),
+        (8, 32, True, None),
+    ):
+        most = 1 << (bits - 1)
+        codes = torch.randint(-most, most, (80, 320), generator=generator)
+        codes[0], codes[1], codes[2, ::2] = most - 1, -most, -most
+        scales = 0.5 + 0.5 * torch.randint(0, 2, (80, 320 // group), generator=generator)
+        offsets = torch.randint(-8, 8, scales.shape, generator=generator).float() if has_offsets else None
+        kept = codes.to(torch.int8) if table is None else table[codes + most]
+        cases.append(QuantizedWeight(kept, scales, offsets, group, bits, table))
+    return cases
+
+
+def linear_grouped(weight: QuantizedWeight, x: Tensor) -> Tensor:
+    """What a product with scales of groups has to give, up to rounding. weight: [n, k], x: [T, k] -> [T, n] float64"""
+    rows, scales = _whole_rows(x)
+    return (rows.double() @ weight.dequantized().double().T) * scales.double()
+
+
+def _whole_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as whole numbers from -127 to 127 -> [T, k] int64, and the scale of each [T, 1]"""
+    largest = x.float().abs().amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.div(torch.tensor(127.0), largest), torch.zeros(()))
+    return (x.float() * inverse).round().to(torch.int64), largest / 127
+
+
 def linear_int8(weight: Tensor, x: Tensor) -> Tensor:
     """What an int8 product has to give, in plain integers. weight: [n, k] float, x: [T, k] bfloat16 -> [T, n] bfloat16"""
     codes, scales, *_ = quantize_int8(weight)
-    largest = x.float().abs().amax(1, keepdim=True)
-    inverse = torch.where(largest > 0, torch.div(torch.tensor(127.0), largest), torch.zeros(()))
-    rows = (x.float() * inverse).round().to(torch.int64)
-    return ((rows @ codes.T.to(torch.int64)).float() * (scales[:, 0] * (largest / 127))).to(torch.bfloat16)
+    rows, row_scales = _whole_rows(x)
+    return ((rows @ codes.T.to(torch.int64)).float() * (scales[:, 0] * row_scales)).to(torch.bfloat16)

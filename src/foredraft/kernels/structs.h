@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
-enum Kind : int64_t { BF16 = 0, INT8 = 1 };                       // of a matrix
+// Of a matrix: bfloat16; int8 with a scale for each output; and with a scale for each group of inputs: codes of four bits, four
+// bits that choose one of 16 levels, codes of eight bits.
+enum Kind : int64_t { BF16 = 0, INT8 = 1, INT4_GROUPS = 2, LEVEL_GROUPS = 3, INT8_GROUPS = 4 };
 enum Choice : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };       // of a token
 enum Activation : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
 enum NormKind : int64_t { RMS_NORM = 0, LAYER_NORM = 1 };
@@ -16,7 +18,9 @@ struct Matrix {
     const float* scales;        // [n] int8 only
     const int32_t* corrections; // [n] int8 only: what the numbers added to each row make of an output's weights
     const float* bias;          // [n] or null
+    const int8_t* levels;       // [16], of LEVEL_GROUPS
     int64_t n, k, kind;
+    int64_t group, scale_bytes, has_offsets;  // of kinds with groups, whose scales (and offsets) lie among the weights
 };
 
 struct Norm {
@@ -43,7 +47,8 @@ struct Layer {
 // The form of a decoder, as in decoder.py.
 struct Stack {
     const Layer* layers;
-    const uint16_t* embedding;             // [V, hidden] bfloat16
+    const uint16_t* embedding;             // [V, hidden] bfloat16; null: the packed one
+    Matrix packed_embedding;
     Norm final_norm;
     Matrix head;
     int64_t* num_experts_read;             // counts the experts whose weights a pass reads, layer by layer

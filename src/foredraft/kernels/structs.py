@@ -12,9 +12,8 @@ class MatrixStruct(ctypes.Structure):
         ("scales", c_void_p),
         ("corrections", c_void_p),
         ("bias", c_void_p),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("kind", c_int64),
+        ("levels", c_void_p),
+        *((name, c_int64) for name in ("n", "k", "kind", "group", "scale_bytes", "has_offsets")),
     ]
 
 
@@ -42,6 +41,7 @@ class StackStruct(ctypes.Structure):
     _fields_ = [
         ("layers", POINTER(LayerStruct)),
         ("embedding", c_void_p),
+        ("packed_embedding", MatrixStruct),
         ("final_norm", NormStruct),
         ("head", MatrixStruct),
         ("num_experts_read", POINTER(c_int64)),

@@ -10,10 +10,16 @@ from torch import Tensor
 
 from foredraft.kernels.structs import MatrixStruct
 
-BF16, INT8 = 0, 1
+BF16, INT8, INT4_GROUPS, LEVEL_GROUPS, INT8_GROUPS = range(5)
 """How a packed matrix is stored, numbered as in structs.h."""
 
+INT4_GROUP = 32
+"""Inputs that share a scale where weights are rounded to four bits here."""
+
 _LARGEST_INT8 = 127
+_LEAST_INT4, _LARGEST_INT4 = -8, 7
+_LEAST_GROUP = 8
+_HALF_PRECISION = 2.0**-11
 _NUMBERS_AT_A_TIME = 1 << 20
 
 
@@ -74,9 +80,94 @@ def quantize_int8(weight: Tensor) -> QuantizedWeight:
     return QuantizedWeight(codes, scales, None, weight.shape[1], 8)
 
 
+def quantize_int4(weight: Tensor) -> QuantizedWeight:
+    """Round to nearest, with a scale for each 32 inputs: that which takes the weight of the largest magnitude to -8 (llama.cpp's Q4_0).
+    Where the inputs cannot be divided by 32, quantize_int8. weight: [n, k] float"""
+    n, k = weight.shape
+    if k % INT4_GROUP:
+        return quantize_int8(weight)
+    codes = torch.empty(n, k, dtype=torch.int8)
+    scales = torch.empty(n, k // INT4_GROUP)
+    num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, k))
+    for first in range(0, n, num_rows):
+        some = slice(first, first + num_rows)
+        groups = weight[some].detach().to(torch.float32, copy=True).view(-1, k // INT4_GROUP, INT4_GROUP)
+        low, high = groups.aminmax(dim=2)
+        scale = _float16_where_it_can_be(torch.where(high > -low, high, low) / _LEAST_INT4)
+        steps = torch.where(scale == 0, 1.0, scale)[..., None]
+        codes[some] = groups.div_(steps).round_().clamp_(_LEAST_INT4, _LARGEST_INT4).view(-1, k)
+        scales[some] = scale
+    return QuantizedWeight(codes, scales, None, INT4_GROUP, 4)
+
+
+def _float16_where_it_can_be(scales: Tensor) -> Tensor:
+    """Rounded to float16's numbers, except where those are not dense enough."""
+    rounded = scales.half().float()
+    return torch.where((rounded - scales).abs() <= _HALF_PRECISION * scales.abs(), rounded, scales)
+
+
+class Layout(NamedTuple):
+    """How a matrix is packed. group: inputs that share a scale; 0 where all do. levels: [16] int8, of LEVEL_GROUPS.
+    scale_bytes: 2 for float16, 4 for float32."""
+
+    kind: int
+    group: int = 0
+    scale_bytes: int = 0
+    has_offsets: bool = False
+    levels: Tensor | None = None
+
+
+def layout_of(weight: Weight, scale_dtype: torch.dtype) -> Layout:
+    """scale_dtype: of the scales of groups. Raises ValueError for a format that no kernel multiplies."""
+    if not isinstance(weight, QuantizedWeight):
+        return Layout(BF16)
+    if is_channelwise_int8(weight):
+        return Layout(INT8)
+    codes, scales, offsets, group, bits, levels = weight
+    is_even = scales.shape == (codes.shape[0], codes.shape[1] // group) and codes.shape[1] % group == 0
+    if bits not in (4, 8) or group < _LEAST_GROUP or not is_even or (scales.shape[1] > 1 and group % _LEAST_GROUP):
+        raise ValueError(
+            f"kernels need weights of 4 or 8 bits in groups of a multiple of {_LEAST_GROUP} inputs that divides their number, "
+            f"not {bits} bits in groups of {group} for {codes.shape[1]} inputs"
+        )
+    kind = INT8_GROUPS if bits == 8 else INT4_GROUPS if levels is None else LEVEL_GROUPS
+    return Layout(kind, group, scale_dtype.itemsize, offsets is not None, None if bits == 8 else levels)
+
+
+def packed_scales(weight: QuantizedWeight, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """Scales and offsets [n, k / group] as they are packed. Codes of four bits are packed without a sign: 8 more, and their offsets
+    are for that."""
+    dtype = torch.float16 if layout.scale_bytes == torch.float16.itemsize else torch.float32
+    offsets = weight.offsets
+    if offsets is not None and layout.kind == INT4_GROUPS:
+        offsets = offsets + _LEAST_INT4 * weight.scales
+    return weight.scales.to(dtype).contiguous(), None if offsets is None else offsets.to(dtype).contiguous()
+
+
+def fits(weight: QuantizedWeight, layout: Layout) -> bool:
+    """Whether float16, where that is the layout's, changes no scale by more than one part in 2048, and no offset by more than that
+    of itself or of its scale."""
+    if layout.scale_bytes != torch.float16.itemsize:
+        return True
+    limit = _HALF_PRECISION * weight.scales.abs()
+    exact = packed_scales(weight, layout._replace(scale_bytes=torch.float32.itemsize))
+    scales, offsets = exact
+    if not bool(((scales.half().float() - scales).abs() <= limit).all()):
+        return False
+    if offsets is None:
+        return True
+    limit = torch.maximum(limit, _HALF_PRECISION * offsets.abs())
+    return bool(((offsets.half().float() - offsets).abs() <= limit).all())
+
+
+def is_channelwise_int8(weight: QuantizedWeight) -> bool:
+    """Whether it is in symmetric eight bits with one scale for each output."""
+    return weight.bits == 8 and weight.offsets is None and weight.scales.shape[1] == 1
+
+
 def check_channelwise_int8(weight: QuantizedWeight) -> None:
-    """Raises ValueError for a format that the int8 products do not read."""
-    if weight.bits != 8 or weight.offsets is not None or weight.scales.shape[1] != 1:
+    """Raises ValueError for a format that PyTorch's int8 products do not read."""
+    if not is_channelwise_int8(weight):
         raise ValueError(
             f"int8 products need symmetric 8-bit weights with one scale per output channel, "
             f"not {weight.bits} bits with a scale for each {weight.group} inputs"
@@ -86,11 +177,30 @@ def check_channelwise_int8(weight: QuantizedWeight) -> None:
 class PackedMatrix:
     """One matrix packed for the kernels. tensors: the memory that its struct points to."""
 
-    def __init__(self, out_features: int, in_features: int, kind: int, tensors: dict[str, Tensor]) -> None:
-        self.out_features, self.in_features = out_features, in_features
+    def __init__(self, out_features: int, in_features: int, layout: Layout, tensors: dict[str, Tensor]) -> None:
+        self.out_features, self.in_features, self.layout = out_features, in_features, layout
         self.tensors = tensors
-        addresses = (address(tensors.get(name)) for name in ("weights", "scales", "corrections", "bias"))
-        self.struct = MatrixStruct(*addresses, out_features, in_features, kind)
+        if layout.levels is not None:
+            tensors["levels"] = layout.levels
+        addresses = (address(tensors.get(name)) for name in ("weights", "scales", "corrections", "bias", "levels"))
+        self.struct = MatrixStruct(
+            *addresses,
+            out_features,
+            in_features,
+            layout.kind,
+            layout.group or in_features,
+            layout.scale_bytes,
+            layout.has_offsets,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    def reserve(self, num_bytes: int) -> None:
+        """The memory of its weights."""
+        self.tensors["weights"] = torch.empty(num_bytes, dtype=torch.uint8)
+        self.struct.weights = self.tensors["weights"].data_ptr()
 
 
 def address(tensor: Tensor | None) -> int | None:

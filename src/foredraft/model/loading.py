@@ -18,6 +18,8 @@ from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
 from foredraft.model.prepare import is_quantized, prepare
 from foredraft.model.probe import probe
+from foredraft.model.rounding import round_to_int4
+from foredraft.utils.arguments import FOUR_BITS
 
 _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
 
@@ -44,15 +46,14 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     hf = open_checkpoint(name, options).model(config, dtype)
     if getattr(hf, "hf_device_map", None) is None and not is_quantized(hf):
         move(hf, options.torch_device())
-    hf.eval()
-    return _examined(hf, name, prepare_body=lambda ours: prepare(ours, name, options))
+    return _rounded_and_examined(hf.eval(), name, options)
 
 
 def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """The owner's model stays as it is: what is quantised is a copy."""
     name = source.config.name_or_path or type(source).__name__
-    if options.quantization == "int8":
-        return _examined(copy.deepcopy(source).eval(), name, prepare_body=lambda ours: prepare(ours, name, options))
+    if options.is_rounded:
+        return _rounded_and_examined(copy.deepcopy(source).eval(), name, options)
     source.eval()
     return _examined(source, name)
 
@@ -85,6 +86,12 @@ def _recurrent(name: str, kind: str) -> ModelError:
         f"{name}: {kind} keeps a recurrent state, which cannot forget a rejected draft token; "
         "use a model whose only memory is attention"
     )
+
+
+def _rounded_and_examined(hf: PreTrainedModel, name: str, options: LoadOptions) -> LanguageModel:
+    if options.quantization in FOUR_BITS:
+        round_to_int4(hf, name, options)
+    return _examined(hf, name, prepare_body=lambda ours: prepare(ours, name, options))
 
 
 def _examined(

@@ -20,8 +20,8 @@ DTYPES = {name: getattr(torch, name) for name in arguments.DTYPES}
 class LoadOptions:
     """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one.
 
-    quantization: "int8" rounds linear layers to eight bits as they are loaded, the rest runs in bfloat16; None or
-    "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
+    quantization: "int8" rounds linear layers to eight bits as they are loaded, "int4" all but the head to four, "int4-all" the
+    head too; the rest runs in bfloat16. None or "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
     batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on the batch or on
     drafts; on a CPU compiled kernels are so anyway.
     """
@@ -36,9 +36,16 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if self.quantization not in (None, *arguments.QUANTIZATIONS):
-            raise ModelError(f'quantization must be "int8" or "none", not {self.quantization!r}')
+            raise ModelError(
+                f"quantization must be one of {', '.join(arguments.QUANTIZATIONS)}, not {self.quantization!r}"
+            )
         if self.kernels not in ("auto", "torch"):
             raise ModelError(f'kernels must be "auto" or "torch", not {self.kernels!r}')
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the weights are to be rounded while they are loaded."""
+        return self.quantization not in (None, "none")
 
     def torch_device(self) -> torch.device:
         """Raises ModelError for a name that is none, and for a device that is not there."""

@@ -27,7 +27,7 @@ from foredraft.kernels import (
     unquantized,
 )
 from foredraft.model.pages import give_back
-from foredraft.model.stored import is_linear, source_of
+from foredraft.model.stored import StoredEmbedding, StoredLinear, is_linear, source_of, with_rows
 
 _TYPICAL_ROWS = 8
 _INT_MM_UNIT = 16
@@ -52,6 +52,25 @@ class NativeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] bfloat16 -> [..., out]"""
         return self._kernels.linear(self.matrix, x)
+
+
+class NativeEmbedding(nn.Module):
+    """Rows of a packed matrix. stored: the layer in its place, which is not kept; what it does besides looking up rows is."""
+
+    def __init__(self, matrix: PackedMatrix, kernels: Kernels, stored: StoredEmbedding) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = matrix.shape
+        self.matrix, self.dtype = matrix, stored.dtype
+        self._kernels = kernels
+        self._original = (stored.original,)  # a tuple: its weight is no parameter of this module
+        for name, tensor in matrix.tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [...] -> [..., hidden]"""
+        rows = self._kernels.rows(self.matrix, ids.flatten()).to(self.dtype)
+        embedded: Tensor = with_rows(self._original[0], rows)(torch.arange(ids.numel()).view(ids.shape))
+        return embedded
 
 
 class Int8Linear(nn.Module):
@@ -152,6 +171,19 @@ def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = 
             give_back(weights)
             count += 1
     return count
+
+
+@torch.inference_mode()
+def pack_embedding(hf: PreTrainedModel, kernels: Kernels) -> None:
+    """Replace a stored embedding by a packed one, and a head that shares its rows by one that multiplies the same memory."""
+    stored = hf.get_input_embeddings()
+    if not isinstance(stored, StoredEmbedding):
+        return
+    matrix = kernels.pack(stored.source)
+    hf.set_input_embeddings(NativeEmbedding(matrix, kernels, stored))
+    head = hf.get_output_embeddings()
+    if isinstance(head, StoredLinear) and head.source is stored.source and head.bias is None:
+        hf.set_output_embeddings(NativeLinear(matrix, kernels))
 
 
 def weight_bytes(hf: PreTrainedModel) -> int:

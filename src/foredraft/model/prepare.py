@@ -16,9 +16,18 @@ from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
 from foredraft.model.memory import refuse_if_dequantized_too_big
 from foredraft.model.options import LoadOptions
-from foredraft.model.packed import Int8Linear, NativeLinear, PackedLinear, int8_is_exact, pack_linears, packs
+from foredraft.model.packed import (
+    Int8Linear,
+    NativeLinear,
+    PackedLinear,
+    int8_is_exact,
+    pack_embedding,
+    pack_linears,
+    packs,
+)
 from foredraft.model.stack import StackBody, has_stack_form
 from foredraft.model.stored import materialize, materialize_experts
+from foredraft.utils.arguments import FOUR_BITS
 
 logger = logging.getLogger("foredraft")
 
@@ -33,16 +42,18 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
         context_len = context_len_of(hf.config, name)
         return DeviceStackBody(hf, context_len, Graphs(hf.device), is_batch_invariant=options.batch_invariant)
     weight_format = quantize_int8 if wants_int8 else unquantized
-    kernels = _kernels_for(hf, options, wants_int8)
+    is_rounded = wants_int8 or options.quantization in FOUR_BITS
+    kernels = _kernels_for(hf, options, is_rounded)
     refuse_if_dequantized_too_big(hf, name, is_packed=kernels is not None)
     if kernels is None:
         materialize(hf)
-    if wants_int8:
+    if wants_int8 or (is_rounded and kernels is not None):
         _narrow_the_rest(hf)
     if kernels is not None and has_stack_form(hf):
         return StackBody(hf, kernels, context_len_of(hf.config, name), weight_format)
     if kernels is not None:
         materialize_experts(hf)
+        pack_embedding(hf, kernels)
         pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias), kernels), weight_format)
     elif wants_int8:
         pack_linears(hf, Int8Linear.of, weight_format)
@@ -63,9 +74,9 @@ def _fits_a_device(hf: PreTrainedModel) -> bool:
     return reason is None
 
 
-def _kernels_for(hf: PreTrainedModel, options: LoadOptions, wants_int8: bool) -> Kernels | None:
-    """Ours compute in bfloat16 and int8 on the CPU."""
-    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or wants_int8) and not is_quantized(hf)
+def _kernels_for(hf: PreTrainedModel, options: LoadOptions, is_rounded: bool) -> Kernels | None:
+    """Ours compute in bfloat16 and with quantized weights on the CPU."""
+    fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or is_rounded) and not is_quantized(hf)
     return compiled_kernels(options) if fits else None
 
 

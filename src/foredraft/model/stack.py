@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foredraft.kernels import DrawSpec, Kernels, Stack, StackBatch, WeightFormat, unquantized
+from foredraft.kernels import DrawSpec, Kernels, PackedMatrix, Stack, StackBatch, WeightFormat, unquantized
 from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.families import Family, family_of, form_of, layer_types_of
 from foredraft.model.generation import Generated
 from foredraft.model.layers import take_layers, take_norm
-from foredraft.model.packed import NativeLinear
+from foredraft.model.packed import NativeEmbedding, NativeLinear, pack_embedding
 from foredraft.model.pages import give_back
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stored import source_of
@@ -104,16 +104,18 @@ def has_stack_form(hf: Any) -> bool:
 def _take(hf: Any, family: Family, kernels: Kernels, weight_format: WeightFormat) -> Stack:
     form = form_of(hf, family)
     taken = take_layers(hf, family, form, kernels, weight_format)
-    head = hf.lm_head
-    hf.lm_head = NativeLinear(kernels.pack(source_of(head, weight_format), head.bias), kernels)
-    embedding = hf.model.embed_tokens
-    weights = list(head.parameters())
-    give_back(weight for weight in weights if weight is not embedding.weight)
+    embedding = _take_ends(hf, kernels, weight_format)
+    return Stack(taken, embedding, take_norm(hf.model.norm, family), hf.lm_head.matrix, form)
+
+
+def _take_ends(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Tensor | PackedMatrix:
+    """Pack the head -> the embedding [V, hidden]: packed if it was stored, else bfloat16."""
+    pack_embedding(hf, kernels)
+    head, embedding = hf.lm_head, hf.model.embed_tokens
+    if not isinstance(head, NativeLinear):
+        hf.lm_head = NativeLinear(kernels.pack(source_of(head, weight_format), head.bias), kernels)
+    if isinstance(embedding, NativeEmbedding):
+        return embedding.matrix
+    give_back(weight for weight in head.parameters() if weight is not embedding.weight)
     embedding.weight = nn.Parameter(embedding.weight.to(torch.bfloat16).contiguous(), requires_grad=False)
-    return Stack(
-        taken,
-        embedding.weight.detach(),  # stays where it is, whatever becomes of the parameter
-        take_norm(hf.model.norm, family),
-        hf.lm_head.matrix,
-        form,
-    )
+    return embedding.weight.detach()  # stays where it is, whatever becomes of the parameter

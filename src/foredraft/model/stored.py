@@ -58,19 +58,24 @@ class StoredEmbedding(nn.Module):
         """ids: [...] -> [..., hidden]"""
         places, order = torch.unique(ids, return_inverse=True)
         rows = [dequantized(self.source.rows(row, row + 1)) for row in places.tolist()]
-        embedding = self._with_weight(torch.cat(rows))
-        embedded: Tensor = embedding(order)
+        embedded: Tensor = with_rows(self.original, torch.cat(rows).to(self.dtype))(order)
         return embedded
 
     def materialized(self) -> nn.Embedding:
         """The layer that this one stands for, with its weight in memory."""
-        return self._with_weight(dequantized(read_all(self.source)))
+        return with_rows(self.original, dequantized(read_all(self.source)).to(self.dtype))
 
-    def _with_weight(self, weight: Tensor) -> nn.Embedding:
-        embedding = copy.copy(self._original[0])
-        embedding._parameters = {"weight": _parameter(weight, self.dtype)}
-        embedding.padding_idx = None
-        return embedding
+    @property
+    def original(self) -> nn.Embedding:
+        return self._original[0]
+
+
+def with_rows(original: nn.Embedding, rows: Tensor) -> nn.Embedding:
+    """The same layer with other rows [N, hidden]."""
+    embedding = copy.copy(original)
+    embedding._parameters = {"weight": nn.Parameter(rows, requires_grad=False)}
+    embedding.padding_idx = None
+    return embedding
 
 
 class PermutedLinear(nn.Module):

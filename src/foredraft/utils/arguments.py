@@ -9,7 +9,10 @@ from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
-QUANTIZATIONS = ("int8", "none")
+QUANTIZATIONS = ("int8", "int4", "int4-all", "none")
+"""int4 leaves a model's head in eight bits, int4-all does not."""
+
+FOUR_BITS = ("int4", "int4-all")
 _THREADS_PER_CORE = 4
 
 
@@ -63,7 +66,7 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
         raise ForedraftError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {dtype!r}")
     for name in (quantization, draft_quantization):
         if name is not None and name not in QUANTIZATIONS:
-            raise ForedraftError(f'quantization must be "int8" or "none", not {name!r}')
+            raise ForedraftError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {name!r}")
 
 
 def check_verification(name: str | None) -> str | None:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from foredraft.kernels import INT4_GROUP
 from foredraft.model import LoadOptions
 from foredraft.model.packed import packs, weight_bytes
 from foredraft.model.prepare import compiled_kernels
+from foredraft.utils.arguments import FOUR_BITS
 
 _BYTES_PER_OUTPUT = 8
 
@@ -32,17 +34,20 @@ class Layout:
     quantization: str | None
     is_packed: bool
 
-    def packed_bytes(self, weight: Tensor, num_outputs: int) -> int:
-        """Of one packed matrix; in int8 each output has a scale and a correction."""
+    def packed_bytes(self, weight: Tensor, num_outputs: int, *, is_head: bool = False) -> int:
+        """Of one packed matrix; in int8 each output has a scale and a correction, in int4 each group of inputs a float16 scale."""
         if self.quantization is None:
             return weight.numel() * self.dtype.itemsize
+        has_groups = self.quantization in FOUR_BITS and weight.numel() // num_outputs % INT4_GROUP == 0
+        if has_groups and not (is_head and self.quantization == "int4"):
+            return weight.numel() // 2 + weight.numel() // INT4_GROUP * torch.float16.itemsize
         return weight.numel() + _BYTES_PER_OUTPUT * num_outputs
 
 
 def layout_of(config: PretrainedConfig, options: LoadOptions) -> Layout:
     device, read_in = options.torch_device(), options.torch_dtype(config)
     stored_in = getattr(config.get_text_config(), "dtype", None) or read_in
-    if options.quantization is not None and device.type == "cpu" and not _is_quantised(config):
+    if options.is_rounded and device.type == "cpu" and not _is_quantised(config):
         return Layout(stored_in, read_in, torch.bfloat16, options.quantization, is_packed=True)
     is_compiled = compiled_kernels(options) is not None
     return Layout(stored_in, read_in, read_in, None, is_packed=packs(read_in, device, is_compiled=is_compiled))
@@ -67,7 +72,8 @@ def predicted_weights(
     replaced = {id(weight): weight for weight, _ in matrices}
     replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it is copied
     kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
-    return kept + sum(layout.packed_bytes(weight, out) for weight, out in matrices)
+    head = getattr(skeleton.get_output_embeddings(), "weight", None)
+    return kept + sum(layout.packed_bytes(weight, out, is_head=weight is head) for weight, out in matrices)
 
 
 def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:

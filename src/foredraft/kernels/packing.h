@@ -1,0 +1,119 @@
+// The order in which a matrix lies in memory: written once when it is packed, and read row by row where it is an embedding.
+
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+// 64 outputs, or the last few, without groups of inputs. from: [count, k]
+void pack_whole(const Matrix& m, const char* from, int64_t count, char* to, int32_t* corrections) {
+    const int64_t size = m.kind == INT8 ? 1 : 2, unit = m.kind == INT8 ? INT8_UNIT : 2, steps = round_up(m.k, unit) / unit;
+    for (int64_t j = 0; j < count; j++) {
+        const char* row = from + j * m.k * size;
+        for (int64_t i = 0; i < m.k; i += unit)
+            memcpy(to + packed_place(j, i / unit, steps) * unit * size, row + i * size, (m.k - i < unit ? m.k - i : unit) * size);
+        if (m.kind != INT8) continue;
+        int32_t sum = 0;
+        for (int64_t i = 0; i < m.k; i++) sum += ((const int8_t*)row)[i];
+        corrections[j] = OFFSET * sum;
+    }
+}
+
+// The block of output j of 64 and of a group of inputs: scales, offsets, lines.
+int64_t block_at(const Matrix& m, int64_t j, int64_t group) { return (j / BESIDE * groups_of(m).count + group) * block_bytes(m); }
+
+int64_t lines_at(const Matrix& m) { return BESIDE * m.scale_bytes * (m.has_offsets ? 2 : 1); }
+
+// Where among the lines of a block input i of output j lies.
+int64_t byte_at(const Matrix& m, int64_t j, int64_t i) {
+    return (i / inputs_of_line(m) * BESIDE + j % BESIDE) * UNIT + i % UNIT;
+}
+
+struct LevelCodes {
+    int16_t of[256];
+    explicit LevelCodes(const int8_t* levels) {
+        for (int i = 0; i < 256; i++) of[i] = -1;
+        for (int i = 15; i >= 0; i--) of[(uint8_t)levels[i]] = (int16_t)i;
+    }
+};
+
+// -> how many codes the kind cannot hold
+int64_t pack_codes(const Matrix& m, const LevelCodes* levels, const int8_t* from, int64_t j, char* lines) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < m.group; i++) {
+        char* at = lines + byte_at(m, j, i);
+        if (m.kind == INT8_GROUPS) {
+            *at = (char)((uint8_t)from[i] ^ EIGHT_BIT_ZERO);
+            continue;
+        }
+        const int code = levels ? levels->of[(uint8_t)from[i]] : from[i] + 8;
+        bad += code < 0 || code > 15;
+        *at = (char)((uint8_t)*at | (code & 15) << (i / UNIT % 2 ? 4 : 0));
+    }
+    return bad;
+}
+
+// 64 outputs, or the last few. codes: [count, k]. scales, offsets: [count, k / group]. -> how many codes the kind cannot hold
+int64_t pack_groups(const Matrix& m, const int8_t* codes, const char* scales, const char* offsets, int64_t count, char* to) {
+    const int64_t num_groups = m.k / m.group, size = m.scale_bytes;
+    const LevelCodes levels(m.levels ? m.levels : (const int8_t*)"0123456789abcdef");
+    int64_t bad = 0;
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t g = 0; g < num_groups; g++) {
+            char* block = to + block_at(m, j, g);
+            memcpy(block + j % BESIDE * size, scales + (j * num_groups + g) * size, size);
+            if (m.has_offsets) memcpy(block + (BESIDE + j % BESIDE) * size, offsets + (j * num_groups + g) * size, size);
+            bad += pack_codes(m, m.kind == LEVEL_GROUPS ? &levels : nullptr, codes + j * m.k + g * m.group, j, block + lines_at(m));
+        }
+    return bad;
+}
+
+// -------------------------------------------------------------------------------------------------------- reading rows
+
+float number_at(const char* from, int64_t scale_bytes) {
+    if (scale_bytes == 2) {
+        uint16_t half;
+        memcpy(&half, from, 2);
+        return _cvtsh_ss(half);
+    }
+    float number;
+    memcpy(&number, from, 4);
+    return number;
+}
+
+int code_at(const Matrix& m, const char* lines, int64_t j, int64_t i) {
+    const uint8_t byte = (uint8_t)lines[byte_at(m, j, i)];
+    if (m.kind == INT8_GROUPS) return (int8_t)(byte ^ EIGHT_BIT_ZERO);
+    const int code = i / UNIT % 2 ? byte >> 4 : byte & 15;
+    return m.kind == LEVEL_GROUPS ? m.levels[code] : m.has_offsets ? code : code - 8;
+}
+
+void unpack_groups(const Matrix& m, int64_t row, float* to) {
+    const int64_t j = row % GROUP;
+    const char* weights = (const char*)m.weights + row / GROUP * group_bytes(m);
+    for (int64_t g = 0; g < m.k / m.group; g++) {
+        const char* block = weights + block_at(m, j, g);
+        const float scale = number_at(block + j % BESIDE * m.scale_bytes, m.scale_bytes);
+        const float offset = m.has_offsets ? number_at(block + (BESIDE + j % BESIDE) * m.scale_bytes, m.scale_bytes) : 0.0f;
+        for (int64_t i = 0; i < m.group; i++) to[g * m.group + i] = (float)code_at(m, block + lines_at(m), j, i) * scale + offset;
+    }
+}
+
+// to: [k]
+void unpack_row(const Matrix& m, int64_t row, float* to) {
+    if (has_groups(m)) return unpack_groups(m, row, to);
+    const int64_t unit = m.kind == INT8 ? INT8_UNIT : 2, steps = round_up(m.k, unit) / unit;
+    const char* weights = (const char*)m.weights + row / GROUP * group_bytes(m);
+    for (int64_t i = 0; i < m.k; i++) {
+        const int64_t place = packed_place(row % GROUP, i / unit, steps) * unit + i % unit;
+        if (m.kind == INT8) {
+            to[i] = (float)((const int8_t*)weights)[place] * m.scales[row];
+            continue;
+        }
+        const uint32_t bits = (uint32_t)((const uint16_t*)weights)[place] << 16;
+        memcpy(to + i, &bits, 4);
+    }
+}
+
+}  // namespace
