@@ -45,8 +45,7 @@ ACTIVATIONS = {"num_bits": 8, "type": "int", "dynamic": True}
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
         ({"config_groups": None}, "config_groups should map names to schemes"),
         ({"config_groups": {"W4A16": ["Linear"]}}, "config_groups should map names to schemes"),
-        ({"none__weights": None}, ""),
-    ][:-1],
+    ],
 )
 def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
@@ -102,6 +101,17 @@ def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> 
     parts[part] = parts[part][:-1]
     with pytest.raises(UnreadableError, match=f"layer.{part} is"):
         CompressedTensors(kind.settings).matrix(layer(parts), (48, 64))
+
+
+def test_zero_points_of_a_symmetric_scheme_are_zero(layer: MakeLayer) -> None:
+    parts, numbers = packed().pack(weight_of())
+    parts["weight_zero_point"] = torch.zeros(48, 2, dtype=torch.int8)
+    assert torch.equal(
+        CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64)).source.rows(0, 48).dequantized(), numbers
+    )
+    parts["weight_zero_point"][3, 1] = 1
+    with pytest.raises(UnreadableError, match=r"layer.weight_zero_point is not zero, and its scheme says symmetric"):
+        CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64))
 
 
 def test_a_lying_weight_shape_is_refused(layer: MakeLayer) -> None:

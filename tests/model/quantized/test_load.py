@@ -275,7 +275,11 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     ),
     "an unknown tensor": (
         lambda state: state.update({f"{Q_PROJ}.perm": torch.arange(64)}),
-        f"{Q_PROJ}.perm (I64) is neither quantized nor a weight of the model",
+        f"{Q_PROJ}.perm (I64) is neither part of its quantization format nor a weight of the model",
+    ),
+    "an unknown number": (
+        lambda state: state.update({f"{Q_PROJ}.input_scale": torch.ones(1)}),
+        f"{Q_PROJ}.input_scale (F32) is neither part of its quantization format",
     ),
     "an unknown layer": (
         lambda state: state.update({"model.layers.9.mlp.qweight": torch.zeros(1, dtype=torch.int32)}),

@@ -53,6 +53,8 @@ class CompressedTensors(LinearFormat):
 
     def matrix(self, tensors: LayerTensors, shape: tuple[int, int]) -> StoredMatrix:
         scheme = self._scheme_of(tensors.layer)
+        if scheme.is_symmetric and tensors.has("weight_zero_point") and bool(tensors.read("weight_zero_point").any()):
+            raise UnreadableError(f"{tensors.layer}.weight_zero_point is not zero, and its scheme says symmetric")
         num_groups = scheme.num_groups(tensors, shape)
         if not scheme.is_packed:
             return StoredMatrix(_integers(tensors, shape, num_groups, scheme))

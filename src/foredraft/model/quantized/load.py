@@ -67,14 +67,15 @@ def _load(name: str, config: PretrainedConfig, dtype: torch.dtype, options: Load
     folder = _folder(name, options)
     files = TensorFiles(folder)
     skeleton = Skeleton(_unquantized(config), dtype, trust_remote_code=options.trust_remote_code)
-    layers = {tensor: quantized_format.layer_of(tensor, files.dtype(tensor)) for tensor in files}
-    plan = _plan(quantized_format, files, {layer for layer in layers.values() if layer is not None}, skeleton)
+    layer_of = {tensor: quantized_format.layer_of(tensor, files.dtype(tensor)) for tensor in files}
+    layers = {layer for layer in layer_of.values() if layer is not None}
+    plan = _plan(quantized_format, files, layers, skeleton)
     names_in_model = {in_file: in_model for in_model, in_file in plan.biases.items()}
-    state = {
-        names_in_model.get(tensor, tensor): files.read(tensor) for tensor, layer in layers.items() if layer is None
-    }
+    empty_biases = {f"{layer}.bias" for layer in layers} - names_in_model.keys()
+    others = [tensor for tensor in files if layer_of[tensor] is None and tensor not in empty_biases]
+    state = {names_in_model.get(tensor, tensor): files.read(tensor) for tensor in others}
     hf, report = _load_others(skeleton, plan, state, dtype)
-    reason = _unknown(files, report) or why_half_loaded(name, hf.config, report)
+    reason = _unknown(files, layers, report) or why_half_loaded(name, hf.config, report)
     if reason is not None:
         raise ModelError(f"{name}: {reason}")
     if hf.can_generate() and (folder / "generation_config.json").exists():
@@ -140,14 +141,14 @@ def _stored_layers(hf: PreTrainedModel) -> list[Any]:
     return [module for module in hf.modules() if isinstance(module, StoredLinear | PermutedLinear)]
 
 
-def _unknown(files: TensorFiles, report: dict[str, Any]) -> str | None:
-    """Why a tensor that neither the format nor the model knows must not be left out: it is no float, as no plain weight is."""
-    unknown = sorted(
-        name for name in report.get("unexpected_keys") or () if name in files and not files.is_floating(name)
-    )
-    return (
-        f"{unknown[0]} ({files.dtype(unknown[0])}) is neither quantized nor a weight of the model" if unknown else None
-    )
+def _unknown(files: TensorFiles, layers: set[str], report: dict[str, Any]) -> str | None:
+    """Why a tensor that neither the format nor the model knows must not be left out: it belongs to a quantized layer, or is
+    no float, as no plain weight is."""
+    unexpected = sorted(set(report.get("unexpected_keys") or ()) & set(files))
+    for name in unexpected:
+        if not files.is_floating(name) or name.rpartition(".")[0] in layers:
+            return f"{name} ({files.dtype(name)}) is neither part of its quantization format nor a weight of the model"
+    return None
 
 
 def _settings_of(config: PretrainedConfig) -> Settings:
