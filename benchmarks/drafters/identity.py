@@ -15,7 +15,7 @@ from benchmarks.common.prompts import code_prompts, story_prompts
 from foredraft import LLM, SamplingParams
 from foredraft.model import EMBEDDED
 
-DRAFTERS = ("none", "draft_model", "ngram", "suffix", "self-int8")
+DRAFTERS = ("none", "draft_model", "ngram", "suffix", "self-int8", "self-int4")
 
 
 def texts(llm: LLM, prompts: list[str], batch: int, args: argparse.Namespace) -> list[list[int]]:
@@ -44,7 +44,7 @@ def main() -> None:
     prompts = code_prompts(args.prompts - half) + story_prompts(half)
     differing = 0
     print("| precision | drafter | batch | tokens | identical to plain decoding |\n|---|---|---|---|---|")
-    for quantization in ("none", "int8"):
+    for quantization in ("none", "int8", "int4"):
         plain: list[list[int]] = []
         for method in DRAFTERS:
             llm = LLM(

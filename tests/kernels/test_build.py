@@ -187,6 +187,19 @@ def test_the_self_test_passes_here_and_notices_faults(kernels: Kernels) -> None:
     assert "rows" in (start.self_test(Wrong(kernels, is_exact=True)) or "")  # type: ignore[arg-type]
 
 
+class WrongInGroups(Wrong):
+    """Right for every weight without groups of inputs."""
+
+    def linear(self, matrix: object, x: torch.Tensor) -> torch.Tensor:
+        out = self._kernels.linear(matrix, x)  # type: ignore[arg-type]
+        return out + (0.5 if matrix.layout.group else 0.0)  # type: ignore[attr-defined]
+
+
+def test_the_self_test_covers_groups(kernels: Kernels) -> None:
+    reason = start.self_test(WrongInGroups(kernels, is_exact=True))  # type: ignore[arg-type]
+    assert "groups of inputs" in (reason or "")
+
+
 @pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
 def test_the_real_compiler_makes_every_library(instructions: str, tmp_path: Path) -> None:
     """Also those that this processor cannot run."""

@@ -128,7 +128,9 @@ class Kernels:
         return matrix
 
     def _pack_rows(self, matrix: PackedMatrix, first: int, block: Weight) -> None:
-        scales = offsets = corrections = None
+        scales: Tensor | None = None
+        offsets: Tensor | None = None
+        corrections: Tensor | None = None
         if not isinstance(block, QuantizedWeight):
             codes = block.detach().to(torch.bfloat16).contiguous()
         else:

@@ -118,4 +118,5 @@ def _take_ends(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Tensor
         return embedding.matrix
     give_back(weight for weight in head.parameters() if weight is not embedding.weight)
     embedding.weight = nn.Parameter(embedding.weight.to(torch.bfloat16).contiguous(), requires_grad=False)
-    return embedding.weight.detach()  # stays where it is, whatever becomes of the parameter
+    weight: Tensor = embedding.weight.detach()  # stays where it is, whatever becomes of the parameter
+    return weight
