@@ -221,3 +221,26 @@ def test_nan_that_a_row_may_not_see_does_not_reach_it(kernels: Kernels) -> None:
     (out,) = attend(kernels, [s], AttentionShape(0.25))
     assert out[2:].isnan().all()
     assert torch.equal(out[:2], good[:2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 70}, {"window": 3}], ids=str)
+@pytest.mark.parametrize("heads", [Heads(1, 3, 64, 64), Heads(2, 1, 40, 24)], ids=str)
+def test_a_row_of_a_long_prompt_has_the_bits_that_it_has_alone(
+    kernels: Kernels, heads: Heads, settings: dict[str, float]
+) -> None:
+    shape = AttentionShape(heads.key_width**-0.5, **settings)
+    s = sequence(heads, 100, 200)
+    (whole,) = attend(kernels, [s], shape)
+    assert_near(whole, formula(s, shape))
+    for row in (0, 1, 63, 64, 130, 199):
+        assert torch.equal(attend(kernels, [s.rows(row, row + 1)], shape)[0][0], whole[row])
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_nan_that_the_window_has_left_behind_does_not_reach_a_row(kernels: Kernels, num_rows: int) -> None:
+    s, shape = sequence(Heads(1, 3, 16, 16), 20, num_rows), AttentionShape(0.25, window=5)
+    (good,) = attend(kernels, [s], shape)
+    s.keys[:, 16], s.values[:, 16] = torch.nan, torch.nan  # position 20 is the last that sees it
+    (out,) = attend(kernels, [s], shape)
+    assert out[0].isnan().all()
+    assert torch.equal(out[1:], good[1:])

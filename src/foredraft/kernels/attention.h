@@ -1,4 +1,8 @@
-// Attention of a few rows over the keys and values of one sequence (arXiv:2305.13245).
+// Attention of some rows over the keys and values of one sequence (arXiv:2305.13245).
+//
+// A query's scores are computed, then exponentiated, then the values are added, each in order of position. Few queries read
+// keys and values as they lie in the cache. Of many, a tile at a time multiplies what is converted once for all of them: in
+// the same order, so that a row's bits do not tell which way it went.
 
 #pragma once
 
@@ -12,53 +16,121 @@
 
 namespace {
 
-constexpr int QUERIES = 8;        // query rows that share one reading of the keys
+constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 96;  // of a block; the blocks are what threads share
+constexpr int BLOCKS_PER_THREAD = 4;
+constexpr int WORTH_TILES = 6;                        // queries from which on converting keys and values pays
+constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, as far as it has more than the fewest queries
+constexpr int64_t VALUES = 64;                        // values that are converted at a time
 
 struct Query {
     const uint16_t* from;
-    float* scores;              // room for all keys, a multiple of 16
-    int64_t position, row;
+    float* scores;                                    // room for all keys, a multiple of 16
     const float* sink;
+    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves
+    float inverse;                                    // 1 / sum of the weights
+    int64_t first_block() const { return earliest / 16 * 16; }
 };
 
-// Positions below this one have their keys and values at the slot of that number.
-int64_t num_contiguous(const AttentionCall& call, int64_t num_keys) {
-    return call.slots == nullptr ? num_keys : std::min(call.start, num_keys);
+// Some queries that read the same keys.
+struct QueryBlock {
+    const uint16_t *keys, *values;
+    Query* queries;
+    int64_t count, num_keys;
+};
+
+int64_t slot_of(const AttentionCall& call, int64_t position) {
+    return call.slots == nullptr || position < call.start ? position : call.slots[position - call.start];
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+// Scores with the sixteen keys from position j on, from their products: scaled, capped, -inf where a key is not seen.
+F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
+    F32x16 s = mul_ps(products, set1_ps(call.scale));
+    if (call.softcap > 0) {
+        alignas(ALIGN) float each[16];
+        store_ps(each, s);
+        for (float& score : each) score = tanhf(score / call.softcap) * call.softcap;
+        s = load_ps(each);
+    }
+    if (j >= query.earliest && j + 15 <= query.position && call.mask == nullptr) return s;
+    const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const I512 at = add_epi32(places, set1_epi32((int32_t)j));
+    Mask16 seen = cmple_epi32_mask(at, set1_epi32((int32_t)query.position));
+    seen &= cmpge_epi32_mask(at, set1_epi32((int32_t)query.earliest));
+    if (call.mask != nullptr)
+        seen &= nonzero_bytes(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j);
+    return mask_mov_ps(set1_ps(-INFINITY), seen, s);
 }
 
 // A copy of the sixteen keys from position `first` on, where slots are not in order of position. Valid until the next call.
-const uint16_t* collect_keys(const AttentionCall& call, const uint16_t* keys, int64_t first, int64_t num_keys) {
-    thread_local std::vector<uint16_t> block;
-    block.assign(16 * call.key_dim, 0);
-    for (int64_t j = first; j < std::min(first + 16, num_keys); j++) {
-        const int64_t slot = j < call.start ? j : call.slots[j - call.start];
-        std::copy_n(keys + slot * call.key_dim, call.key_dim, block.begin() + (j - first) * call.key_dim);
-    }
-    return block.data();
+const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, int64_t first) {
+    thread_local std::vector<uint16_t> copy;
+    copy.assign(16 * call.key_dim, 0);
+    for (int64_t j = first; j < std::min(first + 16, block.num_keys); j++)
+        std::copy_n(block.keys + slot_of(call, j) * call.key_dim, call.key_dim, copy.begin() + (j - first) * call.key_dim);
+    return copy.data();
 }
 
-// scores, then weights in their place; returns 1 / sum
-float softmax_scores(const AttentionCall& call, const Query& query, const uint16_t* keys, int64_t first_key, int64_t num_keys) {
-    const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const F32x16 hidden = set1_ps(-INFINITY);
-    const int64_t earliest = call.window ? query.position - call.window + 1 : 0;
-    F32x16 largest = hidden;
-    for (int64_t j = first_key; j < num_keys; j += 16) {
+void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query) {
+    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
         const bool is_contiguous = call.slots == nullptr || j + 16 <= call.start;
-        const uint16_t* block = is_contiguous ? keys + j * call.key_dim : collect_keys(call, keys, j, num_keys);
-        F32x16 s = mul_ps(score_block(query.from, block, call.key_dim), set1_ps(call.scale));
-        if (call.softcap > 0) {
-            alignas(ALIGN) float each[16];
-            store_ps(each, s);
-            for (float& one : each) one = tanhf(one / call.softcap) * call.softcap;
-            s = load_ps(each);
+        const uint16_t* keys = is_contiguous ? block.keys + j * call.key_dim : collect_keys(call, block, j);
+        storeu_ps(query.scores + j, score_block(query.from, keys, call.key_dim));
+    }
+}
+
+// Products of Q queries with the sixteen keys from position j on. units: [Q, steps, PARTS], keys: [steps, PARTS, 16]
+template <int Q>
+void score_tile(const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
+    alignas(ALIGN) float waiting[4][Q][16];  // sums of 1, 2, 4 and 8 parts that wait for as many more
+    for (int part = 0; part < PARTS; part++) {
+        F32x16 sums[Q];
+#pragma GCC unroll 12
+        for (int q = 0; q < Q; q++) sums[q] = setzero_ps();
+        const Unit *query = units + PART_ORDER[part], *key = keys + PART_ORDER[part] * 16;
+        for (int64_t t = 0; t < steps; t++, query += PARTS, key += PARTS * 16) {
+#pragma GCC unroll 12
+            for (int q = 0; q < Q; q++) sums[q] = score_step(sums[q], query + q * steps * PARTS, key);
         }
-        const I512 at = add_epi32(places, set1_epi32((int32_t)j));
-        Mask16 seen = cmple_epi32_mask(at, set1_epi32((int32_t)query.position));
-        seen &= cmpge_epi32_mask(at, set1_epi32((int32_t)earliest));
-        if (call.mask != nullptr)
-            seen &= nonzero_bytes(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j);
-        s = mask_mov_ps(hidden, seen, s);
+        int level = 0;
+        for (; part >> level & 1; level++) {
+#pragma GCC unroll 12
+            for (int q = 0; q < Q; q++) sums[q] = add_ps(load_ps(waiting[level][q]), sums[q]);
+        }
+#pragma GCC unroll 12
+        for (int q = 0; q < Q; q++) storeu_ps(part == PARTS - 1 ? queries[q].scores + j : waiting[level][q], sums[q]);
+    }
+}
+
+template <int Q = TILE>
+void any_score_tile(int count, const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
+    if (count >= Q) return score_tile<Q>(queries, j, steps, units, keys);
+    if constexpr (Q > 1) any_score_tile<Q - 1>(count, queries, j, steps, units, keys);
+}
+
+// units, keys: room for MOST_QUERIES queries and for sixteen keys
+void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
+    const int64_t steps = num_steps(call.key_dim), tiles = (block.count + TILE - 1) / TILE;
+    for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
+    for (int64_t j = block.queries[0].first_block(); j < block.num_keys; j += 16) {
+        const uint16_t* rows[16];
+        for (int64_t i = 0; i < 16; i++)
+            rows[i] = block.keys + slot_of(call, std::min(j + i, block.num_keys - 1)) * call.key_dim;
+        unpack_keys(rows, call.key_dim, keys);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t begin = block.count * tile / tiles, end = block.count * (tile + 1) / tiles;
+            if (j > block.queries[end - 1].position || j + 16 <= block.queries[begin].earliest) continue;
+            any_score_tile((int)(end - begin), block.queries + begin, j, steps, units + begin * steps * PARTS, keys);
+        }
+    }
+}
+
+// Products become scores, and scores weights, in place.
+void exponentiate(const AttentionCall& call, Query& query) {
+    F32x16 largest = set1_ps(-INFINITY);
+    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
+        const F32x16 s = seen_scores(call, query, j, loadu_ps(query.scores + j));
         largest = max_ps(s, largest);
         storeu_ps(query.scores + j, s);
     }
@@ -66,100 +138,186 @@ float softmax_scores(const AttentionCall& call, const Query& query, const uint16
     if (query.sink != nullptr && *query.sink > most) most = *query.sink;
     if (most == -INFINITY) most = 0;  // nothing is seen
     F32x16 sum = setzero_ps();
-    for (int64_t j = first_key; j < num_keys; j += 16) {
+    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
         const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
         sum = add_ps(sum, w);
         storeu_ps(query.scores + j, w);
     }
     float total = reduce_add_ps(sum);
     if (query.sink != nullptr) total += expf(*query.sink - most);
-    return 1.0f / total;
+    query.inverse = 1.0f / total;
+}
+
+// ------------------------------------------------------------------------------------------------------------- values
+
+void store_output(const AttentionCall& call, const Query& query, int64_t column, F32x16 sum) {
+    uint16_t* to = call.output + (query.row * call.num_heads + query.head) * call.value_dim + column;
+    store_bf16(to, lanes(call.value_dim - column), mul_ps(sum, set1_ps(query.inverse)));
 }
 
 // The weighted sum of values for a few queries, 64 columns at a time, key after key.
 template <int Q>
-void weighted_sum(const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values, int64_t first_key,
-            int64_t num_keys, int64_t column, float (*out)[GROUP]) {
-    F32x16 sums[Q][4];
-    Mask16 masks[4];
-    for (int p = 0; p < 4; p++) {
-        const int64_t left = call.value_dim - column - 16 * p;
-        masks[p] = left > 0 ? lanes(left) : 0;
-        for (int q = 0; q < Q; q++) sums[q][p] = setzero_ps();
-    }
-    int64_t seen_by_all = num_keys;
-    for (int q = 0; q < Q; q++) seen_by_all = std::min(seen_by_all, queries[q].position + 1);
-    const auto add = [&](int64_t j, int64_t slot) __attribute__((always_inline)) {
-        F32x16 v[4];
-        for (int p = 0; p < 4; p++) v[p] = load_bf16(values + slot * call.value_dim + column + 16 * p, masks[p]);
-        for (int q = 0; q < Q; q++) {
-            // a weight of zero is not enough: a later row's value may be NaN
-            if (j >= seen_by_all && j > queries[q].position) continue;
-            const F32x16 w = set1_ps(queries[q].scores[j]);
-            for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
+void weigh_values(const AttentionCall& call, const QueryBlock& block, const Query* queries) {
+    const int64_t first = queries[0].earliest, end = queries[Q - 1].position + 1;
+    for (int64_t column = 0; column < call.value_dim; column += GROUP) {
+        F32x16 sums[Q][4];
+        Mask16 masks[4];
+        for (int p = 0; p < 4; p++) {
+            const int64_t left = call.value_dim - column - 16 * p;
+            masks[p] = left > 0 ? lanes(left) : 0;
+            for (int q = 0; q < Q; q++) sums[q][p] = setzero_ps();
         }
-    };
-    const int64_t contiguous = num_contiguous(call, num_keys);
-    for (int64_t j = first_key; j < contiguous; j++) add(j, j);
-    for (int64_t j = std::max(first_key, contiguous); j < num_keys; j++) add(j, call.slots[j - call.start]);
-    for (int q = 0; q < Q; q++)
-        for (int p = 0; p < 4; p++) store_ps(out[q] + 16 * p, mul_ps(sums[q][p], set1_ps(inverse[q])));
+        const auto add = [&](int64_t j, int64_t slot) __attribute__((always_inline)) {
+            F32x16 v[4];
+            for (int p = 0; p < 4; p++) v[p] = load_bf16(block.values + slot * call.value_dim + column + 16 * p, masks[p]);
+            for (int q = 0; q < Q; q++) {
+                // a weight of zero is not enough: a later row's value may be NaN
+                if (Q > 1 && (j < queries[q].earliest || j > queries[q].position)) continue;
+                const F32x16 w = set1_ps(queries[q].scores[j]);
+                for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
+            }
+        };
+        const int64_t contiguous = call.slots == nullptr ? end : std::min(call.start, end);
+        for (int64_t j = first; j < contiguous; j++) add(j, j);
+        for (int64_t j = std::max(first, contiguous); j < end; j++) add(j, call.slots[j - call.start]);
+        for (int q = 0; q < Q; q++)
+            for (int p = 0; p < 4 && masks[p]; p++) store_output(call, queries[q], column + 16 * p, sums[q][p]);
+    }
 }
 
 template <int Q = QUERIES_AT_ONCE>
-void any_weighted_sum(int count, const AttentionCall& call, const Query* queries, const float* inverse, const uint16_t* values,
-                int64_t first_key, int64_t num_keys, int64_t column, float (*out)[GROUP]) {
-    if (count >= Q) return weighted_sum<Q>(call, queries, inverse, values, first_key, num_keys, column, out);
-    if constexpr (Q > 1) any_weighted_sum<Q - 1>(count, call, queries, inverse, values, first_key, num_keys, column, out);
+void weigh_any_values(int count, const AttentionCall& call, const QueryBlock& block, const Query* queries) {
+    if (count >= Q) return weigh_values<Q>(call, block, queries);
+    if constexpr (Q > 1) weigh_any_values<Q - 1>(count, call, block, queries);
 }
 
-int64_t num_blocks(const AttentionCall& call) {
-    const int64_t queries = call.num_rows * (call.num_heads / call.num_kv_heads);
-    return call.num_kv_heads * ((queries + QUERIES - 1) / QUERIES);
-}
-
-// One block of queries that read the same keys. scores: room for QUERIES rows of all keys.
-void attend_block(const AttentionCall& call, int64_t block, float* scores) {
-    const int64_t groups = call.num_heads / call.num_kv_heads, num_queries = call.num_rows * groups;
-    const int64_t per_head = (num_queries + QUERIES - 1) / QUERIES, head = block / per_head;
-    const int64_t first = block % per_head * QUERIES;
-    const int64_t count = num_queries - first < QUERIES ? num_queries - first : QUERIES;
-    const int64_t last_position = call.start + (first + count - 1) / groups, first_position = call.start + first / groups;
-    const int64_t num_keys = last_position + 1;
-    int64_t first_key = call.window && first_position >= call.window ? (first_position - call.window + 1) / 16 * 16 : 0;
-    const uint16_t* keys = call.keys + head * call.capacity * call.key_dim;
-    const uint16_t* values = call.values + head * call.capacity * call.value_dim;
-    const int64_t room = round_up(num_keys, 16);
-    Query queries[QUERIES];
-    float inverse[QUERIES];
-    int64_t heads[QUERIES];
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t row = (first + i) / groups, h = head * groups + (first + i) % groups;
-        heads[i] = h;
-        queries[i] = {call.query + h * call.query_head + row * call.query_row, scores + i * room, call.start + row, row,
-                      call.sinks ? call.sinks + h : nullptr};
-        inverse[i] = softmax_scores(call, queries[i], keys, first_key, num_keys);
-    }
-    alignas(ALIGN) float out[QUERIES_AT_ONCE][GROUP];
-    for (int64_t i = 0; i < count; i += QUERIES_AT_ONCE)
-        for (int64_t column = 0; column < call.value_dim; column += GROUP) {
-            const int some = (int)(count - i < QUERIES_AT_ONCE ? count - i : QUERIES_AT_ONCE);
-            any_weighted_sum(some, call, queries + i, inverse + i, values, first_key, num_keys, column, out);
-            for (int q = 0; q < some; q++) {
-                uint16_t* to = call.output + (queries[i + q].row * call.num_heads + heads[i + q]) * call.value_dim + column;
-                for (int64_t c = 0; c < GROUP && column + c < call.value_dim; c += 16)
-                    store_bf16(to + c, lanes(call.value_dim - column - c), load_ps(out[q] + c));
-            }
+// Adds the values at positions first .. end - 1 to the sums of Q queries that see them all. values: [end - first, width],
+// sums: [Q, width]
+template <int Q>
+void value_tile(const Query* queries, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
+    const float* weights[Q];
+    for (int q = 0; q < Q; q++) weights[q] = queries[q].scores + first;
+    for (int64_t column = 0; column < width; column += 16) {
+        F32x16 s[Q];
+#pragma GCC unroll 12
+        for (int q = 0; q < Q; q++) s[q] = load_ps(sums + q * width + column);
+        for (int64_t j = 0; j < end - first; j++) {
+            const F32x16 v = load_ps(values + j * width + column);
+#pragma GCC unroll 12
+            for (int q = 0; q < Q; q++) s[q] = fmadd_ps(set1_ps(weights[q][j]), v, s[q]);
         }
+#pragma GCC unroll 12
+        for (int q = 0; q < Q; q++) store_ps(sums + q * width + column, s[q]);
+    }
+}
+
+template <int Q = TILE>
+void any_value_tile(int count, const Query* queries, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
+    if (count >= Q) return value_tile<Q>(queries, first, end, values, width, sums);
+    if constexpr (Q > 1) any_value_tile<Q - 1>(count, queries, first, end, values, width, sums);
+}
+
+// Adds what each of the queries sees of the values at positions first .. end - 1: those that all see as a tile.
+void add_values(const Query* queries, int count, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
+    const int64_t seen_from = std::clamp(queries[count - 1].earliest, first, end);
+    const int64_t seen_to = std::clamp(queries[0].position + 1, seen_from, end);
+    const auto add_seen = [&](int64_t from, int64_t to) {
+        for (int q = 0; q < count; q++) {
+            const int64_t begin = std::max(from, queries[q].earliest), last = std::min(to, queries[q].position + 1);
+            if (begin < last) value_tile<1>(queries + q, begin, last, values + (begin - first) * width, width, sums + q * width);
+        }
+    };
+    add_seen(first, seen_from);
+    if (seen_from < seen_to) any_value_tile(count, queries, seen_from, seen_to, values + (seen_from - first) * width, width, sums);
+    add_seen(seen_to, end);
+}
+
+// values: room for VALUES, sums: for MOST_QUERIES rows of `width` numbers
+void weigh_values_of_many(const AttentionCall& call, const QueryBlock& block, int64_t width, float* values, float* sums) {
+    std::fill_n(sums, block.count * width, 0.0f);
+    const int64_t tiles = (block.count + TILE - 1) / TILE;
+    for (int64_t first = block.queries[0].earliest; first < block.num_keys; first += VALUES) {
+        const int64_t end = std::min(first + VALUES, block.num_keys);
+        for (int64_t j = first; j < end; j++)
+            for (int64_t i = 0; i < width; i += 16)
+                store_ps(values + (j - first) * width + i,
+                         load_bf16(block.values + slot_of(call, j) * call.value_dim + i, lanes(call.value_dim - i)));
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t begin = block.count * tile / tiles, count = block.count * (tile + 1) / tiles - begin;
+            add_values(block.queries + begin, (int)count, first, end, values, width, sums + begin * width);
+        }
+    }
+    for (int64_t i = 0; i < block.count; i++)
+        for (int64_t column = 0; column < call.value_dim; column += 16)
+            store_output(call, block.queries[i], column, load_ps(sums + i * width + column));
+}
+
+// ------------------------------------------------------------------------------------------------------------- blocks
+
+void attend_few(const AttentionCall& call, const QueryBlock& block) {
+    for (int64_t i = 0; i < block.count; i++) {
+        score_query(call, block, block.queries[i]);
+        exponentiate(call, block.queries[i]);
+    }
+    for (int64_t i = 0; i < block.count; i += QUERIES_AT_ONCE)
+        weigh_any_values((int)std::min<int64_t>(block.count - i, QUERIES_AT_ONCE), call, block, block.queries + i);
+}
+
+void attend_many(const AttentionCall& call, const QueryBlock& block) {
+    const int64_t units = num_steps(call.key_dim) * PARTS, width = round_up(call.value_dim, 16);
+    thread_local std::vector<float> memory;
+    memory.resize((block.count + 16) * units + (block.count + VALUES) * width + ALIGN);
+    float* values = (float*)round_up((int64_t)memory.data(), ALIGN);
+    float* sums = values + VALUES * width;
+    Unit* keys = (Unit*)(sums + block.count * width);
+    score_queries(call, block, keys + 16 * units, keys);
+    for (int64_t i = 0; i < block.count; i++) exponentiate(call, block.queries[i]);
+    weigh_values_of_many(call, block, width, values, sums);
+}
+
+// Numbers from a query's scores to the next one's: a line more, so that not all lie in the same place of the first cache.
+int64_t score_stride(int64_t num_keys) { return round_up(num_keys, 16) + 16; }
+
+// Queries of a block: of a long prompt as many as leave their scores in the cache, of a few rows so many that all threads work.
+int64_t block_queries(const AttentionCall& call, int num_threads) {
+    const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(call.start + call.num_rows));
+    const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
+    return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / TILE * TILE);
+}
+
+// The index-th block of `size` queries. A query is a row and one of the `groups` heads that share a key head, rows in order.
+void attend_block(const AttentionCall& call, int64_t index, int64_t size, float* scores) {
+    const int64_t groups = call.num_heads / call.num_kv_heads, num_queries = call.num_rows * groups;
+    const int64_t per_head = (num_queries + size - 1) / size, head = index / per_head, first = index % per_head * size;
+    Query queries[MOST_QUERIES];
+    QueryBlock block = {call.keys + head * call.capacity * call.key_dim, call.values + head * call.capacity * call.value_dim,
+                        queries, std::min(size, num_queries - first), 0};
+    block.num_keys = call.start + (first + block.count - 1) / groups + 1;
+    for (int64_t i = 0; i < block.count; i++) {
+        Query& query = queries[i];
+        query.row = (first + i) / groups;
+        query.head = head * groups + (first + i) % groups;
+        query.position = call.start + query.row;
+        query.earliest = call.window ? std::max<int64_t>(query.position - call.window + 1, 0) : 0;
+        query.from = call.query + query.head * call.query_head + query.row * call.query_row;
+        query.scores = scores + i * score_stride(block.num_keys);
+        query.sink = call.sinks ? call.sinks + query.head : nullptr;
+    }
+    if (block.count < WORTH_TILES) attend_few(call, block); else attend_many(call, block);
 }
 
 // The thread's share of a call's blocks; turns go on from call to call.
 void attend_shared(const AttentionCall& call, const Team& team, int64_t& next_block, float* scores) {
-    const int64_t blocks = num_blocks(call);
-    for (int64_t block = 0; block < blocks; block++)
-        if (next_block++ % team.size == team.rank) attend_block(call, block, scores);
+    const int64_t size = block_queries(call, team.size), num_queries = call.num_rows * (call.num_heads / call.num_kv_heads);
+    const int64_t blocks = call.num_kv_heads * ((num_queries + size - 1) / size);
+    for (int64_t index = 0; index < blocks; index++)
+        if (next_block++ % team.size == team.rank) attend_block(call, index, size, scores);
 }
 
-int64_t score_room(int64_t num_keys) { return QUERIES * round_up(num_keys, 16) * (int64_t)sizeof(float); }
+int64_t score_room(int64_t num_keys) {
+    const int64_t stride = score_stride(num_keys);
+    const int64_t scores = std::max(FEWEST_QUERIES * stride, std::min(MOST_QUERIES * stride, SCORES_IN_CACHE));
+    return scores * (int64_t)sizeof(float);
+}
 
 }  // namespace

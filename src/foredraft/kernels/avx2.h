@@ -94,6 +94,14 @@ Mask16 at_least(F32x16 a, F32x16 b) { return compared<_CMP_GE_OQ>(a, b); }
 Mask16 equal(F32x16 a, F32x16 b) { return compared<_CMP_EQ_OQ>(a, b); }
 Mask16 is_nan_ps(F32x16 x) { return compared<_CMP_UNORD_Q>(x, x); }
 
+// y where x is at least `least`, x where it is NaN, else 0
+__m256 zero_below(__m256 y, __m256 x, __m256 least) {
+    const __m256 kept = _mm256_and_ps(y, _mm256_cmp_ps(x, least, _CMP_GE_OQ));
+    return _mm256_blendv_ps(kept, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return {zero_below(y.low, x.low, least.low), zero_below(y.high, x.high, least.high)}; }
+
 I512 set1_epi32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m, int n, int o, int p) {
     return {_mm256_setr_epi32(a, b, c, d, e, f, g, h), _mm256_setr_epi32(i, j, k, l, m, n, o, p)};
@@ -304,19 +312,21 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
         for (int64_t i = 0; i < k; i += 2, at += 64) {
             if (i % (8 / Q) == 0) ahead.step();
 #pragma GCC unroll 8
-            for (int q = 0; q < Q; q++)
+            for (int q = 0; q < Q; q++) {
+                const __m256i* both = (const __m256i*)(at + q * quarter);
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; odd++) {
+                    const __m256i low = _mm256_load_si256(both), high = _mm256_load_si256(both + 1);
+                    const __m256 w_low = _mm256_castsi256_ps(odd ? _mm256_and_si256(low, upper) : _mm256_slli_epi32(low, 16));
+                    const __m256 w_high = _mm256_castsi256_ps(odd ? _mm256_and_si256(high, upper) : _mm256_slli_epi32(high, 16));
 #pragma GCC unroll 8
-                for (int half = 0; half < 2; half++) {
-                    const __m256i both = _mm256_load_si256((const __m256i*)(at + q * quarter) + half);
-                    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-                    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {
-                        const float* x = (const float*)(in + r * stride) + i;
-                        sums[r][q][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x), even, sums[r][q][half]);
-                        sums[r][q][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + 1), odd, sums[r][q][half]);
+                    for (int r = 0; r < R; r++) {  // one load for both halves: else loads set the pace
+                        const __m256 spread = _mm256_broadcast_ss((const float*)(in + r * stride) + i + odd);
+                        sums[r][q][0] = _mm256_fmadd_ps(spread, w_low, sums[r][q][0]);
+                        sums[r][q][1] = _mm256_fmadd_ps(spread, w_high, sums[r][q][1]);
                     }
                 }
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
@@ -518,6 +528,62 @@ __m256 score_eight(const uint16_t* query, const uint16_t* keys, int64_t dim) {
 // scores of one query with 16 keys
 F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
     return {score_eight(query, keys, dim), score_eight(query, keys + 8 * dim, dim)};
+}
+
+// The same scores for many queries: keys lie across a register, so that nothing is added across one. A score is still made
+// of PARTS sums, one for each lane of `score_eight`, added by the same tree. Unit t PARTS + l is the t-th number of part l.
+
+using Unit = float;
+constexpr int PARTS = 8;
+constexpr int PART_ORDER[PARTS] = {0, 1, 2, 3, 4, 5, 6, 7};  // in which a balanced tree adds them as `totals` does
+constexpr int TILE = 6;                                      // queries of a tile
+
+int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }
+
+F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) { return fmadd_ps(set1_ps(*query), load_ps(keys), sum); }
+
+// 16 numbers from the i-th on, lane l holding the two that `score_eight` gives to its lane l; 0 past the end
+__m256i load_pairs(const uint16_t* from, int64_t i, int64_t dim) {
+    if (i + 16 <= dim) return _mm256_loadu_si256((const __m256i*)(from + i));
+    alignas(32) uint16_t each[16] = {};
+    for (int64_t j = 0; i + j < dim; j++) each[j % 8 * 2 + j / 8] = from[i + j];
+    return _mm256_load_si256((const __m256i*)each);
+}
+
+void store_pairs(__m256i pairs, Unit* first, Unit* second) {
+    _mm256_store_ps(first, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+    _mm256_store_ps(second, _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000))));
+}
+
+// to: [num_steps, PARTS]
+void unpack_query(const uint16_t* from, int64_t dim, Unit* to) {
+    for (int64_t i = 0; i < dim; i += 16) store_pairs(load_pairs(from, i, dim), to + i, to + i + PARTS);
+}
+
+void transpose(__m256i* x) {  // 8 x 8
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; i += 2) a[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]), a[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+    }
+}
+
+// 16 keys. to: [num_steps, PARTS, 16]
+void unpack_keys(const uint16_t* const* keys, int64_t dim, Unit* to) {
+    for (int first = 0; first < 16; first += 8)
+        for (int64_t i = 0; i < dim; i += 16) {
+            __m256i pairs[8];
+            for (int j = 0; j < 8; j++) pairs[j] = load_pairs(keys[first + j], i, dim);
+            transpose(pairs);
+            Unit* at = to + i * 16 + first;
+            for (int l = 0; l < PARTS; l++) store_pairs(pairs[l], at + l * 16, at + (PARTS + l) * 16);
+        }
 }
 
 }  // namespace

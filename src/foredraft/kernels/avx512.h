@@ -49,6 +49,9 @@ Mask16 at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ
 Mask16 equal(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 Mask16 is_nan_ps(F32x16 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
+// y where x is at least `least`, x where it is NaN, else 0
+F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return mask_mov_ps(maskz_mov_ps(at_least(x, least), y), is_nan_ps(x), x); }
+
 I512 set1_epi32(int32_t x) { return _mm512_set1_epi32(x); }
 I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m, int n, int o, int p) {
     return _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
@@ -289,6 +292,58 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
             sums[j] = _mm512_dpbf16_ps(sums[j], q, (__m512bh)_mm512_maskz_loadu_epi16(mask, keys + j * dim + i));
     }
     return totals(sums);
+}
+
+// The same scores for many queries: keys lie across a register, so that nothing is added across one. A score is still made
+// of PARTS sums, one for each lane of `score_block`, added by the same tree. Unit t PARTS + l is the t-th pair of part l.
+
+using Unit = int32_t;
+constexpr int PARTS = 16;
+constexpr int PART_ORDER[PARTS] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};  // in which a balanced tree adds them as `totals` does
+constexpr int TILE = 12;                                                                // queries of a tile
+
+int64_t num_steps(int64_t dim) { return round_up(dim, 32) / 32; }
+
+F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)set1_epi32(*query), (__m512bh)load_si512(keys));
+}
+
+// 32 numbers from the i-th on; 0 past the end
+I512 load_pairs(const uint16_t* from, int64_t i, int64_t dim) {
+    return _mm512_maskz_loadu_epi16(dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1, from + i);
+}
+
+// to: [num_steps, PARTS]
+void unpack_query(const uint16_t* from, int64_t dim, Unit* to) {
+    for (int64_t i = 0; i < dim; i += 32) _mm512_store_si512(to + i / 2, load_pairs(from, i, dim));
+}
+
+void transpose(I512* x) {  // 16 x 16
+    I512 a[16], b[16];
+    for (int i = 0; i < 16; i += 2) a[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]), a[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {  // column 4 L + i lies in quarter L of b[i], b[4 + i], b[8 + i] and b[12 + i]
+        const I512 even = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88), odd = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+        const I512 later_even = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88), later_odd = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+        x[i] = _mm512_shuffle_i32x4(even, later_even, 0x88);
+        x[4 + i] = _mm512_shuffle_i32x4(odd, later_odd, 0x88);
+        x[8 + i] = _mm512_shuffle_i32x4(even, later_even, 0xdd);
+        x[12 + i] = _mm512_shuffle_i32x4(odd, later_odd, 0xdd);
+    }
+}
+
+// 16 keys. to: [num_steps, PARTS, 16]
+void unpack_keys(const uint16_t* const* keys, int64_t dim, Unit* to) {
+    for (int64_t i = 0; i < dim; i += 32) {
+        I512 pairs[16];
+        for (int j = 0; j < 16; j++) pairs[j] = load_pairs(keys[j], i, dim);
+        transpose(pairs);
+        for (int l = 0; l < PARTS; l++) _mm512_store_si512(to + (i / 2 + l) * 16, pairs[l]);
+    }
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ from foredraft.kernels.weights import (
     packed_scales,
 )
 
-_SCORES_OF_A_KEY, _KEY_UNIT = 32, 16
+_SCORES_OF_A_KEY, _KEY_UNIT = 384, 16
 """Bytes of scratch that a key takes of each thread, and how many keys it is rounded up to."""
 
 _FIRST_WIDTH = 512

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels.build import INSTRUCTIONS, BuildError, library
+from foredraft.kernels.decoder import AttentionShape
 from foredraft.kernels.native import Kernels
 from foredraft.kernels.weights import QuantizedWeight, quantize_int4, quantize_int8, unquantized
 
@@ -62,8 +63,8 @@ def usable_instructions() -> list[str]:
 
 
 def self_test(kernels: Kernels) -> str | None:
-    """What is wrong with them on this machine, if anything: int8 products must be exact, and rows must not depend on how
-    many share a call."""
+    """What is wrong with them on this machine, if anything: int8 products must be exact, attention right, and rows must not
+    depend on how many share a call."""
     if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(quantize_int8(weight)), x)):
         return "their int8 products are not exact here"
     if not all(_is_grouped_exact(kernels, weight) for weight in _grouped_cases()):
@@ -74,6 +75,27 @@ def self_test(kernels: Kernels) -> str | None:
         whole = kernels.linear(matrix, x)
         if any(not torch.equal(kernels.linear(matrix, x[:count]), whole[:count]) for count in _ROW_COUNTS):
             return "a row's bits depend on how many rows share its product here"
+    return _attention_self_test(kernels)
+
+
+def _attention_self_test(kernels: Kernels) -> str | None:
+    """What is wrong with attention: rows must be what a formula gives, and the same bits alone."""
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(3, 48, 40, generator=generator).to(torch.bfloat16) for _ in range(3))
+    keys, values = keys[:1], values[:1]
+
+    def attend(first: int, last: int) -> Tensor:
+        spans = [(slice(0, last - first), first, keys, values, None)]
+        return kernels.attend(spans, query[:, first:last], AttentionShape(0.2), last - first)
+
+    whole = attend(0, 48)
+    scores = (0.2 * query.double() @ keys.double().transpose(1, 2)).masked_fill(
+        torch.ones(48, 48, dtype=torch.bool).triu(1), -torch.inf
+    )
+    if not torch.allclose(whole.double(), (scores.softmax(-1) @ values.double()).transpose(0, 1), 2.0**-8, 1e-5):
+        return "their attention is wrong here"
+    if any(not torch.equal(attend(row, row + 1)[0], whole[row]) for row in (0, 15, 16, 47)):
+        return "a row's bits depend on how many rows share its attention here"
     return None
 
 

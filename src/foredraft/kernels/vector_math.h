@@ -27,10 +27,8 @@ F32x16 exp_above(F32x16 x) {
 
 // exp for x <= 0; exactly 0 below -87; NaN stays NaN.
 F32x16 exp_nonpositive(F32x16 x) {
-    const Mask16 seen = at_least(x, set1_ps(-87.0f));
-    const Mask16 is_nan = is_nan_ps(x);
-    const F32x16 found = exp_above(max_ps(x, set1_ps(-87.0f)));
-    return mask_mov_ps(maskz_mov_ps(seen, found), is_nan, x);
+    const F32x16 least = set1_ps(-87.0f);
+    return zero_below(exp_above(max_ps(x, least)), x, least);
 }
 
 // factor * sigmoid(x), through exp(-|x|) so that nothing overflows

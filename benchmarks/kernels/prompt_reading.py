@@ -1,0 +1,241 @@
+"""How fast a prompt is read, beside the floor: its multiplications over the most that the processor can do, measured in the
+same run.
+
+    python -m benchmarks.kernels.prompt_reading [--before DIR] [--lens 128 512 2048 4096] [--precisions bfloat16 int8]
+    python -m benchmarks.kernels.prompt_reading --batches 1 16 32 --lens 64 --last 1
+
+A random model of SmolLM2-135M's shape. A prompt is read in chunks, as the engine does. With --last the last rows of each
+sequence are timed alone, the rest being in the cache: 1 is a decoding step, 5 a verification. --before is the folder of another
+version of foredraft/kernels with the same structs: both libraries take turns. Attention and products are timed as calls of
+their own, of the same shapes; the rest is the difference. On one thread it is processor time that counts, so that other
+programs disturb it less. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from foredraft.kernels import AttentionShape, Kernels, PackedMatrix, Stack, StackBatch, StackLayer, build
+from foredraft.kernels.decoder import CacheSpan
+from foredraft.kernels.start import usable_instructions
+from foredraft.kernels.weights import quantize_int8, unquantized
+
+_LAYERS, _HIDDEN, _INTERMEDIATE, _VOCABULARY = 30, 576, 1536, 49_152
+_HEADS, _KV_HEADS, _HEAD_DIM = 9, 3, 64
+_SHAPES = (
+    ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
+    (_HIDDEN, _HEADS * _HEAD_DIM),
+    (2 * _INTERMEDIATE, _HIDDEN),
+    (_HIDDEN, _INTERMEDIATE),
+)
+_FORMATS = {"bfloat16": unquantized, "int8": quantize_int8}
+_CHUNK = 512
+_PEAK_STEPS = 4_000_000
+
+
+def timed(function: Callable[[], object]) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    function()
+    return clock() - start
+
+
+class Peak:
+    """What the processor can multiply, pairs a second: in bfloat16 or, without such an instruction, float32; and in int8."""
+
+    def __init__(self, instructions: str) -> None:
+        source = Path(__file__).with_name("peak.cpp")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "peak.so"
+            flags = [*build._FLAGS, *build.INSTRUCTIONS[instructions]]
+            subprocess.run([build._compiler(), *flags, str(source), "-o", str(library)], check=True)
+            loaded = ctypes.CDLL(str(library))
+        self._functions = {"bfloat16": loaded.multiply_floats, "int8": loaded.multiply_int8}
+        for function in self._functions.values():
+            function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * 2
+
+    def pairs_per_second(self, precision: str) -> float:
+        function, threads = self._functions[precision], torch.get_num_threads()
+        took = timed(lambda: function(_PEAK_STEPS, threads))
+        return _PEAK_STEPS / 10 * function(10, threads) / took
+
+
+class Split(NamedTuple):
+    """Seconds."""
+
+    whole: float
+    attention: float
+    products: float
+
+
+class Reader:
+    """One library's copy of the model."""
+
+    def __init__(self, name: str, kernels: Kernels, precision: str) -> None:
+        self.name, self.kernels, self.precision = name, kernels, precision
+        generator = torch.Generator().manual_seed(0)
+
+        def packed(n: int, k: int) -> PackedMatrix:
+            return kernels.pack(_FORMATS[precision](torch.randn(n, k, generator=generator) / k**0.5))
+
+        norm = torch.ones(_HIDDEN)
+        self.layers = [
+            StackLayer(norm, norm, None, None, *(packed(n, k) for n, k in _SHAPES), window=0) for _ in range(_LAYERS)
+        ]
+        self.head = packed(_VOCABULARY, _HIDDEN)
+        embedding = torch.randn(_VOCABULARY, _HIDDEN, generator=generator).to(torch.bfloat16)
+        self.stack = Stack(
+            self.layers,
+            embedding,
+            norm,
+            self.head,
+            num_heads=_HEADS,
+            num_kv_heads=_KV_HEADS,
+            head_dim=_HEAD_DIM,
+            epsilon=1e-5,
+            scale=_HEAD_DIM**-0.5,
+        )
+
+
+class Prompt:
+    """As many sequences of one length, and their cache."""
+
+    def __init__(self, num_sequences: int, length: int, last: int) -> None:
+        self.num_sequences, self.length, self.last = num_sequences, length, last
+        self.capacity = -(-length // 16) * 16
+        shape = (num_sequences, _LAYERS, 2, _KV_HEADS, self.capacity, _HEAD_DIM)
+        self.store = torch.zeros(shape, dtype=torch.bfloat16)
+        angles = torch.arange(length)[:, None] * 1e4 ** (-torch.arange(_HEAD_DIM // 2) / (_HEAD_DIM / 2))
+        self.rotation = (angles.cos().contiguous(), angles.sin().contiguous())
+        self.ids = torch.randint(_VOCABULARY, (num_sequences, length), generator=torch.Generator().manual_seed(1))
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        first = self.length - self.last if self.last else 0
+        while first < self.length:
+            end = min(first + _CHUNK, self.length)
+            yield first, end
+            first = end
+
+    def batch(self, first: int, end: int) -> StackBatch:
+        count = end - first
+        spans = [
+            CacheSpan(i * count, count, first, self.capacity, array("q", self.addresses(i)))
+            for i in range(self.num_sequences)
+        ]
+        ids = self.ids[:, first:end].flatten().tolist()
+        positions = list(range(first, end)) * self.num_sequences
+        wanted = [(i + 1) * count - 1 for i in range(self.num_sequences)] if end == self.length else []
+        return StackBatch(ids, positions, None, wanted, spans)
+
+    def addresses(self, sequence: int) -> list[int]:
+        return [part.data_ptr() for layer in self.store[sequence] for part in layer]
+
+    def read(self, reader: Reader) -> None:
+        for first, end in self.chunks():
+            reader.kernels.read(reader.stack, self.batch(first, end), self.rotation)
+
+    def attend(self, reader: Reader) -> None:
+        shape = AttentionShape(_HEAD_DIM**-0.5)
+        for first, end in self.chunks():
+            count, padded = end - first, -(-end // 16) * 16
+            query = torch.ones(_HEADS, count * self.num_sequences, _HEAD_DIM, dtype=torch.bfloat16)
+            for layer in range(_LAYERS):
+                spans = []
+                for i in range(self.num_sequences):
+                    keys, values = self.store[i, layer, :, :, :padded]
+                    spans.append((slice(i * count, (i + 1) * count), first, keys, values, None))
+                reader.kernels.attend(spans, query, shape, query.shape[1])
+
+    def multiply(self, reader: Reader) -> None:
+        for first, end in self.chunks():
+            rows = (end - first) * self.num_sequences
+            inputs = {k: torch.ones(rows, k, dtype=torch.bfloat16) for _, k in _SHAPES}
+            for layer in reader.layers:
+                for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                    reader.kernels.linear(matrix, inputs[matrix.in_features])
+        reader.kernels.linear(reader.head, inputs[_HIDDEN][: self.num_sequences])
+
+    def split(self, reader: Reader) -> Split:
+        return Split(*(timed(lambda part=part: part(reader)) for part in (self.read, self.attend, self.multiply)))  # type: ignore[misc]
+
+    def product_pairs(self) -> int:
+        """Multiplications of weights."""
+        rows = sum(end - first for first, end in self.chunks())
+        return self.num_sequences * (rows * _LAYERS * sum(n * k for n, k in _SHAPES) + _VOCABULARY * _HIDDEN)
+
+    def attention_pairs(self) -> int:
+        """Multiplications of keys and values, each by the queries that see it."""
+        keys = sum(sum(range(first + 1, end + 1)) for first, end in self.chunks())
+        return self.num_sequences * keys * _LAYERS * _HEADS * 2 * _HEAD_DIM
+
+
+def measure(prompt: Prompt, readers: list[Reader], peak: Peak, rounds: int) -> None:
+    splits: dict[Reader, list[Split]] = {reader: [] for reader in readers}
+    peaks: dict[str, list[float]] = {precision: [] for precision in _FORMATS}
+    for _ in range(rounds + 1):
+        for reader in readers:
+            splits[reader].append(prompt.split(reader))
+        for precision, values in peaks.items():
+            values.append(peak.pairs_per_second(precision))
+    at_most = {precision: statistics.median(values) for precision, values in peaks.items()}
+    for reader in readers:
+        whole, attention, products = (statistics.median(column) for column in zip(*splits[reader][1:], strict=True))
+        attention_floor = prompt.attention_pairs() / at_most["bfloat16"]
+        product_floor = prompt.product_pairs() / at_most[reader.precision]
+        rows = prompt.num_sequences * (prompt.last or prompt.length)
+        print(
+            f"| {reader.name} | {reader.precision} | {prompt.num_sequences} x {prompt.length} | {rows / whole:.0f} | "
+            f"{1e3 * whole:.1f} | {(attention_floor + product_floor) / whole:.2f} | "
+            f"{1e3 * attention:.1f} ({attention_floor / attention:.2f}) | {1e3 * products:.1f} "
+            f"({product_floor / products:.2f}) | {1e3 * (whole - attention - products):.1f} | "
+            f"{at_most['bfloat16'] / 1e9:.0f}, {at_most[reader.precision] / 1e9:.0f} |",
+            flush=True,
+        )
+
+
+def libraries(before: Path | None, instructions: str) -> dict[str, Kernels]:
+    loaded = {}
+    if before is not None:
+        with patch.object(build, "SOURCES", before):
+            loaded["before"] = Kernels(build.library(instructions))
+    return {**loaded, "after" if before else "now": Kernels(build.library(instructions))}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--lens", type=int, nargs="+", default=[128, 512, 2048, 4096])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1])
+    parser.add_argument("--last", type=int, default=0)
+    parser.add_argument("--precisions", nargs="+", choices=list(_FORMATS), default=list(_FORMATS))
+    parser.add_argument("--instructions", choices=list(build.INSTRUCTIONS), default=usable_instructions()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    peak, kernels = Peak(args.instructions), libraries(args.before, args.instructions)
+    readers = [Reader(name, each, precision) for precision in args.precisions for name, each in kernels.items()]
+    print(f"{torch.get_num_threads()} threads, {args.instructions}; shares of the peak in parentheses")
+    print(
+        "| kernels | precision | prompts | tokens/s | ms | of the peak | attention, ms | products, ms | rest, ms |",
+        end="",
+    )
+    print(" peak: attention, products, 10⁹/s |\n|---|---|---|---|---|---|---|---|---|---|")
+    for num_sequences in args.batches:
+        for length in args.lens:
+            measure(Prompt(num_sequences, length, args.last), readers, peak, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
