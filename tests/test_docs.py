@@ -43,6 +43,7 @@ DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
 PYTHON_NOT_RUN = {
     "import openai": "needs a running server; tests/server/test_openai_client.py has one",
     '"bigram": lambda context': "one line of a table",
+    'from foredraft import LLM, SamplingParams\n\nllm = LLM("model.gguf"': "needs files that are not part of the repository",
 }
 """What a block of python begins with, and why it is not run."""
 
@@ -60,6 +61,7 @@ NOT_RUN_WORDS = {
     "Qwen/": "needs the hub",
     "HuggingFaceTB/": "needs the hub",
     "--model models/": "needs what `make models` downloads; tests with the mark real_model have it",
+    ".gguf": "needs a file that is not part of the repository",
     "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",
 }
 """What a command holds, and why it is not run."""

@@ -14,10 +14,15 @@ from foredraft.errors import ModelError
 from foredraft.model.checkpoint import EMBEDDED, raw_config, refuse_unusable
 
 
-def gguf_file(folder: Path) -> Path:
-    file = folder / "model-q4.gguf"
-    file.write_bytes(b"GGUF\x03\0\0\0")
+def gguf_file(folder: Path, name: str = "model-q4.gguf", data: bytes = b"GGUF\x03\0\0\0") -> Path:
+    file = folder / name
+    file.write_bytes(data)
     return file
+
+
+def gguf_directory(folder: Path) -> Path:
+    (folder / "model.gguf").mkdir()
+    return folder / "model.gguf"
 
 
 def gguf_folder(folder: Path) -> Path:
@@ -64,8 +69,14 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "nothing": (lambda folder: folder / "nowhere", ("no such directory",)),
     "no hub id either": (lambda folder: Path("a/b/c/d"), ("no such directory", "hub id")),
     "an empty folder": (lambda folder: folder, ("no config.json",)),
-    "a GGUF file": (gguf_file, ("GGUF", "original checkpoint")),
-    "a GGUF folder": (gguf_folder, ("GGUF", "original checkpoint")),
+    "a GGUF file that is cut": (gguf_file, ("GGUF", "download it again")),
+    "an empty GGUF file": (lambda folder: gguf_file(folder, data=b""), ("empty", "download it again")),
+    "a GGUF file with other bytes": (lambda folder: gguf_file(folder, data=b"<html>"), ("does not begin with GGUF",)),
+    "a part of a GGUF file": (lambda folder: gguf_file(folder, "m-00002-of-00003.gguf"), ("part 2 of 3", "--merge")),
+    "a GGUF file that is not there": (lambda folder: folder / "model.gguf", ("no such file",)),
+    "a directory called a GGUF file": (gguf_directory, ("no config.json",)),
+    "a GGUF file by another name": (lambda folder: gguf_file(folder, "blob"), ("GGUF", "download it again")),
+    "a GGUF folder": (gguf_folder, ("GGUF", "one of the files")),
     "a GGUF folder with a config": (gguf_beside_a_config, ("GGUF",)),
     "an adapter": (adapter, ("LoRA", "someone/base", "merge_and_unload")),
     "an adapter with a tokenizer": (adapter_with_a_tokenizer, ("LoRA", "merge_and_unload")),

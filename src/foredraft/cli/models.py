@@ -33,7 +33,7 @@ class ModelOptions:
     """Target, draft model and drafter. An option wins over the settings file."""
 
     model: Annotated[
-        str | None, Option("--model", help="The target: hub id or directory. Default: the embedded pair.")
+        str | None, Option("--model", help="The target: hub id, directory or GGUF file. Default: the embedded pair.")
     ] = None
     draft_model: Annotated[
         str | None, Option("--draft-model", help="The draft model; it must share the target's vocabulary.")

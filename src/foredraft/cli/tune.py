@@ -140,5 +140,5 @@ def _from_settings_file(models: ModelOptions) -> ModelOptions:
 
 
 def _absolute(model: str | None) -> str | None:
-    """A directory by its absolute path, so that the settings file can be read from anywhere."""
-    return str(Path(model).absolute()) if model is not None and Path(model).is_dir() else model
+    """A directory or file by its absolute path, so that the settings file can be read from anywhere."""
+    return str(Path(model).absolute()) if model is not None and Path(model).exists() else model

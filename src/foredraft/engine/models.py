@@ -27,7 +27,7 @@ from foredraft.utils.machine import this_machine
 logger = logging.getLogger("foredraft")
 
 ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
-"""A hub id, a directory, or a loaded transformers model."""
+"""A hub id, a directory, a GGUF file, or a loaded transformers model."""
 
 _MAX_PADDING = 512
 

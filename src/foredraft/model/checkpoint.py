@@ -1,4 +1,4 @@
-"""What a checkpoint's folder alone shows. Nothing here imports PyTorch, reads a weight or asks the hub."""
+"""What a checkpoint's path alone shows. Nothing here imports PyTorch, reads a weight or asks the hub."""
 
 from __future__ import annotations
 
@@ -14,29 +14,65 @@ EMBEDDED = Path(__file__).resolve().parents[1] / "embedded"
 CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
 _GGUF = ".gguf"
+_GGUF_MAGIC = b"GGUF"
+_GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_USE_ORIGINAL = "give the directory or hub id of the original checkpoint (config.json and .safetensors)"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is a file that is called a GGUF file, or begins like one."""
+    return path.is_file() and (path.suffix == _GGUF or _begins_with_magic(path))
 
 
 def refuse_unusable(name: str, *, has_weights: bool = True) -> None:
-    """Raises ModelError, with the reason, for a path that leads nowhere and for a file or folder that holds no model in
-    Hugging Face format. A hub id passes. has_weights: whether the weights have to be there too."""
+    """Raises ModelError, with the reason, for a path that leads nowhere, for a file that is no GGUF file, and for a folder that
+    holds no model in Hugging Face format. A hub id passes. has_weights: whether the weights have to be there too."""
     path = Path(name)
     if path.is_file():
-        raise ModelError(f"{name}: {_why_no_file(path)}")
-    if path.is_dir():
+        reason = _why_no_file(path)
+        if reason is not None:
+            raise ModelError(f"{name}: {reason}")
+    elif path.is_dir():
         reason = _why_no_folder(path, has_weights=has_weights)
         if reason is not None:
             raise ModelError(f"{name}: {reason}")
+    elif path.suffix == _GGUF:
+        raise ModelError(f"{name}: no such file; give a GGUF file, a directory in Hugging Face format, or a hub id")
     elif name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
-        raise ModelError(f"{name}: no such directory; give a directory in Hugging Face format, or a hub id")
+        raise ModelError(
+            f"{name}: no such directory; give a directory in Hugging Face format, a GGUF file, or a hub id"
+        )
 
 
-def _why_no_file(path: Path) -> str:
-    if path.suffix == _GGUF:
-        return f"a GGUF file, which llama.cpp reads and foredraft does not; {_USE_ORIGINAL}"
-    return "a file; give the directory that holds config.json and the weights"
+def _begins_with_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except OSError:
+        return False
+
+
+def _why_no_file(path: Path) -> str | None:
+    if _begins_with_magic(path):
+        return _why_no_single_file(path)
+    if path.suffix != _GGUF:
+        return "a file; give the directory that holds config.json and the weights, or a GGUF file"
+    try:
+        is_empty = path.stat().st_size == 0
+        path.open("rb").close()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return (
+        f"{'empty' if is_empty else 'no GGUF file, whatever its name: it does not begin with GGUF'}; download it again"
+    )
+
+
+def _why_no_single_file(path: Path) -> str | None:
+    part = _GGUF_PART.search(path.name)
+    if part is None or int(part[2]) == 1:
+        return None
+    return f"part {int(part[1])} of {int(part[2])} of a model; join them with llama-gguf-split --merge, and give the whole file"
 
 
 def _why_no_folder(folder: Path, *, has_weights: bool) -> str | None:
@@ -46,7 +82,7 @@ def _why_no_folder(folder: Path, *, has_weights: bool) -> str | None:
         if _ADAPTER in names:
             return _why_no_adapter(folder)
         if any(name.endswith(_GGUF) for name in names):
-            return f"a folder of GGUF files, which llama.cpp reads and foredraft does not; {_USE_ORIGINAL}"
+            return "a folder of GGUF files; give one of the files"
     if CONFIG not in names:
         return f"no model: there is no {CONFIG} in this directory; give a directory in Hugging Face format, or a hub id"
     reason = _why_no_config(folder / CONFIG)

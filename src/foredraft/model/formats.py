@@ -22,6 +22,7 @@ from transformers import (
 from foredraft.errors import ModelError, one_line
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
+from foredraft.model.gguf import GGUFCheckpoint
 from foredraft.model.options import LoadOptions
 from foredraft.model.quantized import is_stored_quantized, load_quantized
 
@@ -106,7 +107,7 @@ class HuggingFaceCheckpoint:
         return tokenizer
 
 
-FORMATS: Sequence[Callable[[str, LoadOptions], Checkpoint | None]] = (HuggingFaceCheckpoint,)
+FORMATS: Sequence[Callable[[str, LoadOptions], Checkpoint | None]] = (GGUFCheckpoint.of, HuggingFaceCheckpoint)
 """Each gives a checkpoint for a name that is of its kind, and None for others. The first that does is used."""
 
 

@@ -17,13 +17,16 @@ _LONGEST_HEADER = 100_000_000
 
 
 def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """For local checkpoints, before any memory is touched: weights against what is free."""
+    """For local checkpoints in Hugging Face format, before any memory is touched: weights against what is free."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    free = available_memory(device) if files else None
-    if free is None:
-        return
-    needed = sum(_loaded_size(file, dtype) for file in files)
-    if needed > free:
+    if files:
+        refuse_more_than_free(name, sum(_loaded_size(file, dtype) for file in files), device)
+
+
+def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
+    """needed: bytes of the weights."""
+    free = available_memory(device)
+    if free is not None and needed > free:
         raise ModelError(
             f"{name}: its weights take {_gib(needed)} GiB and {_gib(free)} GiB of memory are free; "
             "use a smaller model, or a smaller dtype"

@@ -38,7 +38,7 @@ class StoredLinear(nn.Module):
     def materialized(self, dtype: torch.dtype) -> nn.Linear:
         """The same layer with its weight in memory."""
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        linear.weight = _parameter(dequantized(read_all(self.source)), dtype)
+        linear.weight = _in_memory(self.source, dtype)
         if self.bias is not None:
             linear.bias = _parameter(self.bias, dtype)
         return linear
@@ -63,7 +63,7 @@ class StoredEmbedding(nn.Module):
 
     def materialized(self) -> nn.Embedding:
         """The layer that this one stands for, with its weight in memory."""
-        return with_rows(self.original, dequantized(read_all(self.source)).to(self.dtype))
+        return with_rows(self.original, _in_memory(self.source, self.dtype))
 
     @property
     def original(self) -> nn.Embedding:
@@ -132,6 +132,14 @@ def _parameter(tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(tensor.to(dtype), requires_grad=False)
 
 
+def _in_memory(source: WeightSource, dtype: torch.dtype) -> nn.Parameter:
+    """The whole weight, read block by block."""
+    weight = torch.empty(source.shape, dtype=dtype)
+    for first, block in blocks_of(source):
+        weight[first : first + block.shape[0]] = dequantized(block)
+    return _parameter(weight, dtype)
+
+
 def is_linear(module: Any) -> bool:
     """Whether it is a plain linear layer, in memory or stored. Subclasses of nn.Linear (quantized ones) are not."""
     return type(module) in (nn.Linear, Conv1D, StoredLinear)
@@ -156,7 +164,11 @@ def stored_experts(hf: nn.Module) -> list[WeightSource]:
     return [source for module in hf.modules() if isinstance(module, StoredExperts) for source in module.sources]
 
 
-@torch.inference_mode()
+def has_stored_weights(hf: nn.Module) -> bool:
+    return any(isinstance(module, StoredLinear | StoredEmbedding) for module in hf.modules())
+
+
+@torch.no_grad()  # and not inference_mode: a model may be trained further
 def materialize(hf: PreTrainedModel) -> None:
     """Put all stored weights into memory, in the model's dtype, in place. Weights with one source stay one."""
     dtype = hf.dtype
@@ -172,7 +184,7 @@ def materialize(hf: PreTrainedModel) -> None:
     materialize_experts(hf)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def materialize_experts(hf: nn.Module) -> None:
     """Put stored experts into memory, in place, in the dtype that they are read in."""
     for parent in list(hf.modules()):

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from foredraft.errors import ForedraftError, ModelError, one_line
+from foredraft.errors import ForedraftError, one_line
 from foredraft.model import LoadOptions, check_vocabulary, load_tokenizer
+from foredraft.model.formats import open_checkpoint
 from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.model.memory import refuse_if_too_big
+from foredraft.model.stored import materialize
 
 
 def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -22,13 +24,9 @@ def load_for_training(name: str, *, revision: str | None = None, trust_remote_co
     config = load_config(name, options)
     refuse_unsupported(config, name)
     refuse_if_too_big(name, torch.float32, torch.device("cpu"))
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:
-        raise ModelError(f"{name}: the checkpoint cannot be loaded: {one_line(error)}") from error
-    return model
+    model = open_checkpoint(name, options).model(config, torch.float32)
+    materialize(model)
+    return model.requires_grad_(True)
 
 
 def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrainedModel:

@@ -55,7 +55,10 @@ class RequestOptions:
             return tuple(self.served_model_name)
         if target is None:
             return ("foredraft",)
-        return (Path(target).resolve().name if Path(target).is_dir() else target,)
+        path = Path(target)
+        if path.is_file():  # a GGUF file
+            return (path.stem,)
+        return (path.resolve().name if path.is_dir() else target,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def lm(
 @train.command()
 @option_groups
 def distill(
-    target: Annotated[str, typer.Option(help="The model to draft for: hub id or directory.")],
+    target: Annotated[str, typer.Option(help="The model to draft for: hub id, directory or GGUF file.")],
     out: OutOption,
     data: DataOptions,
     documents: DocumentOptions,

@@ -61,6 +61,8 @@ def predicted_weights(
     name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, layout: Layout
 ) -> int | None:
     """In bytes: by the files for a quantised checkpoint or one without a skeleton, by the parameters for any other."""
+    if Path(name).is_file():  # of plain numbers or quantized: packed as large as it is
+        return Path(name).stat().st_size
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     if files and (_is_quantised(config) or skeleton is None):
         return sum(file.stat().st_size for file in files)

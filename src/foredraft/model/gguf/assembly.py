@@ -1,0 +1,132 @@
+"""The Hugging Face model of a GGUF file: quantized matrices as stored layers, everything else as parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from foredraft.errors import ModelError, one_line
+from foredraft.model.gguf.architectures import Architecture
+from foredraft.model.gguf.container import GGUFFile, TensorEntry
+from foredraft.model.gguf.names import Sources, sources_of
+from foredraft.model.gguf.tensors import GGUFRows, Order, is_float, order_of_heads, read_floats
+from foredraft.model.stored import StoredEmbedding, StoredLinear
+
+_QUERIES = re.compile(r"blk\.\d+\.attn_q\.(weight|bias)")
+_KEYS = re.compile(r"blk\.\d+\.attn_k\.(weight|bias)")
+_NORM = "norm.weight"
+_HEAD = "lm_head.weight"
+
+
+@torch.no_grad()
+def assemble(
+    file: GGUFFile, architecture: Architecture, gguf_name: str, config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """gguf_name: of the architecture. dtype: of what is no quantized matrix. Raises ModelError for tensors that are missing, too
+    many, or of another shape than the configuration describes."""
+    hf = _skeleton(file, config, dtype)
+    parameters = dict(hf.named_parameters())
+    if config.tie_word_embeddings:
+        parameters.pop(_HEAD, None)
+    sources = sources_of(parameters, file, gguf_name, config.num_hidden_layers)
+    for name, entries in sources.items():
+        _check_shape(file, name, tuple(parameters[name].shape), entries)
+    _fill_buffers(hf)
+    _Filler(file, architecture, config, dtype).fill(hf, sources)
+    if config.tie_word_embeddings:
+        _tie(hf)
+    return hf.eval()
+
+
+def _skeleton(file: GGUFFile, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            hf: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # the library's own checks of a configuration
+        raise ModelError(f"{file.path}: its metadata describes no model: {one_line(error)}") from error
+    return hf
+
+
+def _check_shape(file: GGUFFile, name: str, wanted: tuple[int, ...], entries: tuple[TensorEntry, ...]) -> None:
+    first = entries[0].shape
+    axis = 1 if len(first) == 3 else 0  # experts: [experts, out, in]
+    stored = list(first)
+    stored[axis] = sum(entry.shape[axis] if len(entry.shape) == len(first) else 0 for entry in entries)
+    if tuple(stored) != wanted:
+        raise ModelError(
+            f"{file.path}: its tensor {entries[0].name!r} is {list(first)} and its metadata describe a {name} of "
+            f"{list(wanted)}; download it again, or convert it anew"
+        )
+
+
+def _fill_buffers(hf: Any) -> None:
+    """What is computed and not loaded: rotary frequencies, the scale of embeddings. The library computes it."""
+    for module in hf.modules():
+        missing = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        for name in missing:
+            module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
+        if missing:
+            hf._init_weights(module)
+
+
+def _tie(hf: Any) -> None:
+    """The head reads the embedding's weight."""
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    if isinstance(embedding, StoredEmbedding):
+        hf.set_output_embeddings(StoredLinear(embedding.source))
+    else:
+        head.weight = embedding.weight
+
+
+def _fixed(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=False)
+
+
+class _Filler:
+    """Puts a file's tensors in their places."""
+
+    def __init__(self, file: GGUFFile, architecture: Architecture, config: Any, dtype: torch.dtype) -> None:
+        self._file, self._architecture, self._config, self._dtype = file, architecture, config, dtype
+
+    def fill(self, hf: nn.Module, sources: Sources) -> None:
+        for name, entries in sources.items():
+            owner, _, attribute = name.rpartition(".")
+            module: Any = hf.get_submodule(owner)
+            if len(entries) == 1 and not is_float(entries[0]) and self._can_stay_stored(module, attribute):
+                hf.set_submodule(owner, self._stored(module, entries[0]))
+                continue
+            value = self._parameter(name, entries)
+            # a stored layer's bias is a buffer; its weight came before
+            setattr(module, attribute, value if isinstance(module, StoredLinear) else _fixed(value))
+
+    @staticmethod
+    def _can_stay_stored(module: nn.Module, attribute: str) -> bool:
+        return attribute == "weight" and (type(module) is nn.Linear or isinstance(module, nn.Embedding))
+
+    def _stored(self, module: Any, entry: TensorEntry) -> nn.Module:
+        source = GGUFRows(self._file, entry, self._order(entry))
+        if isinstance(module, nn.Embedding):
+            return StoredEmbedding(source, self._dtype, module)
+        return StoredLinear(source)
+
+    def _parameter(self, name: str, entries: tuple[TensorEntry, ...]) -> Tensor:
+        parts = [read_floats(self._file, entry, self._order(entry)) for entry in entries]
+        value = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if name.endswith(_NORM) and self._architecture.norm_offset:
+            value = value.float() - self._architecture.norm_offset
+        return value.to(self._dtype)
+
+    def _order(self, entry: TensorEntry) -> Order | None:
+        if not self._architecture.has_permuted_heads:
+            return None
+        num_rows = entry.shape[0]
+        if _QUERIES.fullmatch(entry.name):
+            return order_of_heads(num_rows, self._config.num_attention_heads)
+        if _KEYS.fullmatch(entry.name):
+            return order_of_heads(num_rows, self._config.num_key_value_heads)
+        return None

@@ -1,0 +1,158 @@
+"""A file's logits are those of the model that it was written from, and of the library's own reading of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from foredraft.errors import ModelError
+from foredraft.model import LoadOptions
+from foredraft.model.gguf import GGUFCheckpoint
+from foredraft.model.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES
+from foredraft.model.loading import load_model
+from foredraft.model.stored import StoredEmbedding, StoredLinear, materialize
+from tests.model import zoo
+from tests.model.gguf.writing import finish, write_model
+
+FLOAT = LoadOptions(dtype="float32", kernels="torch")
+LONG = torch.arange(3, 3 + 3 * zoo.WINDOW)[None]
+"""Longer than a window."""
+
+SPECIES: dict[str, zoo.Species] = {
+    **{
+        name: zoo.SPECIES[name]
+        for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "granite", "olmo2")
+    },
+    **{name: zoo.SPECIES[name] for name in ("phi3", "cohere", "glm4")},
+    "gemma": zoo.Species("gemma", {"head_dim": 16}),
+    "mixtral": zoo.Species("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "starcoder2": zoo.Species("starcoder2"),
+    "smollm3": zoo.Species("smollm3", {"num_hidden_layers": 4}),
+    **{name: zoo.STACK_FORMS[name] for name in ("biases", "linear rope", "yarn rope", "narrow heads")},
+}
+WIDE = zoo.Species("llama", {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8})
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=LONG, use_cache=False).logits
+    return logits
+
+
+def load(path: Path, options: LoadOptions = FLOAT) -> PreTrainedModel:
+    checkpoint = GGUFCheckpoint(str(path), options)
+    checkpoint.check(has_weights=True)
+    config = checkpoint.config()
+    return checkpoint.model(config, options.torch_dtype(config))
+
+
+@pytest.mark.parametrize("name", SPECIES)
+def test_logits_are_those_of_the_model_that_was_written(name: str, tmp_path: Path) -> None:
+    model = zoo.random_model(SPECIES[name].config())
+    path = write_model(model, tmp_path / "model.gguf")
+    torch.testing.assert_close(logits_of(load(path)), logits_of(model), atol=1e-4, rtol=1e-5)
+
+
+def reference(path: Path, config: Any = None) -> PreTrainedModel:
+    """The file as transformers dequantises it. config: in place of the one that it makes."""
+    config = config or AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
+def test_every_type_gives_the_librarys_logits(kind: str, tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", kind)
+    torch.testing.assert_close(logits_of(load(path)), logits_of(reference(path)), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3", "gemma3"])
+def test_a_quantized_file_gives_the_librarys_logits(name: str, tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(SPECIES[name].config()), tmp_path / "model.gguf", "Q4_1")
+    model = load(path)
+    # the configuration that it makes lacks caps, windows and sizes of heads
+    torch.testing.assert_close(logits_of(model), logits_of(reference(path, model.config)), atol=1e-4, rtol=1e-5)
+
+
+def test_factors_of_the_rotary_frequencies_are_llama_3s(tmp_path: Path) -> None:
+    """The converter writes Llama 3.1's scaling as one factor for each frequency."""
+    species = zoo.STACK_FORMS["llama3 rope"]
+    model = zoo.random_model(species.config())
+    plain = replace(species, settings={}).config()
+    plain_model = AutoModelForCausalLM.from_config(plain)
+    factors = plain_model.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+    assert float(factors.max()) > 7
+
+    def add_factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", factors.numpy().astype(np.float32))
+
+    path = write_model(model, tmp_path / "model.gguf", change=add_factors)
+    torch.testing.assert_close(logits_of(load(path)), logits_of(model), atol=1e-4, rtol=1e-5)
+
+
+def test_a_tied_head_is_read_from_the_embedding(tmp_path: Path) -> None:
+    model = zoo.random_model(WIDE.config())
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    path = write_model(model, tmp_path / "model.gguf", "Q8_0")
+    ours = load(path)
+    materialize(ours)
+    assert ours.get_output_embeddings().weight is ours.get_input_embeddings().weight
+    torch.testing.assert_close(logits_of(ours), logits_of(reference(path)), atol=1e-4, rtol=1e-5)
+
+
+def test_matrices_stay_where_they_are_for_the_kernels(tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "Q4_K")
+    model = load(path, LoadOptions())
+    assert model.dtype == torch.bfloat16
+    assert isinstance(model.get_input_embeddings(), StoredEmbedding)
+    matrices = [module for module in model.modules() if isinstance(module, StoredLinear)]
+    assert len(matrices) == 2 * 7 + 1
+    assert sum(parameter.numel() for parameter in model.parameters()) == 5 * 256
+    close = logits_of(model).float() - logits_of(reference(path))
+    assert float(close.abs().mean()) < 0.1
+
+
+def test_a_file_of_plain_numbers_has_ordinary_layers_in_their_dtype(tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "BF16")
+    model = load(path, LoadOptions())
+    assert type(model.get_input_embeddings()) is torch.nn.Embedding
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_0", "Q6_K"])
+def test_a_loaded_model_reads_ragged_batches(kind: str, tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", kind)
+    model = load_model(path, FLOAT)
+    assert model.traits.vocab_size == zoo.VOCAB_SIZE
+    assert model.traits.context_len == zoo.CONTEXT
+
+
+def test_quantization_of_a_quantized_file_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "Q4_0")
+    load_model(path, LoadOptions(dtype="float32", kernels="torch", quantization="int8"))
+    assert "quantised already" in caplog.text
+
+
+def test_an_architecture_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
+    finish(writer)
+    with pytest.raises(ModelError, match="architecture 'mamba' are not supported"):
+        GGUFCheckpoint(str(tmp_path / "model.gguf"), FLOAT).config()
