@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foredraft.kernels import Joined, Kernels, QuantizedWeight, linear_grouped, quantize_int4, quantize_int8
+from foredraft.kernels import Joined, Kernels, QuantizedWeight, linear_grouped, quantize_int4, quantize_int8, read_all
 from foredraft.kernels.sources import InMemory
 from foredraft.kernels.weights import INT4_GROUPS, INT8, INT8_GROUPS, LEVEL_GROUPS
 
@@ -160,9 +160,11 @@ def test_one_block_whose_scales_do_not_fit_float16_is_enough(kernels: Kernels, m
 def test_weights_in_different_formats_are_joined(kernels: Kernels) -> None:
     four, eight = random_weight(70, 4, (4, 32, False, None)), random_weight(33, 8, (8, 16, False, None))
     parts = [four._replace(offsets=torch.randn(70, 4).half().float()), eight]
-    joined = kernels.pack(Joined([InMemory(part) for part in parts]))
+    source = Joined([InMemory(part) for part in parts])
+    joined, whole = kernels.pack(source), read_all(source)
+    assert isinstance(whole, QuantizedWeight)  # in groups of 16, and so are the rows
     x = random_rows(5, 128)
-    expected = torch.cat([linear_grouped(part, x) for part in parts], dim=1)
+    expected = linear_grouped(whole, x)
     size = x.double().abs() @ torch.cat([part.dequantized() for part in parts]).double().abs().T
     assert ((kernels.linear(joined, x).double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-6 * size).all()
 

@@ -425,13 +425,14 @@ __m256 load_eight_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm256_cvtph_ps(_mm_load_si128((const __m128i*)from)) : _mm256_load_ps((const float*)from);
 }
 
-// in: R rows of int8. out: the sums of all groups, each times its scale, plus the offsets times the sums of the rows.
+// in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
 void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = VECTORS<R>;
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
     const __m256i table = KIND == LEVEL_GROUPS ? _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)g.levels)) : _mm256_setzero_si256();
     const bool is_centred = KIND == INT4_GROUPS && !g.has_offsets;  // codes are 8 more than they stand for
+    const int64_t scales_at = 4 * g.count;                          // bytes from a row's sums to its scales
     for (int first = 0; first < GROUP / 8; first += V) {
         const char *at = weights + first / 2 * stream + first % 2 * 32, *x = in, *row_sums = in + g.sums_at;
         __m256 totals[R][V];
@@ -474,13 +475,17 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
                 for (int r = 0; r < R; r++) {
                     const __m256i zeros = _mm256_slli_epi32(spread_four(row_sums + r * stride), 3);
                     const __m256i sum = is_centred ? _mm256_sub_epi32(sums[r][v], zeros) : sums[r][v];
-                    totals[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, totals[r][v]);
+                    const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+                    totals[r][v] = _mm256_fmadd_ps(scaled, _mm256_broadcast_ss((const float*)(row_sums + r * stride + scales_at)), totals[r][v]);
                 }
                 if (!g.has_offsets) continue;
                 const __m256 offset = load_eight_scales(at_scales + head, g.scale_bytes);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++)
-                    totals[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(spread_four(row_sums + r * stride)), offset, totals[r][v]);
+                for (int r = 0; r < R; r++) {
+                    const __m256 row_scale = _mm256_broadcast_ss((const float*)(row_sums + r * stride + scales_at));
+                    const __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(spread_four(row_sums + r * stride)), row_scale);
+                    totals[r][v] = _mm256_fmadd_ps(sum, offset, totals[r][v]);
+                }
             }
         }
 #pragma GCC unroll 8

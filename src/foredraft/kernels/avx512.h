@@ -195,7 +195,19 @@ F32x16 load_sixteen_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)) : loadu_ps((const float*)from);
 }
 
-// in: R rows of int8. out: the sums of all groups, each times its scale, plus the offsets times the sums of the rows.
+int32_t sum_of(const Groups& g, const char* row, int64_t group) {
+    int32_t sum;
+    memcpy(&sum, row + g.sums_at + 4 * group, 4);
+    return sum;
+}
+
+float scale_of(const Groups& g, const char* row, int64_t group) {
+    float scale;
+    memcpy(&scale, row + g.sums_at + 4 * (g.count + group), 4);
+    return scale;
+}
+
+// in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
 void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
@@ -214,11 +226,7 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
             at += heads;
             I512 sums[R][2];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                int32_t sum;
-                memcpy(&sum, in + r * stride + g.sums_at + 4 * group, 4);
-                sums[r][0] = sums[r][1] = set1_epi32(-zero * sum);
-            }
+            for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = set1_epi32(-zero * sum_of(g, in + r * stride, group));
             for (int64_t step = 0; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
                 ahead.has_read(4 * BESIDE);
                 I512 low[2] = {load_si512(at), load_si512(at + 64)}, high[2];
@@ -249,14 +257,16 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
                 const char* at_scales = scales + 16 * v * g.scale_bytes;
                 const F32x16 scale = load_sixteen_scales(at_scales, g.scale_bytes);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) totals[r][v] = fmadd_ps(cvtepi32_ps(sums[r][v]), scale, totals[r][v]);
+                for (int r = 0; r < R; r++) {
+                    const F32x16 scaled = mul_ps(cvtepi32_ps(sums[r][v]), scale);
+                    totals[r][v] = fmadd_ps(scaled, set1_ps(scale_of(g, in + r * stride, group)), totals[r][v]);
+                }
                 if (!g.has_offsets) continue;
                 const F32x16 offset = load_sixteen_scales(at_scales + head, g.scale_bytes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
-                    int32_t sum;
-                    memcpy(&sum, in + r * stride + g.sums_at + 4 * group, 4);
-                    totals[r][v] = fmadd_ps(set1_ps((float)sum), offset, totals[r][v]);
+                    const char* row = in + r * stride;
+                    totals[r][v] = fmadd_ps(set1_ps((float)sum_of(g, row, group) * scale_of(g, row, group)), offset, totals[r][v]);
                 }
             }
         }

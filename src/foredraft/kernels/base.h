@@ -44,7 +44,7 @@ struct Groups {
     int64_t scale_bytes;         // 2: float16, 4: float32
     bool has_offsets;
     const int8_t* levels;        // [16] or null
-    int64_t sums_at;             // bytes from a row's whole numbers to the sums of its groups, int32 each
+    int64_t sums_at;             // bytes from a row's whole numbers to the sums of its groups, int32 each; then scales, float each
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ int64_t group_bytes(const Matrix& m) {
 }
 
 // The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them. For a matrix with groups
-// of inputs the sums of those groups follow the row.
+// of inputs the sums and the scales of those groups follow the row.
 struct Rows {
     char* data;
     float* scales;
@@ -60,22 +60,26 @@ void quantise_row(int64_t k, Number* to, float* scale, const Read& read) {
     }
 }
 
-void sum_groups(const Groups& g, int64_t group, char* row) {
+// A scale for each group: of rows with outliers, one scale would leave the other inputs a few steps.
+template <class Read>
+void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
+    int8_t* to = (int8_t*)row;
     for (int64_t i = 0; i < g.count; i++) {
-        const int8_t* from = (const int8_t*)row + i * group;
+        const int64_t first = i * m.group;
+        float scale;
+        quantise_row(m.group, to + first, &scale, [&](int64_t at, Mask16 mask) { return read(first + at, mask); });
+        memcpy(row + g.sums_at + 4 * (g.count + i), &scale, 4);
+    }
+    for (int64_t i = 0; i < g.count; i++) {  // afterwards: the last group may have written zeros behind itself
         int32_t sum = 0;
-        for (int64_t j = 0; j < group; j++) sum += from[j];
+        for (int64_t j = 0; j < m.group; j++) sum += to[i * m.group + j];
         memcpy(row + g.sums_at + 4 * i, &sum, 4);
     }
 }
 
 template <class Read>
 void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
-    if (has_groups(m)) {
-        quantise_row(m.k, (int8_t*)rows.row(r), rows.scales + r, read);
-        sum_groups(groups_of(m), m.group, (char*)rows.row(r));
-        return;
-    }
+    if (has_groups(m)) return quantise_groups(m, groups_of(m), (char*)rows.row(r), read);
     if (m.kind == INT8) {
         quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
         return;
@@ -129,12 +133,6 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
     }
 }
 
-// sums of groups -> numbers, in place
-void rescale_rows(const Rows& x, int64_t row, int num_rows, float (*out)[GROUP]) {
-    for (int r = 0; r < num_rows; r++)
-        for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, mul_ps(load_ps(out[r] + 16 * p), set1_ps(x.scales[row + r])));
-}
-
 // The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
 // meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
 Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
@@ -161,7 +159,6 @@ void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t bl
     const char* weights = (const char*)m.weights + group * group_bytes(m);
     tile_of_kind<R>(m, weights, (const char*)x.row(row), x.stride, prefetch_for(m, weights, block, num_blocks), out);
     if (m.kind == INT8) rescale(m, x, row, R, first, out);
-    if (has_groups(m)) rescale_rows(x, row, R, out);
     if (m.bias == nullptr) return;
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;

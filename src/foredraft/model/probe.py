@@ -44,8 +44,9 @@ def probe(
     lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
     sequences = _random_sequences(hf, lengths)
     _refuse_unsound_embeddings(hf, name)
-    reference = [_reference(hf, name, tokens) for tokens in sequences]
-    _refuse_if_it_looks_ahead(hf, name, sequences[0], reference[0])
+    first = sequences[0]
+    *reference, beginning = _references(hf, name, [*sequences, first[: (len(first) + 1) // 2]])
+    _refuse_if_it_looks_ahead(name, beginning, reference[0])
     vocab_size = reference[0].shape[1]
     body = prepare(hf)
     draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False), body)
@@ -72,16 +73,19 @@ def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[
 
 
 @torch.inference_mode()
-def _reference(hf: PreTrainedModel, name: str, tokens: list[int]) -> Tensor:
-    ids = torch.tensor([tokens], device=hf.device)
+def _references(hf: PreTrainedModel, name: str, sequences: Sequence[list[int]]) -> list[Tensor]:
+    """The library's logits of each sequence. In one pass: a model whose weights are stored dequantizes them in every one. Shorter
+    sequences are padded behind, where a causal model does not look."""
+    longest = max(len(tokens) for tokens in sequences)
+    ids = torch.tensor([tokens + tokens[-1:] * (longest - len(tokens)) for tokens in sequences], device=hf.device)
     try:
         out = hf(input_ids=ids, use_cache=False)
-        logits: Tensor = out.logits[0]
+        logits: Tensor = out.logits
     except Exception as error:
         raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
     if bool((torch.isnan(logits) | torch.isposinf(logits)).any()):
         raise ModelError(f"{name}: {why_not_finite(hf)}")
-    return logits
+    return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
 
 
 def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
@@ -94,9 +98,9 @@ def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
         raise ModelError(f"{name}: {why_not_finite(hf)}")
 
 
-def _refuse_if_it_looks_ahead(hf: PreTrainedModel, name: str, tokens: list[int], whole: Tensor) -> None:
-    half = (len(tokens) + 1) // 2
-    if not _agree(_reference(hf, name, tokens[:half]), whole[:half]):
+def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> None:
+    """beginning: the logits of the first tokens of `whole`, with others behind them."""
+    if not _agree(beginning, whole[: len(beginning)]):
         raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,7 @@ from foredraft.model.stored import materialize
 SMOLLM2, GEMMA3 = "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"
 TEXT = "The Danube rises in the Black Forest and flows 2,850 km east, through ten countries, to the Black Sea."
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def real_models() -> Path:
-    folder = os.environ.get("FOREDRAFT_REAL_MODELS")
-    if not folder:
-        pytest.skip("FOREDRAFT_REAL_MODELS names no folder with the two real models")
-    return Path(folder)
+pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
 
 def dequantised(path: Path, config: PretrainedConfig) -> PreTrainedModel:
