@@ -81,14 +81,16 @@ class Interleaved:
 
 
 class RowSlice:
-    """Rows first .. end of a source."""
+    """Rows first, first + step, .. of a source, before `end`."""
 
-    def __init__(self, source: WeightSource, first: int, end: int) -> None:
-        self._source, self._first = source, first
-        self.shape = (end - first, source.shape[1])
+    def __init__(self, source: WeightSource, first: int, end: int, step: int = 1) -> None:
+        self._source, self._first, self._step = source, first, step
+        self.shape = (len(range(first, end, step)), source.shape[1])
 
     def rows(self, first: int, end: int) -> Weight:
-        return self._source.rows(self._first + first, self._first + end)
+        start = self._first + first * self._step
+        between = self._source.rows(start, max(start, self._first + (end - 1) * self._step + 1))
+        return _of_each_row(lambda part: part[:: self._step], [between])
 
 
 class Reordered:

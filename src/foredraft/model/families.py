@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from foredraft.kernels import CLAMPED_SWIGLU, GELU_TANH, LAYER_NORM, RMS_NORM, SILU, StackForm
 from foredraft.model.rotary import Angles, rotation_table
-from foredraft.model.stored import is_linear
+from foredraft.model.stored import StoredExperts, is_linear
 
 Number = Callable[[Any], float]
 """Reads a number off a model."""
@@ -292,7 +292,9 @@ def _weights_of(layer: nn.Module) -> dict[str, str]:
     """The modules of a layer that have weights: how they are called, and of what kind they are."""
     kinds = {}
     for name, module in layer.named_modules():
-        has_weights = next(module.parameters(recurse=False), None) is not None
+        has_weights = next(module.parameters(recurse=False), None) is not None or any(
+            isinstance(child, StoredExperts) for child in module.children()
+        )
         if is_linear(module):
             kinds[name] = "linear"
         elif has_weights:

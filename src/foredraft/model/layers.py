@@ -30,7 +30,7 @@ from foredraft.model.families import Family, Mixture, rotary_table_of, window_of
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
 from foredraft.model.rotary import pairs_as_halves
-from foredraft.model.stored import source_of
+from foredraft.model.stored import StoredExperts, source_of
 
 
 def take_layers(
@@ -157,14 +157,17 @@ def _take_mlp(mlp: Any, family: Family, packer: _Packer) -> StackMlp:
     if family.is_gated:
         middle, end = up.shape[0] // 2, up.shape[0]
         up = Interleaved(RowSlice(up, 0, middle), RowSlice(up, middle, end))
-        bias = None if bias is None else _interleaved_bias(*bias.chunk(2))
+        bias = None if bias is None else _interleaved_bias(*(_column(part) for part in bias.chunk(2)))
     return StackMlp(packer.pack("up", up, bias), packer.pack("down", packer.source(down), down.bias))
 
 
-def _interleaved_bias(gate: Tensor, up: Tensor) -> Tensor:
-    """As Interleaved lays the rows out."""
-    rows = Interleaved(*(InMemory(part.detach().float()[:, None]) for part in (gate, up)))
-    return dequantized(read_all(rows))[:, 0]
+def _interleaved_bias(gates: WeightSource, ups: WeightSource) -> Tensor:
+    """As Interleaved lays the rows out. Each has one column."""
+    return dequantized(read_all(Interleaved(gates, ups)))[:, 0]
+
+
+def _column(bias: Tensor) -> WeightSource:
+    return InMemory(bias.detach().float()[:, None])
 
 
 def _take_router(router: Any, packer: _Packer) -> PackedMatrix:
@@ -177,25 +180,29 @@ def _take_experts(experts: Any, mixture: Mixture, packer: _Packer) -> list[Stack
 
 
 def _take_expert(experts: Any, expert: int, mixture: Mixture, packer: _Packer) -> StackMlp:
-    up, down = _out_by_in(experts, "gate_up_proj", expert), _out_by_in(experts, "down_proj", expert)
+    up, down = (_expert_source(experts, name, expert, packer) for name in ("gate_up_proj", "down_proj"))
     up_bias, down_bias = (_expert_bias(experts, f"{name}_proj_bias", expert) for name in ("gate_up", "down"))
-    gates = Interleaved(*(packer.in_memory(part) for part in _gates_and_ups(up, mixture)))
-    bias = None if up_bias is None else _interleaved_bias(*_gates_and_ups(up_bias, mixture))
+    bias = None if up_bias is None else _interleaved_bias(*_gates_and_ups(_column(up_bias), mixture))
     return StackMlp(
-        packer.pack(f"up{expert}", gates, bias), packer.pack(f"down{expert}", packer.in_memory(down), down_bias)
+        packer.pack(f"up{expert}", Interleaved(*_gates_and_ups(up, mixture)), bias),
+        packer.pack(f"down{expert}", down, down_bias),
     )
 
 
-def _gates_and_ups(rows: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def _gates_and_ups(rows: WeightSource, mixture: Mixture) -> tuple[WeightSource, WeightSource]:
+    count = rows.shape[0]
     if mixture.are_gates_alternating:
-        return rows[::2], rows[1::2]
-    gates, ups = rows.chunk(2)
-    return gates, ups
+        return RowSlice(rows, 0, count, 2), RowSlice(rows, 1, count, 2)
+    return RowSlice(rows, 0, count // 2), RowSlice(rows, count // 2, count)
 
 
-def _out_by_in(experts: Any, name: str, expert: int) -> Tensor:
-    weight: Tensor = getattr(experts, name)[expert].detach()
-    return weight.T if experts.is_transposed else weight
+def _expert_source(experts: Any, name: str, expert: int, packer: _Packer) -> WeightSource:
+    """Of one expert's weight [out, in]."""
+    weights = getattr(experts, name)
+    if isinstance(weights, StoredExperts):
+        return weights.sources[expert]
+    weight: Tensor = weights[expert].detach()
+    return packer.in_memory(weight.T if experts.is_transposed else weight)
 
 
 def _expert_bias(experts: Any, name: str, expert: int) -> Tensor | None:

@@ -33,14 +33,17 @@ def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
         )
 
 
-def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, is_packed: bool) -> None:
+def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, packs_linears: bool, packs_experts: bool) -> None:
     """For stored layers, before they are read: those that become floating point against what is free.
 
-    is_packed: whether a body packs quantized linear layers as they are. Experts are dequantized in any case.
+    packs_linears, packs_experts: whether a body packs quantized linear layers, and experts, as they are.
     """
     free = available_memory(torch.device("cpu"))
-    linears = [source for source in stored_linears(hf) if not is_packed or isinstance(source.rows(0, 1), torch.Tensor)]
-    needed = sum(prod(source.shape) for source in [*linears, *stored_experts(hf)]) * hf.dtype.itemsize
+    linears = [
+        source for source in stored_linears(hf) if not packs_linears or isinstance(source.rows(0, 1), torch.Tensor)
+    ]
+    experts = [] if packs_experts else stored_experts(hf)
+    needed = sum(prod(source.shape) for source in [*linears, *experts]) * hf.dtype.itemsize
     if free is not None and needed > free:
         raise ModelError(
             f"{name}: its quantized weights take {_gib(needed)} GiB in {str(hf.dtype).removeprefix('torch.')} and "

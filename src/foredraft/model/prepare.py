@@ -44,12 +44,13 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     weight_format = quantize_int8 if wants_int8 else unquantized
     is_rounded = wants_int8 or options.quantization in FOUR_BITS
     kernels = _kernels_for(hf, options, is_rounded)
-    refuse_if_dequantized_too_big(hf, name, is_packed=kernels is not None)
+    runs_stack = kernels is not None and has_stack_form(hf)
+    refuse_if_dequantized_too_big(hf, name, packs_linears=kernels is not None, packs_experts=runs_stack)
     if kernels is None:
         materialize(hf)
     if wants_int8 or (is_rounded and kernels is not None):
         _narrow_the_rest(hf)
-    if kernels is not None and has_stack_form(hf):
+    if kernels is not None and runs_stack:
         return StackBody(hf, kernels, context_len_of(hf.config, name), weight_format)
     if kernels is not None:
         materialize_experts(hf)

@@ -19,7 +19,7 @@ from foredraft.model import LoadOptions
 from foredraft.model.gguf import GGUFCheckpoint
 from foredraft.model.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES
 from foredraft.model.loading import load_model
-from foredraft.model.stored import StoredEmbedding, StoredLinear, materialize
+from foredraft.model.stored import StoredEmbedding, StoredExperts, StoredLinear, materialize
 from tests.model import zoo
 from tests.model.gguf.writing import finish, write_model
 
@@ -113,6 +113,23 @@ def test_a_tied_head_is_read_from_the_embedding(tmp_path: Path) -> None:
     materialize(ours)
     assert ours.get_output_embeddings().weight is ours.get_input_embeddings().weight
     torch.testing.assert_close(logits_of(ours), logits_of(reference(path)), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_stay_where_they_are_for_the_kernels(name: str, tmp_path: Path) -> None:
+    species = SPECIES[name]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
+    path = write_model(
+        zoo.random_model(replace(species, settings={**species.settings, **sizes}).config()), tmp_path / "m.gguf", "Q4_0"
+    )
+    model = load(path, LoadOptions())
+    experts = [module for module in model.modules() if isinstance(module, StoredExperts)]
+    assert len(experts) == 2 * model.config.num_hidden_layers
+    expected = logits_of(load(path))
+    materialize(model)
+    assert not [module for module in model.modules() if isinstance(module, StoredExperts)]
+    difference = (logits_of(model) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(difference.median()) < 0.05  # bfloat16
 
 
 def test_matrices_stay_where_they_are_for_the_kernels(tmp_path: Path) -> None:

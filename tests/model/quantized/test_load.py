@@ -19,9 +19,10 @@ from transformers import AutoConfig, GenerationConfig, LlamaConfig, PreTrainedMo
 from foredraft.errors import ModelError
 from foredraft.kernels import load_kernels, weights
 from foredraft.llm import LLM
-from foredraft.model import EMBEDDED, LoadOptions, Read, load_model, memory
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model, memory
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.library import LibraryBody
+from foredraft.model.packed import NativeLinear
 from foredraft.model.quantized import hub, is_stored_quantized
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import PermutedLinear, StoredExperts, StoredLinear
@@ -124,27 +125,56 @@ def test_the_text_is_plain_decodings_with_every_drafter(kind: str, quantized: Ma
         assert output.outputs[0].token_ids == plain, method
 
 
-HAS_GROUPS = hasattr(weights, "INT4_GROUPS")
-COMPILED = KINDS if HAS_GROUPS else ["W8A8", "LLM.int8()", "nf4"]
-"""What the compiled products read: all formats, where they know groups."""
+def difference(model: LanguageModel, expected: PreTrainedModel) -> float:
+    """Of the median row of logits, relative."""
+    with torch.inference_mode():
+        actual = model.read([Read(0, IDS[0].tolist(), IDS.shape[1])], model.scratch_cache([IDS.shape[1]]))
+    rows = (actual.float() - logits(expected)[0]).norm(dim=-1) / logits(expected)[0].norm(dim=-1)
+    return float(rows.median())
 
 
-@pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels on this machine")
-@pytest.mark.parametrize("kind", COMPILED)
+needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels on this machine")
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_compiled_kernels_run_what_is_stored(kind: str, quantized: MakeCheckpoint) -> None:
     path, expected = quantized(kind)
     model = load_model(path, LoadOptions(dtype="bfloat16", device="cpu"))
     assert isinstance(model.body, LibraryBody if "act-order" in kind else StackBody)
     assert model.traits.row_exact
-    with torch.inference_mode():
-        actual = model.read([Read(0, IDS[0].tolist(), IDS.shape[1])], model.scratch_cache([IDS.shape[1]]))
-    difference = (actual.float() - logits(expected)[0]).norm(dim=-1) / logits(expected)[0].norm(dim=-1)
-    assert float(difference.median()) < 0.05
+    assert difference(model, expected) < 0.05
     prompt, params = [5, 9, 14, 3], SamplingParams(temperature=0.0, max_tokens=16)
     llm = LLM(path, method="none", dtype="bfloat16", device="cpu")
     (plain,) = llm.generate(prompt, params)
     (drafted,) = llm.with_drafter("suffix", 3).generate(prompt, params)
     assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def saved_mixture(species: str, kind: str, folder: Path) -> PreTrainedModel:
+    config = SPECIES[species].config()
+    if kind == "mxfp4":
+        return save_mxfp4(random_model(config), folder)
+    config.moe_intermediate_size = 64
+    return save_quantized_experts(random_model(config), folder, KINDS[kind])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("species", "kind", "layout"),
+    [
+        ("mixtral", "gptq", weights.INT4_GROUPS),
+        ("qwen3_moe", "awq", weights.INT4_GROUPS),
+        ("gpt_oss", "mxfp4", weights.LEVEL_GROUPS),
+    ],
+)
+def test_experts_are_packed_as_they_are_stored(species: str, kind: str, layout: int, tmp_path: Path) -> None:
+    expected = saved_mixture(species, kind, tmp_path)
+    model = load_model(tmp_path, LoadOptions(dtype="bfloat16", device="cpu"))
+    assert isinstance(model.body, StackBody)
+    packed = [module for module in model.hf.modules() if isinstance(module, NativeLinear)]
+    assert sum(linear.matrix.layout.kind == layout for linear in packed) >= 2 * 2 * 4
+    assert difference(model, expected) < 0.05
 
 
 def test_layers_that_were_left_out_of_quantization_are_loaded_as_they_are(tmp_path: Path) -> None:

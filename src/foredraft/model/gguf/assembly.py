@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
+from foredraft.kernels import Joined, RowSlice
 from foredraft.model.gguf.architectures import Architecture
 from foredraft.model.gguf.container import GGUFFile, TensorEntry
 from foredraft.model.gguf.names import Sources, sources_of
 from foredraft.model.gguf.tensors import GGUFRows, Order, is_float, order_of_heads, read_floats
-from foredraft.model.stored import StoredEmbedding, StoredLinear
+from foredraft.model.stored import StoredEmbedding, StoredExperts, StoredLinear
 
 _QUERIES = re.compile(r"blk\.\d+\.attn_q\.(weight|bias)")
 _KEYS = re.compile(r"blk\.\d+\.attn_k\.(weight|bias)")
@@ -46,7 +47,8 @@ def _skeleton(file: GGUFFile, config: PretrainedConfig, dtype: torch.dtype) -> P
     """The model without memory for its weights."""
     try:
         with torch.device("meta"):
-            hf: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            # eager experts are read one at a time, so they may stay stored
+            hf: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="eager")
     except Exception as error:  # the library's own checks of a configuration
         raise ModelError(f"{file.path}: its metadata describes no model: {one_line(error)}") from error
     return hf
@@ -87,6 +89,10 @@ def _fixed(value: Tensor) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=False)
 
 
+def _are_experts(entries: tuple[TensorEntry, ...]) -> bool:
+    return len(entries[0].shape) == 3 and not any(is_float(entry) for entry in entries)
+
+
 class _Filler:
     """Puts a file's tensors in their places."""
 
@@ -99,6 +105,10 @@ class _Filler:
             module: Any = hf.get_submodule(owner)
             if len(entries) == 1 and not is_float(entries[0]) and self._can_stay_stored(module, attribute):
                 hf.set_submodule(owner, self._stored(module, entries[0]))
+                continue
+            if _are_experts(entries):
+                delattr(module, attribute)
+                setattr(module, attribute, self._stored_experts(entries))
                 continue
             value = self._parameter(name, entries)
             # a stored layer's bias is a buffer; its weight came before
@@ -113,6 +123,15 @@ class _Filler:
         if isinstance(module, nn.Embedding):
             return StoredEmbedding(source, self._dtype, module)
         return StoredLinear(source)
+
+    def _stored_experts(self, entries: tuple[TensorEntry, ...]) -> StoredExperts:
+        """Of tensors [experts, out, in] whose outputs are joined."""
+        parts = [(GGUFRows(self._file, entry), entry.shape[1]) for entry in entries]
+        sources = [
+            Joined([RowSlice(rows, expert * height, (expert + 1) * height) for rows, height in parts])
+            for expert in range(entries[0].shape[0])
+        ]
+        return StoredExperts(sources, self._dtype, is_transposed=False)
 
     def _parameter(self, name: str, entries: tuple[TensorEntry, ...]) -> Tensor:
         parts = [read_floats(self._file, entry, self._order(entry)) for entry in entries]
