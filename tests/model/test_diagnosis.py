@@ -111,9 +111,10 @@ def test_minus_infinity_may_stand_in_logits(tmp_path: Path) -> None:
         return out
 
     hf.forward = masked
-    from foredraft.model.probe import _reference
+    from foredraft.model.probe import _references
 
-    assert bool(torch.isneginf(_reference(hf, "masked", [5, 6])).any())
+    (logits,) = _references(hf, "masked", [[5, 6]])
+    assert bool(torch.isneginf(logits).any())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
