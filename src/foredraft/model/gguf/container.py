@@ -2,7 +2,7 @@
 
 Everything is bounded by the file: a count, a length or an offset that leads beyond it is refused before anything is
 allocated. The `gguf` package's own reader makes an array of every string (40 seconds for a vocabulary of 262,144) and trusts
-the file, so only its tables of types and names are used. Layout: ggml's docs/gguf.md.
+the file, so only its tables of types and names are used. Layout: the GGUF specification (ggml-org/ggml, docs).
 """
 
 from __future__ import annotations
