@@ -26,6 +26,7 @@ LAYERS = (
     {"engine.sequence"},
     {"verify", "engine.cache", "engine.step", "engine.forced_prefix", "engine.logprobs"},
     {"model"},
+    {"heads"},
     {"drafters", "policy", "engine.drafter_group"},
     {"engine.scheduler", "engine.faults", "engine.methods"},
     {"engine.engine", "engine.models"},

@@ -1,0 +1,53 @@
+"""Heads: drafters that read the target's hidden states. Their checkpoints in every form, and what they compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foredraft.utils.lazy import attributes
+
+if TYPE_CHECKING:
+    from foredraft.heads.config import (
+        Ambiguity,
+        AnyHeadConfig,
+        EagleConfig,
+        HeadCheckpoint,
+        HeadConfig,
+        MedusaConfig,
+        TargetShape,
+    )
+    from foredraft.heads.eagle import EagleHead, HeadReading
+    from foredraft.heads.loading import load_head
+    from foredraft.heads.medusa import MedusaHead
+
+__all__ = [
+    "Ambiguity",
+    "AnyHeadConfig",
+    "EagleConfig",
+    "EagleHead",
+    "HeadCheckpoint",
+    "HeadConfig",
+    "HeadReading",
+    "MedusaConfig",
+    "MedusaHead",
+    "TargetShape",
+    "load_head",
+]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "config": (
+            "Ambiguity",
+            "AnyHeadConfig",
+            "EagleConfig",
+            "HeadCheckpoint",
+            "HeadConfig",
+            "MedusaConfig",
+            "TargetShape",
+        ),
+        "eagle": ("EagleHead", "HeadReading"),
+        "loading": ("load_head",),
+        "medusa": ("MedusaHead",),
+    },
+)

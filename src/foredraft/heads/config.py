@@ -1,0 +1,155 @@
+"""What a head is: one description for the checkpoints of every form.
+
+A head drafts from hidden states of the target. Two kinds of description: an EAGLE head is one or more decoder layers with
+keys and values of their own, a Medusa head a few independent blocks on one hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from foredraft.model.taps import FINAL_NORM
+
+
+class TargetShape(NamedTuple):
+    """What a head must fit. vocab_size: the width of the target's logits."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> TargetShape:
+        text = config.get_text_config()
+        return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
+
+
+class Ambiguity(NamedTuple):
+    """A setting that a file leaves open: it is not there and its default differs between programs, or programs read it
+    differently. candidates: values of the description's field of that name; the first one was chosen."""
+
+    field: str
+    candidates: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What all heads have.
+
+    taps: the hidden states of the target that the head reads (see model/taps.py), concatenated in this order.
+    vocab_size: of the target's logits. draft_vocab_size: the width D of the head's own.
+    target_ids: [D] int64, the id in the target's vocabulary of each column; None: the columns are the target's first D ids.
+    owns_lm_head: whether the file has one; otherwise the target's is used.
+    logit_scale: by which logits are multiplied.
+    ambiguities: settings that the file leaves open.
+    """
+
+    taps: tuple[int, ...]
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_ids: Tensor | None = field(default=None, repr=False, compare=False)
+    owns_lm_head: bool = True
+    logit_scale: float = 1.0
+    ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the features of one token."""
+        return len(self.taps) * self.target_hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadConfig):
+    """EAGLE-1 and 2 (arXiv:2401.15077, arXiv:2406.16858; one kind of weights), EAGLE-3 (arXiv:2503.01840) and 3.1.
+
+    layer: the decoder layers, as transformers describes them: widths, norms, rotary embedding, and in `model_type` the family
+    ("llama", or "qwen3", which normalizes queries and keys). Its num_hidden_layers is the number of layers in the file.
+    num_fused_layers: the first so many layers read the embedding of the token beside the state, [2 * hidden_size] together.
+    EAGLE-1 has none: its fc reads both.
+    applies_fc: whether features go through fc; some programs leave it out where widths already agree. fc_bias: of fc.
+    norm_before_fc: one norm over all features. fc_norm: a norm for each tap (EAGLE-3.1). At most one of the two.
+    norm_before_residual: whether the residual of a fused layer is the normalized state.
+    norm_output: whether the state fed back has passed the final norm (EAGLE-3.1).
+    input_norm: whether layer 0 normalizes its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
+    owns_embeddings: whether the file has some; otherwise the target's are used.
+    training_len: the longest text it was trained on, where the file gives one. No limit on positions.
+    """
+
+    kind: Literal["eagle1", "eagle3"]
+    layer: PretrainedConfig = field(compare=False)
+    num_fused_layers: int = 1
+    applies_fc: bool = True
+    fc_bias: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    input_norm: bool = True
+    final_norm: bool = True
+    owns_embeddings: bool = False
+    training_len: int | None = None
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layer.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.layer.num_hidden_layers)
+
+    @property
+    def family(self) -> str:
+        return str(self.layer.model_type)
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens, its own included, a row of this layer sees; None: all."""
+        types = getattr(self.layer, "layer_types", None)
+        if types is None or types[layer] != "sliding_attention":
+            return None
+        window: int | None = self.layer.sliding_window
+        return window
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Of keys and values, over all layers."""
+        per_layer = 2 * self.layer.num_key_value_heads * self.layer.head_dim
+        return int(self.num_layers * per_layer * dtype.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadConfig):
+    """Medusa (arXiv:2401.10774): head h drafts the token h + 2 places after the one whose hidden state it reads.
+
+    num_blocks: residual blocks of each head. block_bias: whether their linear layers have one.
+    shares_lm_head: whether all heads use one lm_head.
+    """
+
+    num_heads: int
+    num_blocks: int = 1
+    block_bias: bool = True
+    shares_lm_head: bool = False
+    taps: tuple[int, ...] = (FINAL_NORM,)
+    kind: Literal["medusa"] = "medusa"
+
+
+AnyHeadConfig = EagleConfig | MedusaConfig
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """A head that was read from a file. tensors: by their names in the module (heads/eagle.py, heads/medusa.py).
+    notes: what a user should know of how the file was read, a line each."""
+
+    config: AnyHeadConfig
+    tensors: Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
+
+    def with_settings(self, **settings: Any) -> HeadCheckpoint:
+        """The same weights with other settings, such as a candidate of an ambiguity."""
+        return replace(self, config=replace(self.config, **settings))

@@ -1,0 +1,101 @@
+"""The files of a head: a configuration and tensors, from a directory or the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from torch import Tensor
+
+from foredraft.errors import ModelError, one_line
+from foredraft.model.checkpoint import CONFIG, refuse_unusable
+from foredraft.model.diagnosis import why_not_found
+
+_PATTERNS = (CONFIG, "*.safetensors", "*.bin", "*.pt", "*.index.json")
+_SINGLE = (
+    "model.safetensors",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.pt",
+)
+_BUFFER = ".rotary_emb.inv_freq"
+"""Old files hold the angles of rotary embeddings, which follow from the configuration."""
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """name: as the user gave it. config: of config.json. tensors: by their names in the file."""
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, name: str, revision: str | None = None) -> HeadFiles:
+        """name: a directory or a hub id. Raises ModelError for files that are missing or cannot be read."""
+        folder = _folder_of(name, revision)
+        try:
+            return cls(name, _config_of(folder), _tensors_of(folder))
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
+        except Exception as error:
+            raise ModelError(f"{name}: the head cannot be read: {one_line(error)}; download it again") from error
+
+
+def _folder_of(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    refuse_unusable(name)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS), ignore_patterns=["*/*"]))
+    except Exception as error:
+        raise ModelError(f"{name}: {why_not_found(name, error, revision)}") from error
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ModelError(f"there is no {CONFIG} in this directory; give the whole directory of the head")
+    config = json.loads(path.read_bytes())
+    if not isinstance(config, dict):
+        raise ModelError(f"its {CONFIG} is no JSON object; download it again")
+    return config
+
+
+def _tensors_of(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        tensors |= _read(path)
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFER)}
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    """The files of one copy of the weights; safetensors are preferred."""
+    index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
+    single = next((folder / name for name in _SINGLE if (folder / name).is_file()), None)
+    if single is not None:
+        yield single
+    elif index is not None:
+        yield from (folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values())))
+    else:
+        raise ModelError(f"no weights in this directory; there should be one of {', '.join(_SINGLE)}")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"{path.name} is missing, which its index names; download it again")
+    if path.suffix == ".safetensors":
+        tensors: dict[str, Any] = load_file(path)
+    else:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ModelError(f"{path.name} is no state dict: it holds other things than tensors by name")
+    return tensors

@@ -1,0 +1,29 @@
+"""The forms in which heads are published: one file a form, and one line in FORMATS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foredraft.heads.formats import (
+    deepspec,
+    medusa_legacy,
+    medusa_vllm,
+    nemo,
+    safeailab_eagle1,
+    safeailab_eagle3,
+    speculators,
+    vllm_eagle,
+)
+from foredraft.heads.formats.base import HeadFormat
+
+FORMATS: Sequence[HeadFormat] = (
+    speculators.FORMAT,
+    medusa_vllm.FORMAT,
+    medusa_legacy.FORMAT,
+    vllm_eagle.FORMAT,
+    deepspec.FORMAT,
+    nemo.FORMAT,
+    safeailab_eagle3.FORMAT,
+    safeailab_eagle1.FORMAT,
+)
+"""The first form that matches the files is used."""

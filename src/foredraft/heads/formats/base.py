@@ -1,0 +1,32 @@
+"""What a form of head checkpoints is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from foredraft.heads.config import HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+
+
+class HeadFormat(NamedTuple):
+    """matches: whether files are of this form. read: the head they hold; raises ModelError, one line, for what it cannot be."""
+
+    name: str
+    matches: Callable[[HeadFiles], bool]
+    read: Callable[[HeadFiles, TargetShape], HeadCheckpoint]
+
+
+def architectures(files: HeadFiles) -> tuple[str, ...]:
+    """The class names in config.json."""
+    names = files.config.get("architectures")
+    return tuple(names) if isinstance(names, list) else ()
+
+
+def renamed(files: HeadFiles, *prefixes: tuple[str, str]) -> HeadFiles:
+    """The same files with the first prefix of a name that matches replaced."""
+    tensors = {}
+    for name, tensor in files.tensors.items():
+        old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
+        tensors[new + name.removeprefix(old)] = tensor
+    return HeadFiles(files.name, files.config, tensors)

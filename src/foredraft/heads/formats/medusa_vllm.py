@@ -1,0 +1,70 @@
+"""Medusa heads in vLLM's form."""
+
+from __future__ import annotations
+
+import re
+
+from torch import Tensor
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.base import HeadFormat, renamed
+from foredraft.heads.formats.medusa_legacy import medusa_checkpoint
+from foredraft.heads.settings import Settings
+from foredraft.heads.vocabulary import check_ids
+
+_PREFIX = "medusa_heads."
+_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
+_ABOUT = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "version")
+_COUNTS = (
+    "hidden_size",
+    "max_seq_len",
+    "max_paths",
+    "topk",
+    "num_lookahead_tokens",
+    "medusa_fc_bias",
+    "base_model_name_or_path",
+)
+_TOKEN_MAP = "token_map"
+
+
+def matches(files: HeadFiles) -> bool:
+    return any(_BLOCK.fullmatch(name.removeprefix(_PREFIX)) for name in files.tensors)
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    settings = Settings(files.config)
+    vocab_size = settings.integer("vocab_size", target.vocab_size)
+    draft_vocab_size = settings.integer("truncated_vocab_size", vocab_size)
+    is_shared = settings.flag("original_lm_head")
+    logit_scale = float(settings.get("logit_scale", 1.0))
+    counts = [key for key in files.config if "num" in key and ("heads" in key or "layers" in key)]
+    settings.take((*_ABOUT, *_COUNTS, *counts))  # counts are taken from the tensors
+    settings.refuse_unread()
+    tensors = {
+        _BLOCK.sub(r"blocks.\1.\2.\3", name): tensor for name, tensor in renamed(files, (_PREFIX, "")).tensors.items()
+    }
+    target_ids = _target_ids(tensors.pop(_TOKEN_MAP, None), draft_vocab_size, vocab_size)
+    if is_shared and "lm_heads.0.weight" in tensors:
+        tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
+    tensors = {name: _reduced(name, tensor, target_ids) for name, tensor in tensors.items()}
+    return medusa_checkpoint(tensors, target, target_ids=target_ids, logit_scale=logit_scale)
+
+
+def _target_ids(token_map: Tensor | None, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
+    if draft_vocab_size == vocab_size:
+        return None
+    if token_map is None:
+        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, and has no token_map that tells which")
+    return check_ids(token_map, _TOKEN_MAP, draft_vocab_size, vocab_size)
+
+
+def _reduced(name: str, tensor: Tensor, target_ids: Tensor | None) -> Tensor:
+    """An lm_head of the whole vocabulary is cut down to the columns drafted."""
+    if target_ids is None or not name.startswith("lm_head") or tensor.shape[0] == len(target_ids):
+        return tensor
+    return tensor[target_ids]
+
+
+FORMAT = HeadFormat("vLLM's Medusa", matches, read)

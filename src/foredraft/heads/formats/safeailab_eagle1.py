@@ -1,0 +1,70 @@
+"""EAGLE-1 and 2 as SafeAILab writes them: a Llama layer without input norm, and fc before it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.formats.layers import count_layers, read_layers
+from foredraft.heads.settings import Settings
+from foredraft.heads.vocabulary import check_ids
+from foredraft.model.taps import FINAL_NORM
+
+TOKEN_MAP = "token_map"
+
+
+def matches(files: HeadFiles) -> bool:
+    return "fc.weight" in files.tensors and any(name.startswith("layers.0.") for name in files.tensors)
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    weights = {name: tensor for name, tensor in files.tensors.items() if name != TOKEN_MAP}
+    settings = Settings(files.config)
+    settings.take(("bias",))  # whether fc has one: its tensors tell
+    draft_vocab_size = settings.get("truncated_vocab_size")
+    logit_scale = float(settings.get("logit_scale", 1.0))
+    layer = read_layers(settings, count_layers(weights))
+    settings.refuse_unread()
+    target_ids = _target_ids(files.tensors, draft_vocab_size, layer.vocab_size)
+    width = layer.vocab_size if target_ids is None else len(target_ids)
+    config = EagleConfig(
+        kind="eagle1",
+        layer=layer,
+        taps=(FINAL_NORM,),
+        target_hidden_size=layer.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=width,
+        target_ids=target_ids,
+        num_fused_layers=0,
+        fc_bias="fc.bias" in weights,
+        input_norm="layers.0.input_layernorm.weight" in weights,
+        final_norm="norm.weight" in weights,
+        owns_embeddings="embed_tokens.weight" in weights,
+        owns_lm_head="lm_head.weight" in weights,
+        logit_scale=logit_scale,
+        training_len=getattr(layer, "max_position_embeddings", None),
+    )
+    return HeadCheckpoint(config, _reduced(weights, target_ids))
+
+
+def _target_ids(tensors: dict[str, Tensor], draft_vocab_size: int | None, vocab_size: int) -> Tensor | None:
+    """vLLM's reduced vocabulary: ids in any order."""
+    if draft_vocab_size is None or draft_vocab_size == vocab_size:
+        return None
+    if TOKEN_MAP not in tensors:
+        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, and has no token_map that tells which")
+    return check_ids(tensors[TOKEN_MAP], TOKEN_MAP, draft_vocab_size, vocab_size)
+
+
+def _reduced(weights: dict[str, Tensor], target_ids: Tensor | None) -> dict[str, Tensor]:
+    """An lm_head of the whole vocabulary is cut down to the columns drafted."""
+    lm_head = weights.get("lm_head.weight")
+    if lm_head is None or target_ids is None or lm_head.shape[0] == len(target_ids):
+        return weights
+    return {**weights, "lm_head.weight": lm_head[target_ids]}
+
+
+FORMAT = HeadFormat("SafeAILab EAGLE-1 and 2", matches, read)

@@ -1,0 +1,73 @@
+"""EAGLE-3 and 3.1 as `speculators` (0.2 to 0.9) writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foredraft.errors import ModelError, shown
+from foredraft.heads.config import Ambiguity, HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.formats.eagle3 import checkpoint_of, taps_of
+from foredraft.heads.formats.layers import count_layers, read_layers
+from foredraft.heads.settings import Settings
+
+_KIND = "speculators_model_type"
+_WITHOUT_EFFECT = (
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "model_type",
+    "embed_requires_grad",
+)
+_ABOUT = (
+    "speculators_version",
+    "speculators_config",
+    "tie_word_embeddings",
+    "has_no_defaults_at_init",
+    "_name_or_path",
+)
+
+
+def matches(files: HeadFiles) -> bool:
+    return _KIND in files.config
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    settings = Settings(files.config)
+    kind = settings.get(_KIND)
+    if kind != "eagle3":
+        raise ModelError(f"config.json: {_KIND} is {shown(kind)}: only eagle3 is supported")
+    fields = _fields(settings)
+    taps = taps_of(settings.integers("eagle_aux_hidden_state_layer_ids"), target, offset=0)
+    draft_vocab_size = settings.integer("draft_vocab_size", 32000)
+    inner = settings.nested("transformer_layer_config")
+    layer = read_layers(inner, count_layers(files.tensors), inner.get("model_type", "qwen3"))
+    width = settings.integer("target_hidden_size", layer.hidden_size)
+    settings.take((*_WITHOUT_EFFECT, *_ABOUT))
+    settings.refuse_unread()
+    inner.refuse_unread()
+    unclear = () if "norm_before_residual" in settings else (Ambiguity("norm_before_residual", (False, True)),)
+    return checkpoint_of(
+        layer,
+        files.tensors,
+        target,
+        taps=taps,
+        draft_vocab_size=draft_vocab_size,
+        ambiguities=unclear,
+        target_hidden_size=width,
+        **fields,
+    )
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    fields = {name: settings.flag(name) for name in names}
+    if fields["norm_before_fc"] and fields["fc_norm"]:
+        raise ModelError("config.json sets both norm_before_fc and fc_norm: a head has at most one of them")
+    return fields
+
+
+FORMAT = HeadFormat("speculators", matches, read)

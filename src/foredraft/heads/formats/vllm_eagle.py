@@ -1,0 +1,33 @@
+"""vLLM's wrapper round an EAGLE head's configuration: the layers' own is in `model`."""
+
+from __future__ import annotations
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats import safeailab_eagle1, safeailab_eagle3
+from foredraft.heads.formats.base import HeadFormat, renamed
+
+
+def matches(files: HeadFiles) -> bool:
+    return files.config.get("model_type") == "eagle"
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    files = renamed(_unwrapped(files), ("model.", ""))
+    for form in (safeailab_eagle3.FORMAT, safeailab_eagle1.FORMAT):
+        if form.matches(files):
+            return form.read(files, target)
+    raise ModelError("its weights are no EAGLE head: there should be fc.weight and layers.0")
+
+
+def _unwrapped(files: HeadFiles) -> HeadFiles:
+    """Keys outside win over those of the layers, as in vLLM."""
+    inner = files.config.get("model")
+    if not isinstance(inner, dict):
+        raise ModelError("config.json of type eagle must hold the layers' configuration in model")
+    outer = {key: value for key, value in files.config.items() if key not in ("model", "model_type", "architectures")}
+    return HeadFiles(files.name, {**inner, **outer}, files.tensors)
+
+
+FORMAT = HeadFormat("vLLM's EAGLE", matches, read)

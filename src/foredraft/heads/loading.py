@@ -1,0 +1,110 @@
+"""Heads by name: the form is found from the files, and everything in them is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.eagle import EagleHead
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats import FORMATS
+from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.medusa import MedusaHead
+
+
+def load_head(name: str, target: TargetShape, revision: str | None = None) -> HeadCheckpoint:
+    """The head in a directory or under a hub id, checked against the target's shape.
+
+    Raises ModelError, one line that names it, for files of no known form, unknown configuration keys, tensors that are
+    missing, unknown or of another shape, an unusable vocabulary table, and a head that does not fit the target.
+    """
+    files = HeadFiles.of(name, revision)
+    try:
+        checkpoint = format_of(files).read(files, target)
+        _check_target(checkpoint, target)
+        _check_tensors(checkpoint)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    return checkpoint
+
+
+def format_of(files: HeadFiles) -> HeadFormat:
+    """Raises ModelError if the files are of no known form."""
+    for form in FORMATS:
+        if form.matches(files):
+            return form
+    known = ", ".join(form.name for form in FORMATS)
+    raise ModelError(f"its files are no head of a known form ({known})")
+
+
+def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
+    """The head's module with empty weights, on the meta device."""
+    if isinstance(checkpoint.config, EagleConfig):
+        return EagleHead(checkpoint.config, _no_target, _no_target)
+    return MedusaHead(checkpoint.config, _no_target)
+
+
+def _check_target(checkpoint: HeadCheckpoint, target: TargetShape) -> None:
+    config = checkpoint.config
+    if config.target_hidden_size != target.hidden_size:
+        raise ModelError(
+            f"it reads hidden states of width {config.target_hidden_size}, and the target's are {target.hidden_size} wide: it belongs to another target"
+        )
+    if config.target_ids is not None and int(config.target_ids.max()) >= target.vocab_size:
+        raise ModelError(
+            f"its vocabulary table reaches id {int(config.target_ids.max())}, and the target has {target.vocab_size} ids"
+        )
+    if isinstance(config, EagleConfig):
+        _check_widths(config, target)
+
+
+def _check_widths(config: EagleConfig, target: TargetShape) -> None:
+    borrowed = [
+        name for name, owns in (("embeddings", config.owns_embeddings), ("lm_head", config.owns_lm_head)) if not owns
+    ]
+    if borrowed and config.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"it has no {borrowed[0]}, and the target's are {target.hidden_size} wide where the head is {config.hidden_size} wide"
+        )
+    if config.owns_embeddings and config.layer.vocab_size < target.vocab_size:
+        raise ModelError(f"its embeddings are of {config.layer.vocab_size} ids, and the target has {target.vocab_size}")
+    if config.target_ids is None and not config.owns_lm_head and config.draft_vocab_size != config.layer.vocab_size:
+        raise ModelError("it drafts a part of the vocabulary, and has neither a table nor an lm_head")
+
+
+def _check_tensors(checkpoint: HeadCheckpoint) -> None:
+    """Every tensor of the module is in the file in the right shape, and the file has no other."""
+    expected, tensors = module_of(checkpoint).state_dict(), checkpoint.tensors
+    unused, missing = sorted(tensors.keys() - expected.keys()), sorted(expected.keys() - tensors.keys())
+    if unused:
+        raise ModelError(
+            f"tensors that the head has no use for: {_listed(unused)}; its configuration and weights disagree"
+        )
+    if missing:
+        raise ModelError(f"tensors are missing: {_listed(missing)}; its configuration and weights disagree")
+    for name in sorted(tensors):
+        _check_tensor(name, tensors[name], expected[name])
+
+
+def _check_tensor(name: str, tensor: Tensor, expected: Tensor) -> None:
+    if tensor.shape != expected.shape:
+        raise ModelError(
+            f"{name} is {list(tensor.shape)} in the file, and should be {list(expected.shape)} by its configuration"
+        )
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise ModelError(
+            f"{name} holds {str(tensor.dtype).removeprefix('torch.')}: only unquantized weights are supported"
+        )
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _no_target(_: Tensor) -> Any:
+    raise RuntimeError("this head was made without a target")

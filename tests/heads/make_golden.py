@@ -1,0 +1,427 @@
+"""Makes the golden files of this folder: small random heads in the form their own programs write, and what those compute.
+
+It needs the programs, and is not run by the tests:
+
+    pip install --target LIB --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv \
+        datasets psutil httpx httpcore dill multiprocess xxhash fsspec pyarrow pandas
+    git clone https://github.com/SafeAILab/EAGLE; git clone https://github.com/FasterDecoding/Medusa
+    git clone https://github.com/deepseek-ai/DeepSpec; git clone https://github.com/sgl-project/SpecForge
+    PYTHONPATH=LIB HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 python tests/heads/make_golden.py \
+        --eagle EAGLE --medusa Medusa --deepspec DeepSpec --specforge SpecForge [NAME ...]
+
+A golden file has the tensors of a checkpoint (`checkpoint/NAME`, numbers that bfloat16 can hold), its config.json (metadata
+`config`), inputs (`inputs/..`) and outputs in float32 (`expected/..`).
+
+An EAGLE head reads NUM_ROWS rows of (id, features), then two rows of (id, its own last state). `states` and `logits` are of
+all rows of the first pass and the one row of each other; `drafted` holds the best id of the target's vocabulary after the last row
+of each pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, Qwen3Config
+
+FOLDER = Path(__file__).parent / "golden"
+VOCAB_SIZE, DRAFT_VOCAB_SIZE = 32, 20
+NUM_ROWS, NUM_DRAFTS = 7, 3
+WIDTHS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+}
+
+
+class Inputs(NamedTuple):
+    """ids: [NUM_ROWS + NUM_DRAFTS - 1], of all rows. features: [the same, F]; only the first NUM_ROWS are read."""
+
+    ids: Tensor
+    features: Tensor
+
+
+class Passes:
+    """What the passes gave: states and logits [rows, ..], and the columns' ids in the target's vocabulary."""
+
+    def __init__(self, target_ids: Tensor | None) -> None:
+        self._target_ids = target_ids
+        self.states: list[Tensor] = []
+        self.logits: list[Tensor] = []
+
+    def add(self, states: Tensor, logits: Tensor) -> None:
+        """[1, rows, ..] or [rows, ..]"""
+        self.states.append(states.reshape(-1, states.shape[-1]))
+        self.logits.append(logits.reshape(-1, logits.shape[-1]))
+
+    def expected(self) -> dict[str, Tensor]:
+        best = torch.stack([logits[-1].argmax() for logits in self.logits])
+        drafted = best if self._target_ids is None else self._target_ids[best]
+        return {"states": torch.cat(self.states), "logits": torch.cat(self.logits), "drafted": drafted}
+
+
+def inputs_of(feature_size: int, seed: int = 1) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    num_rows = NUM_ROWS + NUM_DRAFTS - 1
+    ids = torch.randint(0, VOCAB_SIZE, (num_rows,), generator=generator)
+    return Inputs(ids, torch.randn(num_rows, feature_size, generator=generator))
+
+
+def randomise(module: nn.Module, seed: int = 0) -> None:
+    """Weights large enough for states and logits to differ, as bfloat16 can hold them; norms about 1."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in sorted(module.named_parameters()):
+        values = torch.randn(weight.shape, generator=generator)
+        values = (
+            1 + 0.3 * values if "norm" in name else values * (0.5 if weight.dim() == 1 else weight.shape[1] ** -0.5)
+        )
+        weight.data = values.bfloat16().float()
+
+
+def tables() -> tuple[Tensor, Tensor]:
+    """(d2t, t2d) of DRAFT_VOCAB_SIZE ids."""
+    ids = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(2))[:DRAFT_VOCAB_SIZE].sort().values
+    t2d = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    t2d[ids] = True
+    return ids - torch.arange(DRAFT_VOCAB_SIZE), t2d
+
+
+def ids_of(d2t: Tensor) -> Tensor:
+    return d2t + torch.arange(len(d2t))
+
+
+def write(
+    name: str,
+    config: dict[str, Any],
+    checkpoint: dict[str, Tensor],
+    inputs: dict[str, Tensor],
+    expected: dict[str, Tensor],
+) -> None:
+    tensors = {f"checkpoint/{key}": _small(tensor) for key, tensor in checkpoint.items()}
+    tensors |= {f"inputs/{key}": tensor for key, tensor in inputs.items()}
+    tensors |= {f"expected/{key}": tensor for key, tensor in expected.items()}
+    path = FOLDER / f"{name}.safetensors"
+    save_file(
+        {key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()},
+        path,
+        {"config": json.dumps(config)},
+    )
+    print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+def _small(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
+
+def write_eagle(
+    name: str, config: dict[str, Any], checkpoint: dict[str, Tensor], inputs: Inputs, passes: Passes
+) -> None:
+    write(name, config, checkpoint, {"ids": inputs.ids, "features": inputs.features[:NUM_ROWS]}, passes.expected())
+
+
+# speculators
+
+
+def speculators(name: str, layer: Any, **settings: Any) -> None:
+    """The class's own training-time test: its step j is the pass j of every row, each with its own chain."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig
+    from speculators.models.eagle3.core import Eagle3DraftModel
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layer._attn_implementation = "eager"
+    about = SpeculatorsConfig(
+        algorithm="eagle3",
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=NUM_DRAFTS)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+    settings = {"draft_vocab_size": DRAFT_VOCAB_SIZE, "eagle_aux_hidden_state_layer_ids": [1, 2, 4], **settings}
+    model = (
+        Eagle3DraftModel(Eagle3SpeculatorConfig(transformer_layer_config=layer, speculators_config=about, **settings))
+        .float()
+        .eval()
+    )
+    randomise(model)
+    d2t, t2d = tables()
+    is_reduced = settings["draft_vocab_size"] < VOCAB_SIZE
+    if is_reduced:
+        model.load_vocab_mappings(t2d, d2t)
+    inputs = inputs_of(len(settings["eagle_aux_hidden_state_layer_ids"]) * WIDTHS["hidden_size"])
+    passes = Passes(ids_of(d2t) if is_reduced else None)
+    raw: list[Tensor] = []
+    normed: list[Tensor] = []
+    logits: list[Tensor] = []
+    model.norm.register_forward_hook(lambda _, args, out: raw.append(args[0]))
+    model.norm.register_forward_hook(lambda _, args, out: normed.append(out))
+    model.lm_head.register_forward_hook(lambda _, args, out: logits.append(out))
+    model(
+        hidden_states=inputs.features[None],
+        input_ids=inputs.ids[None],
+        document_ids=torch.zeros(1, len(inputs.ids), dtype=torch.int64),
+        ttt_steps=NUM_DRAFTS,
+    )
+    fed_back = normed if settings.get("norm_output") else raw
+    for step in range(NUM_DRAFTS):  # only the last row of the first pass drafts
+        rows = slice(0 if step == 0 else NUM_ROWS - 1, NUM_ROWS)
+        passes.add(fed_back[step][:, rows], logits[step][:, rows])
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        checkpoint = load_file(Path(folder) / "model.safetensors")
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+    write_eagle(name, config, checkpoint, inputs, passes)
+
+
+# SafeAILab
+
+
+def safeailab_config(**changes: Any) -> dict[str, Any]:
+    widths = {key: value for key, value in WIDTHS.items() if key != "head_dim"}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        **widths,
+        **changes,
+    }
+
+
+def _unscaled(config: Any) -> Any:
+    """transformers 5 moves these two to where the program does not look."""
+    config.rope_scaling, config.rope_theta = None, 10000.0
+    return config
+
+
+def chain(model: Any, inputs: Inputs, passes: Passes, logits_of: Callable[[Tensor], Tensor]) -> None:
+    """The passes of a SafeAILab model, with its own cache."""
+    with torch.no_grad():
+        states, past = model(inputs.features[None, :NUM_ROWS], input_ids=inputs.ids[None, :NUM_ROWS], use_cache=True)
+        passes.add(states, logits_of(states))
+        for step in range(1, NUM_DRAFTS):
+            ids = inputs.ids[None, NUM_ROWS - 1 + step : NUM_ROWS + step]
+            states, past = model(states[:, -1:], input_ids=ids, past_key_values=past, use_cache=True)
+            passes.add(states, logits_of(states))
+
+
+def safeailab_eagle3(name: str, **changes: Any) -> None:
+    from eagle.model.cnets import Model
+    from eagle.model.configs import EConfig
+
+    raw = safeailab_config(draft_vocab_size=DRAFT_VOCAB_SIZE, **changes)
+    model = Model(_unscaled(EConfig(**raw)), top_k=2).eval()
+    randomise(model)
+    model.d2t, model.t2d = tables()
+    model.reset()
+    inputs = inputs_of(3 * raw.get("target_hidden_size", WIDTHS["hidden_size"]))
+    passes = Passes(ids_of(model.d2t))
+    chain(model, inputs, passes, lambda states: model.lm_head(model.norm(states)))
+    write_eagle(name, raw, model.state_dict(), inputs, passes)
+
+
+def safeailab_eagle1(name: str, *, bias: bool) -> None:
+    from eagle.model.cnets1 import Model
+    from eagle.model.configs import EConfig
+
+    raw = safeailab_config(bias=bias)
+    model = Model(_unscaled(EConfig(**raw)), bias=bias, top_k=2).eval()
+    randomise(model)
+    model.reset()
+    inputs = inputs_of(WIDTHS["hidden_size"])
+    head = nn.Linear(WIDTHS["hidden_size"], VOCAB_SIZE, bias=False)  # the target's
+    randomise(head, seed=3)
+    passes = Passes(None)
+    chain(model, inputs, passes, head)
+    rows = {"ids": inputs.ids, "features": inputs.features[:NUM_ROWS], "lm_head": head.weight.bfloat16()}
+    write(name, raw, model.state_dict(), rows, passes.expected())
+
+
+# SpecForge
+
+
+def specforge(name: str, **changes: Any) -> None:
+    """Its forward in steps is the training's; the first pass and a chain over one growing cache of keys and values are the same."""
+    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
+
+    raw = safeailab_config(
+        architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=DRAFT_VOCAB_SIZE, head_dim=8, **changes
+    )
+    model = LlamaForCausalLMEagle3(LlamaConfig(**raw), attention_backend="sdpa").float().eval()
+    randomise(model)
+    model.d2t, model.t2d = tables()
+    inputs = inputs_of(3 * WIDTHS["hidden_size"])
+    passes = Passes(ids_of(model.d2t))
+    num_rows = len(inputs.ids)
+    # in training, step j reads ids shifted by j beside its own states, and row P sees rows 0..P of step 0 and its own of the others
+    cache_hidden: list[list[Tensor]] = [[], []]
+    causal = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.no_grad():
+        states = model.project_hidden_states(inputs.features[None])
+        for step in range(NUM_DRAFTS):
+            ids = torch.cat((inputs.ids[step:], inputs.ids.new_zeros(step)))
+            states = model.backbone(
+                input_embeds=model.embed_input_ids(ids[None]),
+                hidden_states=states,
+                cache_hidden=cache_hidden,
+                attention_mask=causal,
+                position_ids=torch.arange(num_rows)[None],
+            )
+            rows = slice(0 if step == 0 else NUM_ROWS - 1, NUM_ROWS)
+            passes.add(states[:, rows], model.compute_logits(states)[:, rows])
+    write_eagle(name, raw, model.state_dict(), inputs, passes)
+
+
+# DeepSpec
+
+
+def deepspec(name: str) -> None:
+    from deepspec.modeling.eagle3.qwen3.modeling import Qwen3Eagle3Model
+    from transformers import DynamicCache
+
+    config = Qwen3Config(
+        **WIDTHS,
+        architectures=["Qwen3Eagle3Model"],
+        num_target_layers=8,
+        target_layer_ids=[0, 1, 3, 5, 6],
+        ttt_length=7,
+        step_loss_decay=0.8,
+        draft_num_hidden_layers=1,
+        layer_types=["full_attention"],
+        target_model_name_or_path="some/target",
+        tie_word_embeddings=False,
+    )
+    config._attn_implementation = "eager"
+    model = Qwen3Eagle3Model(config).float().eval()
+    randomise(model)
+    inputs = inputs_of(5 * WIDTHS["hidden_size"])
+    passes = Passes(None)
+    past, states = DynamicCache(), inputs.features[None, :NUM_ROWS]
+    with torch.no_grad():
+        for step in range(NUM_DRAFTS):
+            first, last = (0, NUM_ROWS) if step == 0 else (NUM_ROWS - 1 + step, NUM_ROWS + step)
+            out = model(
+                states if step == 0 else states[:, -1:],
+                inputs.ids[None, first:last],
+                position_ids=torch.arange(first, last)[None],
+                past_key_values=past,
+                use_cache=True,
+                attention_mask=torch.ones(1, last),
+                return_logits=True,
+            )
+            states = out.hidden_states
+            passes.add(states, out.draft_logits)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        checkpoint = load_file(Path(folder) / "model.safetensors")
+        raw = json.loads((Path(folder) / "config.json").read_bytes())
+    write_eagle(name, raw, checkpoint, inputs, passes)
+
+
+# Medusa
+
+
+def medusa(name: str, source: Path, *, num_blocks: int) -> None:
+    """medusa_model.py itself needs an old transformers: its block is taken out of it."""
+    block = residual_block(source / "medusa" / "model" / "medusa_model.py")
+    hidden_size, num_heads = WIDTHS["hidden_size"], 3
+    heads = nn.ModuleList(
+        nn.Sequential(*([block(hidden_size)] * num_blocks), nn.Linear(hidden_size, VOCAB_SIZE, bias=False))
+        for _ in range(num_heads)
+    )
+    randomise(heads)
+    hidden = inputs_of(hidden_size).features[:NUM_ROWS]
+    with torch.no_grad():
+        states = torch.stack([head[:-1](hidden) for head in heads], dim=1)
+        logits = torch.stack([head(hidden) for head in heads], dim=1)
+    config = {
+        "medusa_num_heads": 2,
+        "medusa_num_layers": num_blocks,
+        "base_model_name_or_path": "some/target",
+        "version": "2",
+    }
+    expected = {"states": states, "logits": logits, "drafted": logits[-1].argmax(-1)}
+    write(name, config, heads.state_dict(), {"hidden": hidden}, expected)
+
+
+def residual_block(path: Path) -> Any:
+    tree = ast.parse(path.read_text())
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ResBlock")
+    space: dict[str, Any] = {"nn": nn, "torch": torch}
+    exec(compile(ast.Module([node], []), str(path), "exec"), space)
+    return space["ResBlock"]
+
+
+def llama(**changes: Any) -> LlamaConfig:
+    return LlamaConfig(**{**WIDTHS, **changes})
+
+
+def goldens(medusa_source: Path) -> dict[str, Callable[[str], None]]:
+    return {
+        "speculators_llama": lambda name: speculators(name, llama()),
+        "speculators_qwen3": lambda name: speculators(name, Qwen3Config(**WIDTHS), norm_before_residual=True),
+        "speculators_3_1": lambda name: speculators(name, llama(), fc_norm=True, norm_output=True),
+        "speculators_norm_before_fc": lambda name: speculators(
+            name, llama(rope_parameters=LLAMA3), norm_before_fc=True
+        ),
+        "speculators_two_layers": lambda name: speculators(
+            name,
+            Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2}),
+            draft_vocab_size=VOCAB_SIZE,
+            eagle_aux_hidden_state_layer_ids=[2, 8],
+        ),
+        "safeailab_eagle3": safeailab_eagle3,
+        "safeailab_eagle3_wide_target": lambda name: safeailab_eagle3(name, target_hidden_size=24),
+        "safeailab_eagle1": lambda name: safeailab_eagle1(name, bias=True),
+        "safeailab_eagle1_no_bias": lambda name: safeailab_eagle1(name, bias=False),
+        "specforge": specforge,
+        "specforge_3_1": lambda name: specforge(
+            name, fc_norm=True, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+        ),
+        "deepspec": deepspec,
+        "medusa": lambda name: medusa(name, medusa_source, num_blocks=1),
+        "medusa_two_blocks": lambda name: medusa(name, medusa_source, num_blocks=2),
+    }
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for program in ("eagle", "medusa", "deepspec", "specforge"):
+        parser.add_argument(f"--{program}", type=Path, required=True, help="a checkout")
+    parser.add_argument("names", nargs="*", help="which files; all by default")
+    arguments = parser.parse_args()
+    sys.path[:0] = [str(arguments.eagle), str(arguments.deepspec), str(arguments.specforge)]
+    FOLDER.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    for name, make in goldens(arguments.medusa).items():
+        if not arguments.names or name in arguments.names:
+            make(name)
+
+
+if __name__ == "__main__":
+    main()

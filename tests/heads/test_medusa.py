@@ -1,0 +1,81 @@
+"""Medusa heads against the program that they come from, in each form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.heads import HeadCheckpoint, MedusaConfig, MedusaHead, load_head
+from tests.heads.checkpoints import TARGET, Golden, golden
+from tests.heads.formats.medusa_forms import as_joint, as_vllm
+
+NAMES = ["medusa", "medusa_two_blocks"]
+
+
+def checkpoint_of(case: Golden, folder: Path, form: str) -> HeadCheckpoint:
+    if form == "vllm":
+        return load_head(str(as_vllm(case).save(folder)), TARGET)
+    if form == "joint":
+        return load_head(str(as_joint(case).save(folder)), TARGET)
+    return load_head(str(case.save(folder, form)), TARGET)
+
+
+@pytest.mark.parametrize("form", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "vllm", "joint"])
+@pytest.mark.parametrize("name", NAMES)
+def test_states_and_logits_are_the_programs_own(name: str, form: str, tmp_path: Path) -> None:
+    case = golden(name)
+    checkpoint = checkpoint_of(case, tmp_path, form)
+    heads = MedusaHead.of(checkpoint, _none)
+    hidden = case.inputs["hidden"]
+    torch.testing.assert_close(heads.states(hidden), case.expected["states"], atol=1e-4, rtol=0)
+    logits = heads(hidden)
+    torch.testing.assert_close(logits, case.expected["logits"], atol=1e-4, rtol=0)
+    assert heads.on_target(logits[-1]).argmax(-1).tolist() == case.expected["drafted"].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_and_blocks_are_counted_in_the_weights(name: str, tmp_path: Path) -> None:
+    """The file's configuration says two heads, as published ones do, and there are three."""
+    config = checkpoint_of(golden(name), tmp_path, "medusa_lm_head.pt").config
+    assert isinstance(config, MedusaConfig)
+    assert (config.num_heads, config.num_blocks) == (3, 1 + (name == "medusa_two_blocks"))
+
+
+def test_a_reduced_vocabulary_drafts_the_ids_of_its_map(tmp_path: Path) -> None:
+    """vLLM's token_map names ids in any order; lm_heads of the whole vocabulary are cut to them."""
+    case = golden("medusa")
+    token_map = torch.tensor([5, 30, 2, 17])
+    reduced = as_vllm(case).having({"truncated_vocab_size": 4}, {"token_map": token_map})
+    heads = MedusaHead.of(load_head(str(reduced.save(tmp_path)), TARGET), _none)
+    logits = heads(case.inputs["hidden"])
+    torch.testing.assert_close(logits, case.expected["logits"][..., token_map], atol=1e-4, rtol=0)
+    whole = heads.on_target(logits[-1])
+    assert torch.equal(whole[:, token_map], logits[-1])
+    assert int(whole.isfinite().sum()) == logits[-1].numel()
+
+
+def test_one_lm_head_serves_all(tmp_path: Path) -> None:
+    """vLLM's original_lm_head, from the file or, where it has none, from the target."""
+    case = as_vllm(golden("medusa"))
+    weight = case.tensors["lm_heads.0.weight"].float()
+    others = ["lm_heads.1.weight", "lm_heads.2.weight"]
+    expected = golden("medusa").expected["states"] @ weight.T
+    shared = case.having({"original_lm_head": True}).without(others)
+    owning = MedusaHead.of(load_head(str(shared.save(tmp_path / "own")), TARGET), _none)
+    borrowed = case.without(["lm_heads.0.weight", *others])
+    borrowing = MedusaHead.of(load_head(str(borrowed.save(tmp_path / "target")), TARGET), lambda x: x @ weight.T)
+    for heads in (owning, borrowing):
+        torch.testing.assert_close(heads(case.inputs["hidden"]), expected, atol=1e-4, rtol=0)
+
+
+def test_logits_are_scaled_as_the_file_says(tmp_path: Path) -> None:
+    case = as_vllm(golden("medusa")).having({"logit_scale": 0.5})
+    heads = MedusaHead.of(load_head(str(case.save(tmp_path)), TARGET), _none)
+    torch.testing.assert_close(heads(case.inputs["hidden"]), case.expected["logits"] / 2, atol=1e-4, rtol=0)
+
+
+def _none(_: Tensor) -> Tensor:
+    raise AssertionError("the file has an lm_head of its own")
