@@ -9,11 +9,12 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from foredraft.kernels import build, start
+from foredraft.kernels import AttentionShape, build, start
 from foredraft.kernels.build import BuildError, library
 from foredraft.kernels.native import Kernels
 
@@ -198,6 +199,23 @@ class WrongInGroups(Wrong):
 def test_the_self_test_covers_groups(kernels: Kernels) -> None:
     reason = start.self_test(WrongInGroups(kernels, is_exact=True))  # type: ignore[arg-type]
     assert "groups of inputs" in (reason or "")
+
+
+class Forgetful:
+    """Kernels whose attention forgets a setting of its shape."""
+
+    def __init__(self, kernels: Kernels, **defaults: Any) -> None:
+        self.pack, self.linear = kernels.pack, kernels.linear
+        self._kernels, self._defaults = kernels, defaults
+
+    def attend(self, spans: Any, query: torch.Tensor, shape: AttentionShape, num_rows: int) -> torch.Tensor:
+        return self._kernels.attend(spans, query, shape._replace(**self._defaults), num_rows)
+
+
+@pytest.mark.parametrize("defaults", [{"window": 0}, {"softcap": 0.0}, {"sinks": None}, {"scale": 0.1}], ids=str)
+def test_the_self_test_covers_what_families_need_of_attention(kernels: Kernels, defaults: dict[str, Any]) -> None:
+    assert start.self_test(Forgetful(kernels)) is None  # type: ignore[arg-type]
+    assert start.self_test(Forgetful(kernels, **defaults)) == "their attention is wrong here"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("instructions", build.INSTRUCTIONS)

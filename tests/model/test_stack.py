@@ -149,6 +149,13 @@ def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOption
         assert_same_caches(region, both.region(1))
 
 
+def test_logits_are_not_rounded_to_bfloat16(species: Maker) -> None:
+    """Its numbers are so far apart that two tokens in a hundred would tie with a likelier one."""
+    logits, _ = read_in_pieces(loaded(species("llama")), random_tokens(20), [20])
+    assert logits.dtype == torch.float32
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.9
+
+
 def test_int8_is_near_what_was_rounded(species: Maker) -> None:
     tokens = random_tokens(20)
     logits, _ = read_in_pieces(loaded(species("llama"), INT8), tokens, [20])

@@ -206,7 +206,7 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
-            generated[open[i] * width + step] = choose_token(row_of(b.logits, 0, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
+            generated[open[i] * width + step] = choose_token(row_of(b.logits, 1, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;

@@ -205,8 +205,8 @@ class Kernels:
         return out
 
     def read(self, stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32 -> logits [len(wanted), V] bfloat16"""
-        logits = torch.empty(len(batch.wanted), stack.vocab_size, dtype=torch.bfloat16)
+        """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32 -> logits [len(wanted), V] float32"""
+        logits = torch.empty(len(batch.wanted), stack.vocab_size)
         struct, _memory = batch_struct(stack, batch, rotation, logits)
         threads = torch.get_num_threads()
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads))
@@ -230,7 +230,7 @@ class Kernels:
         """
         if batch.slots is not None:
             raise ValueError("tokens are generated after chains only: slots must equal positions")
-        logits = torch.empty(len(batch.wanted), stack.vocab_size, dtype=torch.bfloat16)
+        logits = torch.empty(len(batch.wanted), stack.vocab_size)
         struct, _memory = batch_struct(stack, batch, rotation, logits)
         counts, width = array("q", lens), max(lens)
         generated = array("q", [-1]) * (len(lens) * width)

@@ -74,7 +74,7 @@ struct Batch {
     const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
-    uint16_t* logits;                      // [W, V] bfloat16
+    float* logits;                         // [W, V]
     int64_t num_rows, num_wanted, num_spans;
     int64_t rotary_stride;                 // from table to table
 };

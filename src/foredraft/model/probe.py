@@ -30,6 +30,8 @@ _SPLITS = (5, 3)
 _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
 """In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
 
+_PRECISE = (torch.float32, torch.float64)
+
 _LONG, _SHORT = 1056, 64
 """Attention alone is tested on that many keys, past the 1,024 where products change their order, on the last rows."""
 
@@ -55,8 +57,9 @@ def probe(
         raise ModelError(
             f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
         )
+    is_precise = _is_precise(region)
     for ours, theirs in zip(together, reference, strict=True):
-        if not _agree(ours, theirs):
+        if not _agree(ours, theirs, is_precise):
             raise ModelError(
                 f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
                 "that attention alone does not explain); use a decoder whose only memory is keys and values"
@@ -100,7 +103,7 @@ def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
 
 def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> None:
     """beginning: the logits of the first tokens of `whole`, with others behind them."""
-    if not _agree(beginning, whole[: len(beginning)]):
+    if not _agree(beginning, whole[: len(beginning)], beginning.dtype in _PRECISE):
         raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
 
 
@@ -213,9 +216,14 @@ class _Float32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _agree(a: Tensor, b: Tensor) -> bool:
+def _is_precise(region: Region) -> bool:
+    """Whether the body computes in float32 or more. Its keys tell, not its logits: a float32 checkpoint may be rounded to int8,
+    and the compiled body's logits are always in float32."""
+    return all(keys.dtype in _PRECISE for keys, _ in map(region.layer, region.layers))
+
+
+def _agree(a: Tensor, b: Tensor, is_precise: bool) -> bool:
     """Most rows alike: a leak moves every row, a router at a tie in low precision moves one."""
-    is_precise = all(x.dtype in (torch.float32, torch.float64) for x in (a, b))  # int8 of a float32 checkpoint is not
     tolerance = 1e-3 if is_precise else 0.1
     error = (a - b).double().norm(dim=-1) / b.double().norm(dim=-1).clamp(min=1e-9)
     return bool(error.median() < tolerance)
