@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels import (
+    Alternating,
     InMemory,
     Interleaved,
     Joined,
@@ -17,6 +18,7 @@ from foredraft.kernels import (
     WeightSource,
     blocks_of,
     dequantized,
+    quantize_int4,
     quantize_int8,
     read_all,
 )
@@ -75,6 +77,16 @@ def test_gates_and_values_alternate(num_rows: int) -> None:
     assert torch.equal(numbers[:, 0].flatten(0, 1), torch.cat([gate.dequantized(), padding]))
     assert torch.equal(numbers[:, 1].flatten(0, 1), torch.cat([up.dequantized(), padding]))
     assert torch.equal(rebuilt(source, 64), numbers.flatten(0, 2))
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 14), (3, 8), (4, 5), (6, 6)])
+def test_rows_of_two_weights_come_in_turn(first: int, end: int) -> None:
+    a, b = torch.randn(7, 32), torch.randn(7, 32)
+    for weights in ((a, b), (quantize_int4(a), quantize_int8(b))):
+        source = Alternating(*(InMemory(weight) for weight in weights))
+        assert source.shape == (14, 32)
+        expected = torch.stack([dequantized(weight) for weight in weights], 1).flatten(0, 1)[first:end]
+        torch.testing.assert_close(dequantized(source.rows(first, end)), expected)
 
 
 def test_gates_and_values_come_in_whole_blocks() -> None:

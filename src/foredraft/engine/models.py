@@ -19,6 +19,7 @@ from foredraft.model import (
     WarmUpSizes,
     check_vocabulary,
     examine,
+    is_stored_in_few_bits,
     load_model,
     load_tokenizer,
 )
@@ -49,14 +50,16 @@ class LoadedModels:
         options: LoadOptions,
         draft_quantization: str | None,
     ) -> None:
-        for each in (source, draft_source):  # refuse an unusable draft before the target's weights are loaded
-            if each is not None and not isinstance(each, PreTrainedModel):
-                examine(each, options)
         self.source = source
         self.options = options
-        self.draft_options = replace(options, quantization=draft_quantization or options.quantization)
-        self.target = load_model(source, options)
+        self.draft_options = _options_of_draft(draft_source, options, draft_quantization)
+        # refuse an unusable draft before the target's weights are loaded
+        for each, its_options in ((source, options), (draft_source, self.draft_options)):
+            if each is not None and not isinstance(each, PreTrainedModel):
+                examine(each, its_options)
+        # first, for the memory that building it takes is free again when the weights are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
+        self.target = load_model(source, options)
         self.drafts: dict[str, LanguageModel] = {}
         if draft_source is not None:
             self.drafts["draft_model"] = self._load_draft(draft_source, self.draft_options)
@@ -90,6 +93,11 @@ class LoadedModels:
         for method in methods:
             name = name_of(method)
             if name in SELF_DRAFTS and name not in self.drafts:
+                if is_stored_in_few_bits(self.source, self.options):
+                    raise ModelError(
+                        f"{name} drafts with a rounded copy of the target, and this target is quantized already; use another "
+                        "method, or give the unquantized checkpoint"
+                    )
                 draft = self._load_draft(self.source, replace(self.options, **SELF_DRAFTS[name]))
                 _take_over(self.source, draft)
                 self.drafts[name] = draft
@@ -125,6 +133,16 @@ class LoadedModels:
             return draft
         check_vocabulary(self.tokenizer, load_tokenizer(source, options))
         return load_model(source, options)
+
+
+def _options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
+    """As the target's, but a draft that is quantized already is only rounded where that was asked of the draft itself: then the
+    loader refuses it."""
+    if draft_quantization is not None:
+        return replace(options, quantization=draft_quantization)
+    if options.is_rounded and source is not None and is_stored_in_few_bits(source, options):
+        return replace(options, quantization=None)
+    return options
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:

@@ -20,6 +20,7 @@ from foredraft.kernels.decoder import (
 )
 from foredraft.kernels.native import Kernels
 from foredraft.kernels.sources import (
+    Alternating,
     InMemory,
     Interleaved,
     Joined,
@@ -52,6 +53,7 @@ __all__ = [
     "RMS_NORM",
     "RULES",
     "SILU",
+    "Alternating",
     "AttentionShape",
     "CacheSpan",
     "DrawSpec",

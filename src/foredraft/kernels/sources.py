@@ -20,7 +20,7 @@ GATED = 32
 """Rows of gates, and of the values that they gate, that alternate in a packed matrix."""
 
 _BLOCK_UNIT = 2 * GATED
-_NUMBERS_AT_A_TIME = 1 << 22
+_NUMBERS_AT_A_TIME = 1 << 20
 
 
 class WeightSource(Protocol):
@@ -78,6 +78,19 @@ class Interleaved:
             last = min(end // 2, part.shape[0])
             blocks.append(_padded(part.rows(min(first // 2, last), last), (end - first) // 2))
         return _of_each_row(_alternating, _unified(blocks))
+
+
+class Alternating:
+    """Rows of two weights of one shape in turn: the first of one, the first of the other, the second of one, ..."""
+
+    def __init__(self, first: WeightSource, second: WeightSource) -> None:
+        self._parts = (first, second)
+        self.shape = (2 * first.shape[0], first.shape[1])
+
+    def rows(self, first: int, end: int) -> Weight:
+        start, stop = first // 2, -(-end // 2)
+        pairs = _unified([part.rows(start, stop) for part in self._parts])
+        return _of_each_row(lambda a, b: _in_turn(a, b)[first - 2 * start : end - 2 * start], pairs)
 
 
 class RowSlice:
@@ -174,6 +187,10 @@ def _padded(weight: Weight, num_rows: int) -> Weight:
     missing = num_rows - weight.shape[0]
     pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, missing))
     return _of_each_row(pad, [weight]) if missing else weight
+
+
+def _in_turn(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([a, b], dim=1).flatten(0, 1)
 
 
 def _alternating(gate: Tensor, up: Tensor) -> Tensor:

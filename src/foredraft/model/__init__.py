@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from foredraft.model.checkpoint import EMBEDDED
     from foredraft.model.generation import Generated
     from foredraft.model.language_model import LanguageModel, Traits
-    from foredraft.model.loading import examine, load_model, load_tokenizer
+    from foredraft.model.loading import examine, is_stored_in_few_bits, load_model, load_tokenizer
     from foredraft.model.memory import available_memory
     from foredraft.model.options import LoadOptions
     from foredraft.model.vocabulary import check_vocabulary
@@ -30,6 +30,7 @@ __all__ = [
     "available_memory",
     "check_vocabulary",
     "examine",
+    "is_stored_in_few_bits",
     "load_model",
     "load_tokenizer",
 ]
@@ -41,7 +42,7 @@ __getattr__ = attributes(
         "checkpoint": ("EMBEDDED",),
         "generation": ("Generated",),
         "language_model": ("LanguageModel", "Traits"),
-        "loading": ("examine", "load_model", "load_tokenizer"),
+        "loading": ("examine", "is_stored_in_few_bits", "load_model", "load_tokenizer"),
         "memory": ("available_memory",),
         "options": ("LoadOptions",),
         "vocabulary": ("check_vocabulary",),

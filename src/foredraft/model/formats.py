@@ -24,7 +24,7 @@ from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.gguf import GGUFCheckpoint
 from foredraft.model.options import LoadOptions
-from foredraft.model.quantized import is_stored_quantized, load_quantized
+from foredraft.model.quantized import is_stored_quantized, load_quantized, quantization_of
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,6 +44,9 @@ class Checkpoint(Protocol):
         """Refuse what its files alone rule out. has_weights: whether the weights have to be there."""
 
     def config(self) -> PretrainedConfig: ...
+
+    def quantization(self, config: PretrainedConfig) -> str | None:
+        """How its weights are quantized, in the words of its format; None where they are floating point."""
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """The model on the CPU, or where a device map puts it. Linear layers and the embedding may be stored ones (model/stored.py)."""
@@ -69,6 +72,9 @@ class HuggingFaceCheckpoint:
         except Exception as error:
             raise ModelError(f"{self._name}: {why_not_found(self._name, error, options.revision)}") from error
         return config
+
+    def quantization(self, config: PretrainedConfig) -> str | None:
+        return quantization_of(config)
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         if is_stored_quantized(config, self._options.torch_device()):

@@ -18,6 +18,7 @@ from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
 from foredraft.model.prepare import is_quantized, prepare
 from foredraft.model.probe import probe
+from foredraft.model.quantized import quantization_of
 from foredraft.model.rounding import round_to_int4
 from foredraft.utils.arguments import FOUR_BITS
 
@@ -32,7 +33,26 @@ def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights
     checkpoint.check(has_weights=has_weights)
     config = checkpoint.config()
     refuse_unsupported(config, name)
+    if options.is_rounded:
+        _refuse_second_rounding(name, checkpoint.quantization(config), options)
     return config
+
+
+def is_stored_in_few_bits(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> bool:
+    """Whether the weights of a checkpoint, or of a model in memory, are quantized already."""
+    if isinstance(source, PreTrainedModel):
+        return is_quantized(source)
+    checkpoint = open_checkpoint(os.fspath(source), options)
+    checkpoint.check(has_weights=False)
+    return checkpoint.quantization(checkpoint.config()) is not None
+
+
+def _refuse_second_rounding(name: str, kind: str | None, options: LoadOptions) -> None:
+    if kind is not None:
+        raise ModelError(
+            f"{name}: its weights are quantized already ({kind}), so they cannot be rounded to {options.quantization}; leave "
+            "quantization out to run them as they are stored, or give the unquantized checkpoint"
+        )
 
 
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
@@ -53,6 +73,7 @@ def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> Language
     """The owner's model stays as it is: what is quantised is a copy."""
     name = source.config.name_or_path or type(source).__name__
     if options.is_rounded:
+        _refuse_second_rounding(name, quantization_of(source.config) if is_quantized(source) else None, options)
         return _rounded_and_examined(copy.deepcopy(source).eval(), name, options)
     source.eval()
     return _examined(source, name)
@@ -60,7 +81,9 @@ def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> Language
 
 def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreTrainedTokenizerBase:
     """Raises ModelError where there is none."""
-    return open_checkpoint(os.fspath(source), options).tokenizer()
+    tokenizer = open_checkpoint(os.fspath(source), options).tokenizer()
+    give_back([])  # large vocabularies leave much free that the C library would keep
+    return tokenizer
 
 
 def load_config(name: str, options: LoadOptions) -> PretrainedConfig:

@@ -26,7 +26,7 @@ from foredraft.model.packed import (
     packs,
 )
 from foredraft.model.stack import StackBody, has_stack_form
-from foredraft.model.stored import has_stored_weights, materialize, materialize_experts
+from foredraft.model.stored import materialize, materialize_experts
 from foredraft.utils.arguments import FOUR_BITS
 
 logger = logging.getLogger("foredraft")
@@ -92,9 +92,7 @@ def is_quantized(hf: PreTrainedModel) -> bool:
 
 def _can_be_int8(hf: PreTrainedModel) -> bool:
     """Exact products of eight-bit integers need a processor that has them; elsewhere the model runs as it was loaded."""
-    if is_quantized(hf) or has_stored_weights(hf):
-        reason = "the checkpoint is quantised already"
-    elif hf.device.type != "cpu":
+    if hf.device.type != "cpu":
         reason = f"there are no exact int8 products on {hf.device.type}"
     elif load_kernels() is None and not int8_is_exact():
         reason = "this processor multiplies int8 inexactly"

@@ -49,8 +49,6 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
 
 
 def _why_not(hf: PreTrainedModel, options: LoadOptions) -> str | None:
-    if getattr(hf, "is_quantized", False) or any(isinstance(module, StoredLinear) for module in hf.modules()):
-        return "the checkpoint is quantized already"
     if hf.device.type != "cpu":
         return f"there are no four-bit products on {hf.device.type}"
     if options.kernels != "auto":

@@ -30,9 +30,11 @@ class StoredLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out] in the same dtype"""
-        parts = [x @ dequantized(block).to(x.dtype).T for _, block in blocks_of(self.source)]
-        out = torch.cat(parts, dim=-1)
+        """x: [..., in] -> [..., out] in the same dtype. Computed in float32: products of bfloat16 are slow on many processors."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        out = x.new_empty(*x.shape[:-1], self.out_features)
+        for first, block in blocks_of(self.source):
+            out[..., first : first + block.shape[0]] = wide @ dequantized(block).to(wide.dtype).T
         return out if self.bias is None else out + self.bias.to(x.dtype)
 
     def materialized(self, dtype: torch.dtype) -> nn.Linear:
@@ -162,10 +164,6 @@ def stored_linears(hf: nn.Module) -> list[WeightSource]:
 def stored_experts(hf: nn.Module) -> list[WeightSource]:
     """Where the weights of stored experts come from."""
     return [source for module in hf.modules() if isinstance(module, StoredExperts) for source in module.sources]
-
-
-def has_stored_weights(hf: nn.Module) -> bool:
-    return any(isinstance(module, StoredLinear | StoredEmbedding) for module in hf.modules())
 
 
 @torch.no_grad()  # and not inference_mode: a model may be trained further

@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from foredraft.errors import ModelError
+from foredraft.kernels import load_kernels
+from foredraft.kernels.weights import INT8
 from foredraft.model import LoadOptions
+from foredraft.model.batch import Read
+from foredraft.model.families import FAMILIES
 from foredraft.model.gguf import GGUFCheckpoint
+from foredraft.model.gguf.architectures import ARCHITECTURES
 from foredraft.model.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES
 from foredraft.model.loading import load_model
+from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding, StoredExperts, StoredLinear, materialize
 from tests.model import zoo
-from tests.model.gguf.writing import finish, write_model
+from tests.model.gguf.writing import finish, tensors_of, write_model
 
 FLOAT = LoadOptions(dtype="float32", kernels="torch")
 LONG = torch.arange(3, 3 + 3 * zoo.WINDOW)[None]
@@ -32,7 +39,15 @@ SPECIES: dict[str, zoo.Species] = {
         name: zoo.SPECIES[name]
         for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "granite", "olmo2")
     },
-    **{name: zoo.SPECIES[name] for name in ("phi3", "cohere", "glm4")},
+    **{name: zoo.SPECIES[name] for name in ("phi3", "cohere", "glm4", "gpt_oss")},
+    "cohere2": zoo.Species(
+        "cohere2",
+        {
+            **zoo.SPECIES["cohere2"].settings,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        },
+    ),
     "gemma": zoo.Species("gemma", {"head_dim": 16}),
     "mixtral": zoo.Species("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "starcoder2": zoo.Species("starcoder2"),
@@ -72,6 +87,55 @@ def reference(path: Path, config: Any = None) -> PreTrainedModel:
     assert set(missing) <= {"lm_head.weight"}
     model.tie_weights()
     return model.eval()
+
+
+def test_every_family_of_the_compiled_decoder_has_an_architecture() -> None:
+    classes = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture.model_type] for architecture in ARCHITECTURES.values()}
+    written_as_llama = {"MistralForCausalLM", "MixtralForCausalLM"}
+    assert set(FAMILIES) <= classes | written_as_llama
+
+
+def as_gpt_oss_files_are(tensor: str) -> str:
+    if tensor.endswith("_exps.weight"):
+        return "MXFP4"
+    is_plain = tensor.endswith(".bias") or "ffn_gate_inp" in tensor
+    return "F32" if is_plain else "Q8_0"
+
+
+def filled(model: PreTrainedModel, path: Path) -> PreTrainedModel:
+    """A gpt-oss model with the numbers that the `gguf` package reads in a file."""
+    file = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
+    for index, layer in enumerate(model.model.layers):
+        for suffix, ending in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (file.pop(f"blk.{index}.ffn_{part}_exps.{suffix}") for part in ("gate", "up", "down"))
+            both = np.empty((gate.shape[0], 2 * gate.shape[1], *gate.shape[2:]), np.float32)
+            both[:, 0::2], both[:, 1::2] = gate, up
+            for name, array in (("gate_up_proj", both), ("down_proj", down)):
+                array = array if suffix == "bias" else array.swapaxes(1, 2)
+                getattr(layer.mlp.experts, name + ending).data = torch.from_numpy(array.copy())
+    for name, array in tensors_of(model, "gpt-oss").items():
+        if name in file:
+            array[...] = file.pop(name)  # a view of the parameter
+    assert not file
+    return model
+
+
+@pytest.mark.parametrize("options", [FLOAT, LoadOptions()])
+def test_gpt_oss_in_mxfp4_gives_the_librarys_logits(options: LoadOptions, tmp_path: Path) -> None:
+    model = zoo.random_model(SPECIES["gpt_oss"].config())
+    path = write_model(model, tmp_path / "model.gguf", as_gpt_oss_files_are)
+    expected = logits_of(filled(model, path))
+    ours = load(path, options)
+    assert len([module for module in ours.modules() if isinstance(module, StoredExperts)]) == 4
+    if options is FLOAT:
+        torch.testing.assert_close(logits_of(ours), expected, atol=1e-4, rtol=1e-5)
+    else:
+        body = load_model(path, options)
+        assert isinstance(body.body, StackBody) or load_kernels() is None
+        reads = [Read(0, LONG[0].tolist(), LONG.shape[1])]
+        logits = body.read(reads, body.scratch_cache([LONG.shape[1]]))
+        difference = (logits - expected[0]).norm(dim=-1) / expected[0].norm(dim=-1)
+        assert float(difference.median()) < 0.05  # bfloat16, eight-bit activations
 
 
 @pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
@@ -159,12 +223,21 @@ def test_a_loaded_model_reads_ragged_batches(kind: str, tmp_path: Path) -> None:
     assert model.traits.context_len == zoo.CONTEXT
 
 
-def test_quantization_of_a_quantized_file_is_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-all"])
+def test_a_quantized_file_is_not_rounded_again(quantization: str, tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "Q4_0")
-    load_model(path, LoadOptions(dtype="float32", kernels="torch", quantization="int8"))
-    assert "quantised already" in caplog.text
+    with pytest.raises(
+        ModelError, match=rf"quantized already \(Q4_0\).* rounded to {quantization}; leave quantization"
+    ):
+        load_model(path, LoadOptions(quantization=quantization))
+    assert load_model(path, LoadOptions(quantization="none")).hf.dtype == torch.bfloat16
+
+
+def test_a_file_of_plain_numbers_may_be_rounded(tmp_path: Path) -> None:
+    path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "F16")
+    model = load_model(path, LoadOptions(quantization="int4"))
+    if load_kernels() is not None:
+        assert model.hf.lm_head.matrix.layout.kind == INT8
 
 
 def test_an_architecture_that_is_not_supported_is_named(tmp_path: Path) -> None:

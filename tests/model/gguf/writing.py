@@ -29,7 +29,9 @@ NAMES = {
     "starcoder2": "starcoder2",
     "smollm3": "smollm3",
     "cohere": "command-r",
+    "cohere2": "cohere2",
     "glm4": "glm4",
+    "gpt_oss": "gpt-oss",
 }
 """GGUF's name of each Hugging Face model_type."""
 
@@ -42,9 +44,13 @@ _SCALE_FIELDS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
 
 
 def write_model(
-    model: PreTrainedModel, path: Path, kind: str = "F32", change: Callable[[gguf.GGUFWriter], None] | None = None
+    model: PreTrainedModel,
+    path: Path,
+    kind: str | Callable[[str], str] = "F32",
+    change: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:
-    """kind: of the matrices whose rows are whole blocks; others and norms are F32. change: writes further metadata."""
+    """kind: of the matrices whose rows are whole blocks, or a function of a tensor's name; others and norms are F32. change: writes
+    further metadata."""
     config: Any = model.config
     name = NAMES[config.model_type]
     writer = gguf.GGUFWriter(path, name)
@@ -52,7 +58,7 @@ def write_model(
     if change is not None:
         change(writer)
     for tensor, array in tensors_of(model, name).items():
-        add_tensor(writer, tensor, array, kind)
+        add_tensor(writer, tensor, array, kind if isinstance(kind, str) else kind(tensor))
     finish(writer)
     return path
 
@@ -99,7 +105,9 @@ def tensors_of(model: PreTrainedModel, name: str) -> dict[str, Array]:
         if key == "lm_head.weight":
             tensors["output.weight"] = array
         elif ".experts." in key:
-            tensors |= _expert_tensors(key, array)
+            tensors |= _gpt_oss_experts(key, array) if name == "gpt-oss" else _expert_tensors(key, array)
+        elif key.endswith(".sinks"):
+            tensors[f"{names.get_name(key)}.weight"] = array
         else:
             own = re.sub(r"\.mlp\.gate\.weight$", ".block_sparse_moe.gate.weight", key) if name == "llama" else key
             tensors[str(names.get_name(own, try_suffixes=(".weight", ".bias")))] = _converted(key, array, config, name)
@@ -112,6 +120,16 @@ def _expert_tensors(key: str, array: Array) -> dict[str, Array]:
         return {f"blk.{layer}.ffn_down_exps.weight": array}
     gate, up = np.split(array, 2, axis=1)
     return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+
+
+def _gpt_oss_experts(key: str, array: Array) -> dict[str, Array]:
+    """Its parameters are [experts, in, out], gates and values alternating."""
+    layer, suffix = key.split(".")[2], "bias" if key.endswith("_bias") else "weight"
+    array = array if suffix == "bias" else np.ascontiguousarray(array.swapaxes(1, 2))
+    if "down_proj" in key:
+        return {f"blk.{layer}.ffn_down_exps.{suffix}": array}
+    parts = {"gate": array[:, ::2], "up": array[:, 1::2]}
+    return {f"blk.{layer}.ffn_{part}_exps.{suffix}": np.ascontiguousarray(a) for part, a in parts.items()}
 
 
 def _converted(key: str, array: Array, config: Any, name: str) -> Array:
@@ -182,10 +200,15 @@ def _write_caps(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(config.num_local_experts if config.model_type == "mixtral" else config.num_experts)
+    has_local = config.model_type in ("mixtral", "gpt_oss")
+    writer.add_expert_count(config.num_local_experts if has_local else config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _write_expert_width(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_feed_forward_length(config.intermediate_size)
 
 
 def _write_scales(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -207,4 +230,6 @@ _OF_ARCHITECTURE: Mapping[str, tuple[Callable[[gguf.GGUFWriter, Any], None], ...
     "phi3": (_write_window,),
     "granite": (_write_scales,),
     "cohere": (_write_logit_scale,),
+    "cohere2": (_write_logit_scale, _write_window),
+    "gpt_oss": (_write_experts, _write_window, _write_expert_width),
 }

@@ -36,7 +36,7 @@ from tests.model.quantized.packers import (
     save_quantized,
     save_quantized_experts,
 )
-from tests.model.zoo import SPECIES, random_model
+from tests.model.zoo import SPECIES, random_model, saved
 
 FLOAT32 = LoadOptions(dtype="float32", device="cpu")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -398,3 +398,30 @@ def test_a_checkpoint_is_inspected(quantized: MakeCheckpoint, caplog: pytest.Log
         result = run("inspect", "--model", quantized("W8A8")[0], "--device", "cpu", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["target"]["measured"]["weight_bytes"] > 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantized_checkpoint_is_not_rounded_again(quantization: str, quantized: MakeCheckpoint) -> None:
+    directory, _ = quantized("gptq")
+    with pytest.raises(
+        ModelError, match=rf"quantized already \(gptq\).* rounded to {quantization}; leave quantization"
+    ):
+        load_model(directory, LoadOptions(quantization=quantization))
+
+
+def test_a_draft_keeps_its_own_precision_unless_another_was_asked_of_it(
+    quantized: MakeCheckpoint, tmp_path: Path
+) -> None:
+    draft, _ = quantized("gptq")
+    target = saved(SPECIES["llama"].config(), tmp_path / "target")
+    llm = LLM(target, draft, quantization="int8")
+    assert (llm.options.quantization, llm.draft_options.quantization) == ("int8", None)
+    with pytest.raises(ModelError, match="quantized already"):
+        LLM(target, draft, draft_quantization="int4")
+
+
+@pytest.mark.parametrize("method", ["self-int8", "self-int4"])
+def test_a_quantized_target_makes_no_rounded_copy_of_itself(method: str, quantized: MakeCheckpoint) -> None:
+    directory, _ = quantized("gptq")
+    with pytest.raises(ModelError, match=f"{method} drafts with a rounded copy of the target"):
+        LLM(directory, method=method)

@@ -21,7 +21,7 @@ _LOCAL_THETA = 10_000.0
 Fields = dict[str, Any]
 
 
-def _windows(metadata: Metadata, fields: Fields, period: int, *, full_first: bool = False) -> Fields:
+def _windows(metadata: Metadata, fields: Fields, period: int) -> Fields:
     """A window in all layers but one of each `period`, the last of them. The file may say which layers have it."""
     pattern = metadata.array("{arch}.attention.sliding_window_pattern", bool) if _has_flags(metadata) else ()
     if not pattern and "{arch}.attention.sliding_window_pattern" in metadata:
@@ -108,6 +108,19 @@ def _qwen3moe(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
     }
 
 
+def _gpt_oss(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
+    rope = fields["rope_parameters"]
+    return {
+        "num_local_experts": metadata.integer("{arch}.expert_count"),
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
+        "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", fields["intermediate_size"]),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        # the original model's, which no file states: the bounds of yarn's ramp are not rounded
+        "rope_parameters": rope | {"truncate": False} if rope["rope_type"] == "yarn" else rope,
+        **_windows(metadata, fields, 2),
+    }
+
+
 def _starcoder2(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
     return {"use_bias": "blk.0.attn_q.bias" in file.tensors, "sliding_window": None}
 
@@ -127,6 +140,14 @@ def _cohere(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
         "logit_scale": metadata.number("{arch}.logit_scale"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def _cohere2(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
+    return {
+        "logit_scale": metadata.number("{arch}.logit_scale"),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        **_windows(metadata, fields, 4),
     }
 
 
@@ -165,6 +186,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture("starcoder2", _starcoder2, epsilon=("norm_epsilon", _EPSILON)),
     "smollm3": Architecture("smollm3", _smollm3, has_permuted_heads=True),
     "command-r": Architecture("cohere", _cohere, epsilon=("layer_norm_eps", _EPSILON)),
+    "cohere2": Architecture("cohere2", _cohere2, epsilon=("layer_norm_eps", _EPSILON)),
     "glm4": Architecture("glm4", _glm4),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss),
 }
 """By the file's general.architecture."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
-from foredraft.kernels import Joined, RowSlice
+from foredraft.kernels import Alternating, Joined, RowSlice, WeightSource
 from foredraft.model.gguf.architectures import Architecture
 from foredraft.model.gguf.container import GGUFFile, TensorEntry
 from foredraft.model.gguf.names import Sources, sources_of
 from foredraft.model.gguf.tensors import GGUFRows, Order, is_float, order_of_heads, read_floats
 from foredraft.model.stored import StoredEmbedding, StoredExperts, StoredLinear
+
+Entries = tuple[TensorEntry, ...]
 
 _QUERIES = re.compile(r"blk\.\d+\.attn_q\.(weight|bias)")
 _KEYS = re.compile(r"blk\.\d+\.attn_k\.(weight|bias)")
@@ -35,7 +38,7 @@ def assemble(
         parameters.pop(_HEAD, None)
     sources = sources_of(parameters, file, gguf_name, config.num_hidden_layers)
     for name, entries in sources.items():
-        _check_shape(file, name, tuple(parameters[name].shape), entries)
+        _check_shape(file, hf, name, tuple(parameters[name].shape), entries)
     _fill_buffers(hf)
     _Filler(file, architecture, config, dtype).fill(hf, sources)
     if config.tie_word_embeddings:
@@ -54,16 +57,24 @@ def _skeleton(file: GGUFFile, config: PretrainedConfig, dtype: torch.dtype) -> P
     return hf
 
 
-def _check_shape(file: GGUFFile, name: str, wanted: tuple[int, ...], entries: tuple[TensorEntry, ...]) -> None:
-    first = entries[0].shape
-    axis = 1 if len(first) == 3 else 0  # experts: [experts, out, in]
-    stored = list(first)
-    stored[axis] = sum(entry.shape[axis] if len(entry.shape) == len(first) else 0 for entry in entries)
-    if tuple(stored) != wanted:
+def _check_shape(file: GGUFFile, hf: nn.Module, name: str, wanted: tuple[int, ...], entries: Entries) -> None:
+    stored = _joined_shape(entries)
+    if len(stored) == 3 and getattr(hf.get_submodule(name.rpartition(".")[0]), "is_transposed", False):
+        stored = (stored[0], stored[2], stored[1])
+    if stored != wanted:
         raise ModelError(
-            f"{file.path}: its tensor {entries[0].name!r} is {list(first)} and its metadata describe a {name} of "
+            f"{file.path}: its tensor {entries[0].name!r} is {list(entries[0].shape)} and its metadata describe a {name} of "
             f"{list(wanted)}; download it again, or convert it anew"
         )
+
+
+def _joined_shape(entries: Entries) -> tuple[int, ...]:
+    """Of one tensor, or of several whose outputs are joined: experts' [experts, out, in] or [experts, out]. Empty where they cannot be."""
+    first = entries[0].shape
+    if len(entries) == 1:
+        return first
+    can_join = len(first) > 1 and all(entry.shape == first for entry in entries)
+    return (first[0], len(entries) * first[1], *first[2:]) if can_join else ()
 
 
 def _fill_buffers(hf: Any) -> None:
@@ -85,11 +96,21 @@ def _tie(hf: Any) -> None:
         head.weight = embedding.weight
 
 
+def _alternating(parts: Sequence[WeightSource]) -> WeightSource:
+    """Gates and values in turn, where there are both."""
+    return Alternating(*parts) if len(parts) == 2 else Joined(parts)
+
+
+def _joined(parts: list[Tensor], experts: Any) -> Tensor:
+    """Gates and values [experts, out, ..], one after the other or in turn, as their class has them."""
+    return torch.cat(parts, dim=1) if experts.is_concatenated else torch.stack(parts, dim=2).flatten(1, 2)
+
+
 def _fixed(value: Tensor) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=False)
 
 
-def _are_experts(entries: tuple[TensorEntry, ...]) -> bool:
+def _are_experts(entries: Entries) -> bool:
     return len(entries[0].shape) == 3 and not any(is_float(entry) for entry in entries)
 
 
@@ -108,9 +129,9 @@ class _Filler:
                 continue
             if _are_experts(entries):
                 delattr(module, attribute)
-                setattr(module, attribute, self._stored_experts(entries))
+                setattr(module, attribute, self._stored_experts(entries, module))
                 continue
-            value = self._parameter(name, entries)
+            value = self._parameter(name, entries, module)
             # a stored layer's bias is a buffer; its weight came before
             setattr(module, attribute, value if isinstance(module, StoredLinear) else _fixed(value))
 
@@ -124,18 +145,21 @@ class _Filler:
             return StoredEmbedding(source, self._dtype, module)
         return StoredLinear(source)
 
-    def _stored_experts(self, entries: tuple[TensorEntry, ...]) -> StoredExperts:
+    def _stored_experts(self, entries: Entries, module: Any) -> StoredExperts:
         """Of tensors [experts, out, in] whose outputs are joined."""
         parts = [(GGUFRows(self._file, entry), entry.shape[1]) for entry in entries]
+        join = Joined if module.is_concatenated else _alternating
         sources = [
-            Joined([RowSlice(rows, expert * height, (expert + 1) * height) for rows, height in parts])
+            join([RowSlice(rows, expert * height, (expert + 1) * height) for rows, height in parts])
             for expert in range(entries[0].shape[0])
         ]
-        return StoredExperts(sources, self._dtype, is_transposed=False)
+        return StoredExperts(sources, self._dtype, is_transposed=module.is_transposed)
 
-    def _parameter(self, name: str, entries: tuple[TensorEntry, ...]) -> Tensor:
+    def _parameter(self, name: str, entries: Entries, module: Any) -> Tensor:
         parts = [read_floats(self._file, entry, self._order(entry)) for entry in entries]
-        value = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        value = parts[0] if len(parts) == 1 else _joined(parts, module)
+        if value.dim() == 3 and module.is_transposed:
+            value = value.transpose(1, 2).contiguous()
         if name.endswith(_NORM) and self._architecture.norm_offset:
             value = value.float() - self._architecture.norm_offset
         return value.to(self._dtype)

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from foredraft.errors import ModelError
 from foredraft.model.checkpoint import is_gguf, refuse_unusable
 from foredraft.model.gguf.assembly import assemble
+from foredraft.model.gguf.blocks import BLOCK_TYPES
 from foredraft.model.gguf.config import architecture_of, config_of
 from foredraft.model.gguf.container import GGUFFile
 from foredraft.model.gguf.metadata import Metadata
@@ -41,6 +42,10 @@ class GGUFCheckpoint:
 
     def config(self) -> PretrainedConfig:
         return config_of(self._file())
+
+    def quantization(self, config: PretrainedConfig) -> str | None:
+        kinds = sorted({entry.kind for entry in self._file().tensors.values()} & BLOCK_TYPES.keys())
+        return ", ".join(kinds) or None
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """Quantized matrices stay stored on a CPU, where the body decides what becomes of them."""

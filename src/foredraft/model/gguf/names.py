@@ -9,7 +9,7 @@ from foredraft.errors import ModelError
 from foredraft.model.gguf.container import GGUFFile, TensorEntry
 
 _SUFFIXES = (".weight", ".bias")
-_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up_proj|down_proj)")
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up_proj|down_proj)(_bias)?")
 _EXPERT_TENSORS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 _HEAD = {"lm_head.weight": "output.weight", "lm_head.bias": "output.bias"}
 """The table leaves it out where the original model's is tied."""
@@ -52,11 +52,17 @@ def _gguf_names(parameters: Iterable[str], architecture: str, num_layers: int) -
     for parameter in parameters:
         experts, router = _EXPERTS.fullmatch(parameter), _ROUTER.fullmatch(parameter)
         if experts is not None:
-            names[parameter] = tuple(f"blk.{experts[1]}.{name}.weight" for name in _EXPERT_TENSORS[experts[2]])
+            suffix = "bias" if experts[3] else "weight"
+            names[parameter] = tuple(f"blk.{experts[1]}.{name}.{suffix}" for name in _EXPERT_TENSORS[experts[2]])
         elif router is not None:
             names[parameter] = (f"blk.{router[1]}.ffn_gate_inp.weight",)
         else:
             # where the table has no name, the parameter's own is missed in the file, and said
             name = _HEAD.get(parameter) or tensor_map.get_name(parameter, try_suffixes=_SUFFIXES)
-            names[parameter] = (name or parameter,)
+            names[parameter] = (_with_suffix(name or parameter),)
     return names
+
+
+def _with_suffix(name: str) -> str:
+    """Every tensor of a file has one, also where the parameter has none, such as attention sinks."""
+    return name if name.endswith(_SUFFIXES) else f"{name}.weight"

@@ -45,6 +45,15 @@ def is_stored_quantized(config: PretrainedConfig, device: torch.device) -> bool:
     return device.type == "cpu" and _settings_of(config).get("quant_method") in FORMATS
 
 
+def quantization_of(config: PretrainedConfig) -> str | None:
+    """The `quant_method` of a checkpoint; None for one that is not quantized."""
+    settings = getattr(config, "quantization_config", None)
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else getattr(settings, "quant_method", None)
+    return str(getattr(method, "value", method) or "quantization_config")
+
+
 def load_quantized(name: str, config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel:
     """A model whose quantized layers are stored ones (model/stored.py). dtype: of everything else.
 
