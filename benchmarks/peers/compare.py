@@ -11,13 +11,14 @@ embedded draft, on code prompts; "smollm2", SmolLM2-135M-Instruct (`make models`
 ids, are greedy unless said otherwise, and ignore the end of sequence, so that all write the same number of tokens.
 
 A system is a program at a precision; it runs in a process of its own, keeps its models loaded, and rests
-while another is asked. First each chooses its γ per mode, on prompts that are not used again. Then for every request
+while another is asked. First each chooses its γ per mode ("auto" chooses at every step), on prompts that are not used again. Then for every request
 every system runs once in each mode, in an order that rotates. Times are a worker's own and include the prompt's
 pass; no system keeps prefixes. All use the same number of threads. Figures are medians over requests, ratios are paired
 by request, intervals are bootstrapped over requests. With --batch B a request is B prompts at once.
 
-Four bits: llama.cpp's Q4_0 and Q4_K_M are made by its own llama-quantize, OpenVINO's by its exporter, and foredraft runs
-both of llama.cpp's files and its own "int4". All begin from the same bfloat16 checkpoint.
+Four bits: llama.cpp's Q4_0, Q4_1 and Q4_K_M are made by its own quantiser, OpenVINO's by its exporter, and foredraft runs
+llama.cpp's files and its own "int4". All begin from the same bfloat16 checkpoint. llama.cpp is a wheel where that uses all
+that the processor can do, and else is compiled (see workers/setup.py); the report names its instructions.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.peers.systems import PLAIN, Peer
+from benchmarks.peers.systems import PLAIN, WITHOUT_GAMMA, Peer
 from benchmarks.peers.workers.client import Worker, WorkerError
 from benchmarks.peers.workers.protocol import Ids, Job, Settings
 from benchmarks.peers.workers.setup import missing
@@ -128,7 +128,7 @@ class Field:
 
     def _best(self, peer: Peer, mode: str, shared: Worker | None) -> Contender:
         """The contender at its fastest γ; the others' own processes end."""
-        gammas = (0,) if mode == PLAIN else self.plan.gammas
+        gammas = (0,) if mode in WITHOUT_GAMMA else self.plan.gammas
         sweep: dict[int, float] = {}
         best: Contender | None = None
         for gamma in gammas:

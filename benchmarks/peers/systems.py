@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PLAIN = "plain"
+PLAIN, AUTO = "plain", "auto"
+WITHOUT_GAMMA = (PLAIN, AUTO)
+"""Modes in which nobody chooses γ: there is none, or the program chooses it at every step."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,14 @@ class Peer:
     separate: bool = False
 
 
-_LOOKUPS = (PLAIN, "draft_model", "ngram", "suffix")
+_LOOKUPS = (PLAIN, AUTO, "draft_model", "ngram", "suffix")
 
 PEERS = (
     Peer("foredraft-bf16", "foredraft_worker", "bf16", 16, (*_LOOKUPS, "self-int8", "self-int4")),
     Peer("foredraft-int8", "foredraft_worker", "int8", 8, _LOOKUPS),
     Peer("foredraft-int4", "foredraft_worker", "int4", 4, _LOOKUPS),
     Peer("foredraft-q4_0", "foredraft_worker", "q4_0", 4, _LOOKUPS),
+    Peer("foredraft-q4_1", "foredraft_worker", "q4_1", 4, _LOOKUPS),
     Peer("foredraft-q4_k_m", "foredraft_worker", "q4_k_m", 4, _LOOKUPS),
     Peer("transformers-bf16", "transformers_worker", "bf16", 16),
     Peer("vllm-bf16", "vllm_worker", "bf16", 16, environment="vllm", separate=True),
@@ -37,6 +40,7 @@ PEERS = (
     Peer("llamacpp-bf16", "llamacpp_worker", "bf16", 16, environment="llamacpp", separate=True),
     Peer("llamacpp-q8_0", "llamacpp_worker", "q8_0", 8, environment="llamacpp", separate=True),
     Peer("llamacpp-q4_0", "llamacpp_worker", "q4_0", 4, environment="llamacpp", separate=True),
+    Peer("llamacpp-q4_1", "llamacpp_worker", "q4_1", 4, environment="llamacpp", separate=True),
     Peer("llamacpp-q4_k_m", "llamacpp_worker", "q4_k_m", 4, environment="llamacpp", separate=True),
 )
 NAMES = tuple(peer.name for peer in PEERS)

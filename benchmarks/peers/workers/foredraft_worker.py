@@ -1,4 +1,5 @@
-"""foredraft: an engine for plain decoding (γ = 0) and the drafters without a model, one more per method with a model."""
+"""foredraft: an engine for plain decoding (γ = 0) and the drafters without a model, one more per method with a model, and one
+for "auto": the drafter and the number of draft tokens that a user gets who asks for none, learned while it is measured."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
             lookups.chosen = job.mode
         elif job.mode != "plain":
             if job.mode not in others:
-                others[job.mode] = _engine(settings, job.mode)
+                others[job.mode] = shared.with_drafter("suffix") if job.mode == "auto" else _engine(settings, job.mode)
             return lambda job: _write(others[job.mode], job)
         return lambda job: _write(shared, job)
 
@@ -75,7 +76,7 @@ def _engine(settings: Settings, method: str | Drafter) -> LLM:
 
 
 def _write(llm: LLM, job: Job) -> tuple[Ids, Count]:
-    gamma = 0 if job.mode == "plain" else job.gamma
+    gamma = "auto" if job.mode == "auto" else job.gamma
     params = SamplingParams(
         max_tokens=job.max_tokens,
         temperature=job.temperature,

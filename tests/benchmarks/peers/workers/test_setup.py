@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.workers.setup import openvino_options
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.workers.setup import openvino_options, processor_instructions, wheel_is_enough
 
 
 def sizes(hidden: int, intermediate: int) -> dict[str, int]:
@@ -20,3 +24,17 @@ def test_groups_of_four_bits_divide_the_inputs() -> None:
 
 def test_other_precisions_have_no_groups() -> None:
     assert openvino_options("int8", sizes(576, 1536))[-1] == "int8"
+
+
+def test_instructions_are_read_from_the_processors_flags(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: avx512f of a name\nflags\t\t: fpu avx2 fma\n\nflags\t\t: fpu avx2\n")
+    assert processor_instructions(file) == {"fpu", "avx2", "fma"}
+    assert processor_instructions(tmp_path / "none") == set()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "is_enough"), [({"avx2", "fma"}, True), ({"avx2", "avx512f"}, False), ({"avx_vnni"}, False)]
+)
+def test_a_wheel_that_stops_at_avx2_is_used_where_the_processor_does(instructions: set[str], is_enough: bool) -> None:
+    assert wheel_is_enough(instructions) == is_enough
