@@ -22,6 +22,7 @@ from foredraft.engine.proposal import Drafter
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from recipes.real_models import GEMMA3, SMOLLM2
+from tests.heads.random_heads import random_head
 from tests.real_models import real_model
 
 # Nothing is timed: on a busy machine an example may take a second.
@@ -110,7 +111,8 @@ def make_engine(target: LanguageModel, draft: LanguageModel, int8_target: Langua
         chosen = model or target
         pool = pool or MemoryPool(cache_memory)
         drafts = int8_target if method in SELF_DRAFTS else draft
-        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or drafts)
+        head = random_head(method, chosen) if isinstance(method, str) else None
+        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or drafts, head=head)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(chosen, drafter, pool, **settings)
 

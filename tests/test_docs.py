@@ -42,6 +42,7 @@ DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
 
 PYTHON_NOT_RUN = {
     "import openai": "needs a running server; tests/server/test_openai_client.py has one",
+    'from foredraft import LLM\n\nllm = LLM("meta-llama/': "needs the hub",
     '"bigram": lambda context': "one line of a table",
     'from foredraft import LLM, SamplingParams\n\nllm = LLM("model.gguf"': "needs files that are not part of the repository",
 }
@@ -60,6 +61,7 @@ NOT_RUN = {
 NOT_RUN_WORDS = {
     "Qwen/": "needs the hub",
     "HuggingFaceTB/": "needs the hub",
+    "meta-llama/": "needs the hub",
     "--model models/": "needs what `make models` downloads; tests with the mark real_model have it",
     ".gguf": "needs a file that is not part of the repository",
     "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",

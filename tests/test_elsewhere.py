@@ -34,7 +34,6 @@ class Lifted:
 
     def __init__(self, inner: Body, device: Elsewhere | None) -> None:
         self.kernels, self.is_batch_invariant = inner.kernels, inner.is_batch_invariant
-        self.supports_taps = inner.supports_taps
         self._inner, self._device = inner, device
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:

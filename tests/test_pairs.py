@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.drafters import REGISTRY
+from tests.heads.random_heads import head_settings
 
 QUICK = 10
 
@@ -127,7 +128,7 @@ def plain() -> LLM:
 
 @pytest.fixture(scope="module", params=[*sorted(set(REGISTRY) - {"none"}), "suffix+draft_model"])
 def drafting(request: pytest.FixtureRequest) -> LLM:
-    return LLM(method=request.param)
+    return LLM(method=request.param, **head_settings(request.param))
 
 
 def assert_invisible(plain: LLM, drafting: LLM, batch: list[tuple[str, dict[str, Any]]], gammas: list[Any]) -> None:

@@ -18,7 +18,7 @@ from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, choose_methods, names_of
-from foredraft.engine.models import LoadedModels, ModelSource
+from foredraft.engine.models import LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.errors import ForedraftError
@@ -42,10 +42,11 @@ class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
-    draft_model: the same for the draft. It must have the target's vocabulary.
-    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any
-        object with propose and forget. A list of them (or names with "+" between them) gives a choice at each step.
-        None: "draft_model" if there is a draft_model, else "suffix".
+    draft_model: the same for the draft. It must have the target's vocabulary. Or a head of the target, EAGLE or Medusa, by its
+        hub id or directory.
+    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "self-int8" and "self-int4" (a copy
+        of the target in int8 or int4), or any object with propose and forget. A list of them (or names with "+" between
+        them) gives a choice at each step. None: what the draft_model is for, if there is one, else "suffix".
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.
@@ -137,7 +138,7 @@ class LLM:
         methods, draft_len = builder.methods, builder.speculative_tokens
         if method is not None:
             makes_draft = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model is not used
-            has_draft_model = "draft_model" in builder.models.drafts and not makes_draft
+            has_draft_model = builder.models.has_draft and not makes_draft
             methods = choose_methods(method, has_draft_model=has_draft_model)
         if speculative_tokens is not None:
             check_draft_len(speculative_tokens)
@@ -375,10 +376,15 @@ def _load(
     draft_len = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
-    methods = choose_methods(settings.method, has_draft_model=settings.draft_model is not None)
+    draft_method = draft_method_of(settings.draft_model, settings.method, options.revision)
+    methods = choose_methods(
+        settings.method, has_draft_model=settings.draft_model is not None, draft_method=draft_method
+    )
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    models = LoadedModels(settings.model, settings.draft_model, tokenizer, options, settings.draft_quantization)
+    models = LoadedModels(
+        settings.model, settings.draft_model, tokenizer, options, settings.draft_quantization, draft_method
+    )
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0
     models.warm_up(engine_settings.limits.max_num_seqs, max(engine_settings.max_speculative_tokens, fixed_len))

@@ -12,9 +12,10 @@ from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDr
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
+from tests.heads.random_heads import HEAD_METHODS
 
 VOCAB_SIZE = 16
-NEED_A_MODEL = ("draft_model", *SELF_DRAFTS)
+NEED_A_MODEL = ("draft_model", *SELF_DRAFTS, *HEAD_METHODS)
 
 UNREGISTERED: dict[str, Callable[[], Drafter]] = {
     "scripted": lambda: ScriptedDrafter(

@@ -20,6 +20,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.sampling import SamplingParams
+from tests.heads.random_heads import random_head
 from tests.scripts import continuations_of
 
 PROMPTS = (
@@ -54,7 +55,8 @@ class Bench:
     def engine(self, method: str | Drafter, memory: int = 1 << 28, **settings: object) -> Engine:
         pool = MemoryPool(memory)
         draft = self.self_draft if method in SELF_DRAFTS else self.draft
-        context = DrafterContext(self.target.traits.vocab_size, pool, draft)
+        head = random_head(method, self.target) if isinstance(method, str) else None
+        context = DrafterContext(self.target.traits.vocab_size, pool, draft, head=head)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(self.target, drafter, pool, end_ids=[0], seed=0, **settings)  # type: ignore[arg-type]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
+
+from foredraft.model.taps import FINAL_NORM
 
 TIE = 1e-3
 """Two float32 programs may part where the reference's best two logits are closer than this, and nowhere else."""
@@ -52,3 +55,15 @@ def _margin(model: PreTrainedModel, tokens: Sequence[int]) -> float:
     logits = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
     best, second = logits.double().topk(2).values.tolist()
     return float(best - second)
+
+
+@torch.inference_mode()
+def hidden_states(hf: PreTrainedModel, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
+    """The library's own, numbered as model.Body numbers taps, side by side [T, len(taps) * hidden]."""
+    norm = hf.base_model.ln_f if hasattr(hf.base_model, "ln_f") else hf.base_model.norm
+    before_norm: list[Tensor] = []
+    handle = norm.register_forward_pre_hook(lambda _, inputs: before_norm.append(inputs[0]))
+    states = hf(torch.tensor([list(tokens)]), use_cache=False, output_hidden_states=True).hidden_states
+    handle.remove()
+    numbered = {**dict(enumerate(states[:-1])), len(states) - 1: before_norm[0], FINAL_NORM: states[-1]}
+    return torch.cat([numbered[tap][0] for tap in taps], dim=-1)

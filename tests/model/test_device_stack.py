@@ -24,7 +24,9 @@ from foredraft.model import LanguageModel, Read, WarmUpSizes
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.probe import probe
+from foredraft.model.taps import FINAL_NORM
 from foredraft.sampling import SamplingParams
+from tests.model.reference import hidden_states
 from tests.model.zoo import DEVICE_FORMS, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -84,6 +86,19 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
     error = (torch.cat(parts) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < 1e-4
     assert cache.region(0).tokens == tokens
+
+
+@pytest.mark.parametrize("name", ["two heads", *(pytest.param(n, marks=pytest.mark.slow) for n in STACK_FORMS)])
+def test_features_are_the_hidden_states_of_the_library(name: str) -> None:
+    model, tokens, hf = loaded(name), random_tokens(4), random_model(DEVICE_FORMS[name].config())
+    taps = (1, FINAL_NORM, hf.config.num_hidden_layers, 0)
+    cache = model.new_cache(MemoryPool(1 << 30), taps)
+    assert cache.reserve(0, len(tokens))
+    for piece in (tokens[:3], tokens[3:]):
+        model.read([Read(0, piece, 1)], cache)
+    features = cache.features(0)
+    assert features is not None
+    assert torch.allclose(features.cpu(), hidden_states(hf, tokens, taps), atol=1e-3)
 
 
 def generated(

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.errors import ModelError
-from foredraft.kernels import DrawSpec, load_kernels, why_none
-from foredraft.model import Generated, LanguageModel, LoadOptions, Read, WarmUpSizes, load_model
+from foredraft.kernels import DrawSpec
+from foredraft.model import Generated, LanguageModel, Read, WarmUpSizes
 from foredraft.model.language_model import Traits
 from foredraft.model.library import LibraryBody
-from tests.model.reference import greedy
-from tests.model.zoo import SPECIES, VOCAB_SIZE, Maker, random_model
+from foredraft.model.taps import FINAL_NORM
+from tests.model.reference import greedy, hidden_states
+from tests.model.zoo import SPECIES, VOCAB_SIZE, random_model
 
 CONTEXT, BYTES_PER_TOKEN = 64, 10
 FIRST, SECOND = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
@@ -58,39 +59,64 @@ def test_what_cannot_be_read_is_refused_and_leaves_no_trace(model: LanguageModel
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-@torch.inference_mode()
-def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
-    """Of all rows of a ragged batch, read in two passes, layers in the order in which they were asked for."""
+def test_features_are_the_hidden_states_of_transformers(name: str) -> None:
+    """Of all rows of ragged batches, read in two passes, taps in the order in which they were asked for."""
     hf = random_model(SPECIES[name].config())
     model = LanguageModel(hf, Traits(name, VOCAB_SIZE, CONTEXT, BYTES_PER_TOKEN, row_exact=False))
-    num_layers = hf.config.num_hidden_layers
-    taps = (num_layers, 0, 1)
-    states = [hf(torch.tensor([tokens]), output_hidden_states=True).hidden_states for tokens in (FIRST, SECOND)]
-    expected = [torch.cat([each[tap][0] for tap in taps], dim=-1) for each in states]
-    cache = model.scratch_cache([8, 8])
-    one = model.read_with_taps([Read(0, FIRST[:5], 1)], cache, taps)
-    both = model.read_with_taps([Read(0, FIRST[5:], 0), Read(1, SECOND, 2)], cache, taps)
-    assert one.hidden is not None
-    assert both.hidden is not None
-    assert one.hidden.shape == (5, 3 * hf.config.hidden_size)
-    hidden = torch.cat([one.hidden, both.hidden])
-    assert torch.allclose(hidden, torch.cat(expected), atol=1e-3)
-    assert one.logits.shape == (1, VOCAB_SIZE)
-    assert both.logits.shape == (2, VOCAB_SIZE)
+    taps = (hf.config.num_hidden_layers, 0, FINAL_NORM, 1)
+    cache = room_with_taps(model, taps)
+    model.read([Read(0, FIRST[:5], 1)], cache)
+    model.read([Read(0, FIRST[5:], 0), Read(1, SECOND, 2)], cache)
+    for seq_id, tokens in enumerate((FIRST, SECOND)):
+        features = cache.features(seq_id)
+        assert features is not None
+        assert torch.allclose(features, hidden_states(hf, tokens, taps), atol=1e-3)
 
 
-def test_without_taps_there_are_no_hidden_states(model: LanguageModel) -> None:
-    assert model.read_with_taps([Read(0, SECOND, 1)], model.scratch_cache([8]), ()).hidden is None
+def test_features_are_forgotten_moved_and_copied_with_their_tokens(model: LanguageModel) -> None:
+    taps = (1, FINAL_NORM)
+    cache = room_with_taps(model, taps)
+    model.read([Read(0, FIRST, 0)], cache)
+    before = features_of(cache, 0).clone()
+    cache.keep_prefix_of(0, [*FIRST[:3], 99])
+    assert torch.equal(features_of(cache, 0), before[:3])
+    cache.region(0).resize(32)
+    cache.region(1).copy_prefix(cache.region(0), 2)
+    assert torch.equal(features_of(cache, 0), before[:3])
+    assert torch.equal(features_of(cache, 1), before[:2])
+    model.read([Read(0, FIRST[3:], 0)], cache)
+    assert torch.allclose(features_of(cache, 0), before, atol=1e-4)
 
 
-@pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
-def test_a_body_without_taps_says_so(checkpoint: Maker) -> None:
-    model = load_model(checkpoint("llama"), LoadOptions(dtype="bfloat16", device="cpu"))
-    assert not model.body.supports_taps
+def test_features_are_in_the_budget(model: LanguageModel) -> None:
+    width = model.hf.config.hidden_size
+    assert model.bytes_per_token((0, 1, FINAL_NORM)) == BYTES_PER_TOKEN + 3 * width * 4
+    assert model.new_cache(MemoryPool(1), (0, 1)).bytes_per_token == BYTES_PER_TOKEN + 2 * width * 4
+
+
+def test_without_taps_there_are_no_features(model: LanguageModel) -> None:
     cache = model.scratch_cache([8])
-    with pytest.raises(ModelError, match='its kernels give no hidden states; load it with kernels="torch"'):
-        model.read_with_taps([Read(0, SECOND, 1)], cache, (1,))
-    assert cache.num_held(0) == 0
+    model.read([Read(0, SECOND, 1)], cache)
+    assert cache.features(0) is None
+
+
+@pytest.mark.parametrize("tap", [-2, 3])
+def test_a_tap_that_is_not_there_is_refused(model: LanguageModel, tap: int) -> None:
+    with pytest.raises(ModelError, match=r"toy has 2 layers, and hidden states .* they go from 0 to 2, and -1 stands"):
+        model.new_cache(MemoryPool(1), (1, tap))
+
+
+def room_with_taps(model: LanguageModel, taps: Sequence[int]) -> KVCache:
+    cache = model.new_cache(MemoryPool(1 << 20), taps)
+    assert cache.reserve(0, 16)
+    assert cache.reserve(1, 16)
+    return cache
+
+
+def features_of(cache: KVCache, seq_id: int) -> Tensor:
+    features = cache.features(seq_id)
+    assert features is not None
+    return features
 
 
 def test_generating_writes_what_transformers_writes(model: LanguageModel) -> None:

@@ -24,7 +24,9 @@ from foredraft.model.library import LibraryBody
 from foredraft.model.packed import NativeLinear
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stack import StackBody, has_stack_form
+from foredraft.model.taps import FINAL_NORM
 from foredraft.sampling import Row, Sampler, SamplingParams, choose, draw_specs, inverse_cdf, search
+from tests.model.reference import hidden_states
 from tests.model.zoo import (
     COMPILED_FAMILIES,
     COMPILED_FORMS,
@@ -121,6 +123,22 @@ def assert_same_caches(a: Region, b: Region) -> None:
 
 
 # Reading
+
+
+@pytest.mark.parametrize("name", COMPILED_FORMS)
+def test_features_are_the_hidden_states_of_the_library(name: str, species: Maker) -> None:
+    model, hf = loaded(species(name)), in_float32(species(name))
+    tokens, num_layers = random_tokens(PAST_WINDOW), hf.config.num_hidden_layers
+    taps = (FINAL_NORM, 1, num_layers, 0)
+    cache = model.new_cache(MemoryPool(1 << 30), taps)
+    assert cache.reserve(0, len(tokens))
+    model.read([Read(0, tokens[:9], 1)], cache)
+    model.read([Read(0, tokens[9:], 2)], cache)
+    features = cache.features(0)
+    assert features is not None
+    width = hf.config.hidden_size
+    for ours, theirs in zip(features.split(width, 1), hidden_states(hf, tokens, taps).split(width, 1), strict=True):
+        assert_near(ours, theirs)
 
 
 @pytest.mark.parametrize("name", COMPILED_FORMS)

@@ -37,8 +37,8 @@ _MOSTLY = 0.9
 class _CountingCache(KVCache):
     """A cache with a number for each sequence, 0 at first."""
 
-    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
-        super().__init__(pool, bytes_per_token, max_len)
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int, taps: Sequence[int] = ()) -> None:
+        super().__init__(pool, bytes_per_token, max_len, taps)
         self._numbers = defaultdict[int, int](int)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
@@ -87,8 +87,8 @@ class FarStaleCache(_CountingCache):
 
 def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], LanguageModel]:
     class Broken(LanguageModel):
-        def new_cache(self, pool: MemoryPool) -> KVCache:
-            return cache_type(pool, self.traits.bytes_per_token, self.traits.context_len)
+        def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
+            return cache_type(pool, self.bytes_per_token(taps), self.traits.context_len, taps)
 
     return lambda model: Broken(model.hf, model.traits, model.body)
 

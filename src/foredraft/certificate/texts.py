@@ -108,6 +108,10 @@ class RecordedDrafter:
     def bytes_held(self) -> int:
         return getattr(self.inner, "bytes_held", 0)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return getattr(self.inner, "taps", ())
+
     def forget(self, seq_ids: list[int]) -> None:
         self.inner.forget(seq_ids)
 

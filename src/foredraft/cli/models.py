@@ -36,13 +36,17 @@ class ModelOptions:
         str | None, Option("--model", help="The target: hub id, directory or GGUF file. Default: the embedded pair.")
     ] = None
     draft_model: Annotated[
-        str | None, Option("--draft-model", help="The draft model; it must share the target's vocabulary.")
+        str | None,
+        Option(
+            "--draft-model",
+            help="The draft model, which must share the target's vocabulary, or a head of the target (EAGLE, Medusa).",
+        ),
     ] = None
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, self-int8 or self-int4, or several joined by + to choose from. Default: "
-            "draft_model where there is one, else suffix."
+            help="none, ngram, suffix, draft_model, eagle, medusa, self-int8 or self-int4, or several joined by + to choose "
+            "from. Default: what --draft-model is for, else suffix."
         ),
     ] = None
     speculative_tokens: Annotated[

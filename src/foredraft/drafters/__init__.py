@@ -12,6 +12,8 @@ from foredraft.utils.lazy import attributes
 if TYPE_CHECKING:
     from foredraft.drafters.context import DrafterContext
     from foredraft.drafters.draft_model import DraftModelDrafter
+    from foredraft.drafters.eagle import EagleDrafter
+    from foredraft.drafters.medusa import MedusaDrafter
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
@@ -23,6 +25,8 @@ __getattr__ = attributes(
     {
         "context": ("DrafterContext",),
         "draft_model": ("DraftModelDrafter",),
+        "eagle": ("EagleDrafter",),
+        "medusa": ("MedusaDrafter",),
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
         "scripted": ("ScriptedDrafter",),
@@ -36,6 +40,8 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "ngram": lambda context: __getattr__("NgramDrafter")(),
         "suffix": lambda context: __getattr__("SuffixDrafter")(),
         "draft_model": lambda context: __getattr__("DraftModelDrafter").build(context),
+        "eagle": lambda context: __getattr__("EagleDrafter").build(context),
+        "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
@@ -61,6 +67,8 @@ __all__ = [
     "SELF_DRAFTS",
     "DraftModelDrafter",
     "DrafterContext",
+    "EagleDrafter",
+    "MedusaDrafter",
     "NgramDrafter",
     "NoDrafter",
     "ScriptedDrafter",

@@ -14,6 +14,7 @@ from foredraft.engine.methods import NO_DRAFT, Method, draft_of, name_of
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
+from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel, available_memory
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.utils.arguments import check_numbers, check_thresholds
@@ -80,7 +81,13 @@ class EngineBuilder:
         """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
         models, settings = self.models, self.settings
         return build_drafters(
-            models.target, models.drafts, self.methods, settings.limits, settings.cache_memory, pool=pool
+            models.target,
+            models.drafts,
+            self.methods,
+            settings.limits,
+            settings.cache_memory,
+            pool=pool,
+            head=models.head,
         )
 
     def policy(self, drafters: Sequence[str], *, saves_costs: bool = True) -> Policy:
@@ -145,27 +152,41 @@ def build_drafters(
     limits: Limits,
     cache_memory: int | None = None,
     pool: MemoryPool | None = None,
+    head: AnyHead | None = None,
 ) -> tuple[dict[str, Drafter], MemoryPool]:
     """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
 
-    drafts: draft models, by draft_of. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
+    drafts: draft models, by draft_of. head: what was given in the place of a draft model. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
     of the free memory.
     """
     if pool is None:
-        pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits))
+        pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits, head))
     drafters = {}
     for method in methods:
-        context = DrafterContext(target.traits.vocab_size, pool, drafts.get(draft_of(method)), limits.max_batch_tokens)
+        context = DrafterContext(
+            target.traits.vocab_size,
+            pool,
+            drafts.get(draft_of(method)),
+            limits.max_batch_tokens,
+            head,
+            target.traits.context_len,
+        )
         drafters[name_of(method)] = build(method, context) if isinstance(method, str) else method
     return drafters, pool
 
 
 def _default_cache_memory(
-    target: LanguageModel, drafts: Mapping[str, LanguageModel], methods: Sequence[Method], limits: Limits
+    target: LanguageModel,
+    drafts: Mapping[str, LanguageModel],
+    methods: Sequence[Method],
+    limits: Limits,
+    head: AnyHead | None,
 ) -> int:
     """Bytes for max_num_seqs full contexts, but at most half of the memory that is free."""
     used = {draft_of(method) for method in methods} & set(drafts)
-    bytes_per_token = sum(model.traits.bytes_per_token for model in (target, *(drafts[name] for name in used)))
+    bytes_per_token = target.bytes_per_token(() if head is None else head.config.taps)
+    bytes_per_token += sum(drafts[name].traits.bytes_per_token for name in used)
+    bytes_per_token += 0 if head is None else head.bytes_per_token
     needed = bytes_per_token * target.traits.context_len * limits.max_num_seqs
     return max(1, min(needed, _half_of_free_memory(target.device)))
 

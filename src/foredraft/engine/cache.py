@@ -1,4 +1,5 @@
-"""Keys and values of sequences, the tokens they belong to, and the memory they take.
+"""Keys and values of sequences, the tokens they belong to, and the memory they take. Where drafters read hidden states of the
+target (features), those lie beside them.
 
 One region per sequence. A region grows by doubling, so nothing is copied per step; what follows its tokens is garbage that the
 next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
@@ -92,10 +93,14 @@ class MemoryPool:
 
 
 class Region:
-    """The keys and values of one sequence, for every layer, and the tokens they belong to."""
+    """The keys and values of one sequence, for every layer, and the tokens they belong to.
+
+    features: [capacity, F], hidden states of the same tokens; None where nobody taps them.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.features: Tensor | None = None
         self.capacity = 0
         self.used_at = 0
         self._layers: _Layers = {}
@@ -133,6 +138,12 @@ class Region:
         values[:, start:end] = value
         return keys[:, :padded], values[:, :padded]
 
+    def write_features(self, hidden: Tensor, start: int) -> None:
+        """Write the features of positions start .. hidden: [R, F]."""
+        if self.features is None:
+            self.features = hidden.new_zeros(self.capacity, hidden.shape[1])
+        self.features[start : start + hidden.shape[0]] = hidden
+
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
         """For kernels that write by themselves: the addresses of the keys and the values [H, capacity, D] of layers 0..,
         [num_layers * 2], valid until the next resize. like: [H, *, D], with their dtype and device."""
@@ -167,10 +178,12 @@ class Region:
         """Make room for `capacity` tokens; what is held stays."""
         held = min(len(self.tokens), capacity)
         self._layers, self.capacity, self._addresses = _moved(self._layers, held, capacity), capacity, None
+        self.features = _moved_features(self.features, held, capacity)
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""
         self._layers, self._addresses = _moved(source._layers, length, self.capacity), None
+        self.features = _moved_features(source.features, length, self.capacity)
         self.tokens = source.tokens[:length]
         self._compared_with = None
 
@@ -181,13 +194,15 @@ class Region:
 class KVCache:
     """The regions of one model's sequences, within a shared budget.
 
-    bytes_per_token: what one token costs over all layers. max_len: the longest a sequence can become.
+    bytes_per_token: what one token costs over all layers, its features included. max_len: the longest a sequence can become.
+    taps: the hidden states that are kept as features of every token that is read (see model.Body).
     """
 
-    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int) -> None:
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int, taps: Sequence[int] = ()) -> None:
         self.pool = pool
         self.bytes_per_token = bytes_per_token
         self.max_len = max_len
+        self.taps = tuple(taps)
         self._regions: dict[int, Region] = {}
         self._sharing: set[int] = set()
         self._retained: OrderedDict[Region, None] = OrderedDict()
@@ -232,6 +247,13 @@ class KVCache:
     def num_held(self, seq_id: int) -> int:
         region = self._regions.get(seq_id)
         return len(region.tokens) if region else 0
+
+    def features(self, seq_id: int) -> Tensor | None:
+        """[num_held, F], of the tokens that are held, until the next read; None without taps, or while nothing is held."""
+        region = self._regions.get(seq_id)
+        if region is None or region.features is None:
+            return None
+        return region.features[: len(region.tokens)]
 
     def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
         """See Region.keep_prefix_of."""
@@ -377,6 +399,10 @@ def _moved(layers: _Layers, held: int, capacity: int) -> _Layers:
         layer: (_moved_rows(keys, held, capacity), _moved_rows(values, held, capacity))
         for layer, (keys, values) in layers.items()
     }
+
+
+def _moved_features(old: Tensor | None, held: int, capacity: int) -> Tensor | None:
+    return None if old is None else _moved_rows(old[None], held, capacity)[0]
 
 
 def _moved_rows(old: Tensor, held: int, capacity: int) -> Tensor:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
 from foredraft.engine.contract import check_drafter, check_probs, check_proposal
 from foredraft.engine.forced_prefix import ForcedPrefix, apply_constraints
-from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal
 from foredraft.engine.stats import PrefixStats
 from foredraft.engine.step import ScheduledSequence
 from foredraft.utils.isolation import Shield
@@ -35,6 +38,14 @@ class RetainingDrafter(Drafter, Protocol):
     def drop_retained(self) -> None: ...
 
 
+FeaturesOf = Callable[[int], Tensor | None]
+"""From a seq_id to the hidden states [T, F], of all taps, for the tokens of the sequence that the target has read."""
+
+
+def no_features(seq_id: int) -> None:
+    """Of a target that keeps none."""
+
+
 class Drafts(NamedTuple):
     """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds each drafter that was asked took. failures: what
     a drafter raised, or how it broke its contract, by its name; its rows have no draft."""
@@ -47,6 +58,8 @@ class Drafts(NamedTuple):
 class DrafterGroup:
     """drafters: by the names that a policy knows them by. What one of them raises ends no request.
 
+    taps: the hidden states of the target that any of them reads.
+
     Raises DrafterError for an object that is no drafter.
     """
 
@@ -54,6 +67,7 @@ class DrafterGroup:
         for drafter in drafters.values():
             check_drafter(drafter)
         self._drafters = dict(drafters)
+        self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in taps_of(drafter)}))
         self._shield = Shield()
         self._num_sampled: Counter[str] = Counter()
 
@@ -61,8 +75,13 @@ class DrafterGroup:
     def names(self) -> tuple[str, ...]:
         return tuple(self._drafters)
 
-    def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int) -> Drafts:
-        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced."""
+    def propose(
+        self, scheduled: Sequence[ScheduledSequence], vocab_size: int, features: FeaturesOf = no_features
+    ) -> Drafts:
+        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced.
+
+        features: of a sequence, by its seq_id.
+        """
         if not any(item.max_draft for item in scheduled):
             return Drafts(Proposal.merged([], len(scheduled)), {}, {})
         forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft) for item in scheduled]
@@ -74,7 +93,7 @@ class DrafterGroup:
         for name, rows in places.items():
             started = time.perf_counter()
             try:
-                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size)))
+                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size, features)))
             except Exception as error:
                 failures[name] = error
             times[name] = time.perf_counter() - started
@@ -116,10 +135,34 @@ class DrafterGroup:
     def _retaining(self) -> list[RetainingDrafter]:
         return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
 
-    def _ask(self, name: str, forced_prefixes: list[ForcedPrefix], vocab_size: int) -> Proposal:
+    def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:
+        taps = taps_of(drafter)
+        if not taps:
+            return None
+        if rows is None:
+            return Features(torch.empty(0, 0))
+        if taps == self.taps:
+            return Features(rows)
+        places = torch.arange(rows.shape[1]).view(len(self.taps), -1)
+        return Features(rows, places[[self.taps.index(tap) for tap in taps]].flatten())
+
+    def _ask(
+        self,
+        name: str,
+        forced_prefixes: list[ForcedPrefix],
+        vocab_size: int,
+        features: FeaturesOf,
+    ) -> Proposal:
         drafter = self._drafters[name]
         requests = [
-            DraftRequest(forced.sequence.seq_id, forced.tokens, forced.room, forced.sequence.sampler)
+            DraftRequest(
+                forced.sequence.seq_id,
+                forced.tokens,
+                forced.room,
+                forced.sequence.sampler,
+                self._features_for(drafter, features(forced.sequence.seq_id)),
+                len(forced.ids),
+            )
             for forced in forced_prefixes
         ]
         proposal = drafter.propose(requests)
@@ -132,6 +175,11 @@ class DrafterGroup:
             self._num_sampled[name] += 1
             check_probs(drafter, proposal)
         return proposal
+
+
+def taps_of(drafter: Drafter) -> tuple[int, ...]:
+    """The hidden states of the target that it reads; () for most."""
+    return tuple(getattr(drafter, "taps", ()))
 
 
 def _held(drafter: Drafter) -> int:

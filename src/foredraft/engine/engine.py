@@ -64,12 +64,12 @@ class Engine:
     ) -> None:
         self.model = model
         self.pool = pool
-        self.cache = model.new_cache(pool)
         self.stats = SpeculationStats()
         self.observers = list(observers)
         self._drafter_group = DrafterGroup(
             drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter}
         )
+        self.cache = model.new_cache(pool, self._drafter_group.taps)
         self._policy = SafePolicy(policy or FixedPolicy(self._drafter_group.names[0]))
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
@@ -265,7 +265,7 @@ class Engine:
         return None if isinstance(params.speculative_tokens, str) else params.speculative_tokens
 
     def _propose(self, scoring: Sequence[ScheduledSequence]) -> Drafts:
-        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size)
+        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size, self.cache.features)
         self._faults.cool_down(drafts.failures, self._running_ids)
         return drafts
 

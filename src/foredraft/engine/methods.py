@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from foredraft.drafters import REGISTRY, SELF_DRAFTS
@@ -16,15 +17,21 @@ Methods: TypeAlias = Method | Sequence[Method]
 
 NO_DRAFT = "none"
 
+DRAFT_METHODS = MappingProxyType({"draft_model": "a draft model", "eagle": "an EAGLE head", "medusa": "Medusa heads"})
+"""The methods that draft with what draft_model= names, and what that has to be."""
 
-def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Method]:
+
+def choose_methods(
+    methods: Methods | None, *, has_draft_model: bool, draft_method: str = "draft_model"
+) -> list[Method]:
     """-> the drafters as a list of names and objects
 
-    methods: one, several, or names with "+" between them; None: "draft_model" if there is one, else "suffix". Raises
-    ForedraftError for an unknown name, for an object that is no drafter, and for a draft model that is missing or unused.
+    methods: one, several, or names with "+" between them; None: draft_method if there is a draft model, else "suffix".
+    draft_method: the method that drafts with it, see DRAFT_METHODS. Raises ForedraftError for an unknown name, for an
+    object that is no drafter, and for a draft model that is missing or unused.
     """
     if methods is None:
-        return ["draft_model" if has_draft_model else "suffix"]
+        return [draft_method if has_draft_model else "suffix"]
     chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
@@ -35,8 +42,9 @@ def choose_methods(methods: Methods | None, *, has_draft_model: bool) -> list[Me
             _check_drafter(method)
         elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
-    if "draft_model" in names and not has_draft_model:
-        raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
+    needing = next((name for name in names if name in DRAFT_METHODS), None)
+    if needing is not None and not has_draft_model:
+        raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}: give draft_model=')
     if has_draft_model and all(name in SELF_DRAFTS for name in names):
         raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
     return chosen

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine.methods import Method, draft_of, name_of
+from foredraft.engine.methods import DRAFT_METHODS, Method, Methods, draft_of, name_of, names_of
 from foredraft.errors import ModelError, VocabularyError
+from foredraft.heads import AnyHead, attach_head, head_method_of
+from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -34,9 +36,10 @@ _MAX_PADDING = 512
 
 
 class LoadedModels:
-    """A target and its drafts, loaded. `drafts` has them by `draft_of` of the methods that use them.
+    """A target and its drafts, loaded. `drafts` has draft models by `draft_of` of the methods that use them; `head` is what
+    was given in the place of one, or None.
 
-    source, draft_source: draft_source may be None. tokenizer: None for the checkpoint's own. options: of the target;
+    source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the checkpoint's own. options: of the target;
     draft_quantization: in place of its quantization, for drafts; None does as for the target.
 
     Raises ForedraftError for models that cannot be loaded, or do not have the same vocabulary.
@@ -49,28 +52,39 @@ class LoadedModels:
         tokenizer: str | PreTrainedTokenizerBase | None,
         options: LoadOptions,
         draft_quantization: str | None,
+        draft_method: str = "draft_model",
     ) -> None:
+        has_head = draft_source is not None and draft_method != "draft_model"
+        draft_model = None if has_head else draft_source
         self.source = source
         self.options = options
-        self.draft_options = _options_of_draft(draft_source, options, draft_quantization)
+        self.draft_options = _options_of_draft(draft_model, options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
-        for each, its_options in ((source, options), (draft_source, self.draft_options)):
+        for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel):
                 examine(each, its_options)
         # first, for the memory that building it takes is free again when the weights are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
         self.drafts: dict[str, LanguageModel] = {}
-        if draft_source is not None:
-            self.drafts["draft_model"] = self._load_draft(draft_source, self.draft_options)
+        self.head: AnyHead | None = None
+        if draft_model is not None:
+            self.drafts["draft_model"] = self._load_draft(draft_model, self.draft_options)
         _take_over(source, self.target)
-        if draft_source is not None:
-            _take_over(draft_source, self.drafts["draft_model"])
+        if draft_model is not None:
+            _take_over(draft_model, self.drafts["draft_model"])
+        if has_head:
+            self.head = _attach_head(draft_source, self.target, self.draft_options)
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the target was a model object, which belongs to the caller."""
         return isinstance(self.source, PreTrainedModel)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model, or a head in its place."""
+        return self.head is not None or "draft_model" in self.drafts
 
     @property
     def end_ids(self) -> list[int]:
@@ -105,7 +119,10 @@ class LoadedModels:
     def warm_up(self, num_sequences: int, max_draft: int) -> None:
         """Let the models allocate what they need for steps of this size, before the rest of the memory becomes cache."""
         vocab_size = self.target.traits.vocab_size
-        self.target.warm_up(WarmUpSizes(num_sequences, max_draft + 1, vocab_size, drafts=False))
+        taps = () if self.head is None else self.head.config.taps
+        self.target.warm_up(
+            WarmUpSizes(num_sequences, max_draft + 1, vocab_size, drafts=False, taps=tuple(sorted(taps)))
+        )
         for draft in self.drafts.values():
             draft.warm_up(WarmUpSizes(num_sequences, max_draft, vocab_size, drafts=True))
 
@@ -118,6 +135,7 @@ class LoadedModels:
         return {
             "machine": asdict(this_machine()),
             "drafters": list(drafters),
+            "head": repr(None if self.head is None else self.head.config),
             **{
                 role: (model.traits, options, type(model.body).__name__)
                 for role, (model, options) in models.items()
@@ -143,6 +161,21 @@ def _options_of_draft(source: ModelSource | None, options: LoadOptions, draft_qu
     if options.is_rounded and source is not None and is_stored_in_few_bits(source, options):
         return replace(options, quantization=None)
     return options
+
+
+def draft_method_of(draft_source: ModelSource | None, methods: Methods | None, revision: str | None) -> str:
+    """The method that drafts with a draft: the one that the user names, else the one that its files are for."""
+    named = [] if methods is None else [name for name in names_of(methods) if name in DRAFT_METHODS]
+    if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
+        return named[0] if named else "draft_model"
+    return head_method_of(os.fspath(draft_source), revision) or "draft_model"
+
+
+def _attach_head(source: ModelSource | None, target: LanguageModel, options: LoadOptions) -> AnyHead:
+    if source is None or isinstance(source, PreTrainedModel):
+        raise ModelError("a head is given by its directory or hub id, not as a model object")
+    weight_format = quantize_int8 if options.is_rounded else unquantized  # four bits are too few for so small a network
+    return attach_head(os.fspath(source), target, options.revision, weight_format=weight_format)
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:

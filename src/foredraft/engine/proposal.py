@@ -17,19 +17,49 @@ CERTAIN = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target for the first tokens of a history: of all but the pending token once it was verified, of fewer
+    before. len() says of how many. Valid during the call of `propose` that they are given to.
+
+    rows: [T, F], of all taps that the engine keeps. columns: [D], those of the drafter's own taps, in their order; None: all.
+    """
+
+    rows: Tensor
+    columns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def since(self, start: int) -> Tensor:
+        """[T - start, D], of the tokens from position `start` on, the drafter's taps side by side."""
+        rows = self.rows[start:]
+        return rows if self.columns is None else rows[:, self.columns]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """What a drafter may know of one sequence.
 
-    tokens: the history, and behind it what the sampler's constraint leaves no choice about (it will stand); read-only. The
-        last one is the pending token.
+    tokens: the history, and behind it num_forced tokens that the sampler's constraint leaves no choice about (they will
+        stand); read-only. The last one is the pending token.
     max_len: never propose more draft tokens than this; may be 0.
     sampler: turns the drafter's logits into the distribution it must draw from, and draws from it.
+    features: hidden states of the target, for a drafter that taps them; None for others.
     """
 
     seq_id: int
     tokens: Sequence[int]
     max_len: int
     sampler: Sampler
+    features: Features | None = None
+    num_forced: int = 0
+
+    @property
+    def has_all_features(self) -> bool:
+        """Whether the target has read the whole history but its pending token. Not so before the first verification, and
+        for a history of one token there is nothing to read."""
+        num_read = len(self.tokens) - self.num_forced - 1
+        return self.features is not None and len(self.features) == num_read > 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +186,8 @@ class Verdict:
 class Drafter(Protocol):
     """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
     pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up. One that can keep
-    what it read for later texts is a `RetainingDrafter` (see drafter_group.py)."""
+    what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
+    names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""

@@ -3,7 +3,7 @@ reads a number back, so that all of it can be captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ from foredraft.gpu import kernels
 from foredraft.gpu.inputs import BY_KEY, NO_SPAN, Inputs
 from foredraft.gpu.weights import DeviceStack, Linear, Shape
 from foredraft.sampling import inverse_cdf, shared_scores, tempered
+
+FINAL_NORM = -1
+"""The tap of what the head reads."""
 
 _PROGRAMS, _MOST_PARTS, _LEAST_KEYS = 256, 16, 64
 """Attention is dealt out to about two programs for each of a GPU's multiprocessors, each with a block of keys at least; joining
@@ -45,22 +48,30 @@ ROW_EXACT = Arithmetic(kernels.linear, lambda num_rows, shape: 1)
 """A row's sums are made in one order in any pass."""
 
 
-def read(stack: DeviceStack, inputs: Inputs, arithmetic: Arithmetic) -> Tensor:
-    """-> logits of the wanted rows [wanted, V]"""
+def read(
+    stack: DeviceStack, inputs: Inputs, arithmetic: Arithmetic, taps: Sequence[int] = ()
+) -> tuple[Tensor, Tensor | None]:
+    """-> logits of the wanted rows [wanted, V], and the tapped hidden states (see model.Body) of all rows [T, len(taps) * hidden],
+    or None without taps"""
     product, shape = arithmetic.product, stack.shape
     parts = arithmetic.parts(inputs.bucket.num_rows, shape)
     residual = functional.embedding(inputs.ids, stack.embedding)
     delta: Tensor | None = None
     epsilon = shape.epsilon
+    hidden: dict[int, Tensor] = {}
     for index, layer in enumerate(stack.layers):
         normed = kernels.add_norm(residual, delta, layer.input_norm, epsilon)
+        if index in taps:
+            hidden[index] = residual.clone()  # which later layers add to
         qkv = product(normed, layer.qkv)
         queries = kernels.rotate_and_store(qkv, inputs, index, layer, shape)
         delta = product(kernels.attend(queries, inputs, index, layer, shape, parts), layer.out)
         normed = kernels.add_norm(residual, delta, layer.post_norm, epsilon)
         delta = product(kernels.gated(product(normed, layer.gate_up)), layer.down)
     normed = kernels.add_norm(residual, delta, stack.final_norm, epsilon)
-    return product(normed[inputs.wanted], stack.head)
+    hidden |= {len(stack.layers): residual, FINAL_NORM: normed}
+    features = torch.cat([hidden[tap] for tap in taps], dim=-1) if taps else None
+    return product(normed[inputs.wanted], stack.head), features
 
 
 def generate(
@@ -82,13 +93,13 @@ def generate(
     step.positions.copy_(inputs.positions[last])
     step.row_spans.copy_(torch.where(step.capacities > 0, spans, NO_SPAN))
     step.wanted.copy_(spans)
-    logits = read(stack, inputs, arithmetic)[: bucket.num_spans, :vocab_size]
+    logits = read(stack, inputs, arithmetic)[0][: bucket.num_spans, :vocab_size]
     ids: list[Tensor] = []
     for place in range(bucket.depth):
         if ids:
             step.ids.copy_(ids[-1].clamp(min=0))
             step.positions.add_(1)
-            logits = read(stack, step, arithmetic)[:, :vocab_size]
+            logits = read(stack, step, arithmetic)[0][:, :vocab_size]
         if token_probs is None:
             ids.append(argmax(logits))
         else:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
+    from foredraft.heads.attaching import AnyHead, TargetEnds, attach_head
+    from foredraft.heads.compiled import CompiledEagle
     from foredraft.heads.config import (
         Ambiguity,
         AnyHeadConfig,
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
         MedusaConfig,
         TargetShape,
     )
+    from foredraft.heads.detection import head_method_of
     from foredraft.heads.eagle import EagleHead, HeadReading
     from foredraft.heads.loading import load_head
     from foredraft.heads.medusa import MedusaHead
 
 __all__ = [
     "Ambiguity",
+    "AnyHead",
     "AnyHeadConfig",
+    "CompiledEagle",
     "EagleConfig",
     "EagleHead",
     "HeadCheckpoint",
@@ -30,7 +35,10 @@ __all__ = [
     "HeadReading",
     "MedusaConfig",
     "MedusaHead",
+    "TargetEnds",
     "TargetShape",
+    "attach_head",
+    "head_method_of",
     "load_head",
 ]
 
@@ -46,6 +54,9 @@ __getattr__ = attributes(
             "MedusaConfig",
             "TargetShape",
         ),
+        "attaching": ("AnyHead", "TargetEnds", "attach_head"),
+        "compiled": ("CompiledEagle",),
+        "detection": ("head_method_of",),
         "eagle": ("EagleHead", "HeadReading"),
         "loading": ("load_head",),
         "medusa": ("MedusaHead",),

@@ -120,8 +120,8 @@ class EagleHead(nn.Module):
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(LlamaRMSNorm(config.target_hidden_size, eps) for _ in config.taps)
             self.fc = nn.Linear(self._fc_width(), hidden_size, bias=config.fc_bias)
-            windows = [_narrower(config.window(index), window) for index in range(config.num_layers)]
-            self.layers = nn.ModuleList(EagleLayer(config, index, each) for index, each in enumerate(windows))
+            self.windows = [_narrower(config.window(index), window) for index in range(config.num_layers)]
+            self.layers = nn.ModuleList(EagleLayer(config, index, each) for index, each in enumerate(self.windows))
             self.norm = LlamaRMSNorm(hidden_size, eps) if config.final_norm else nn.Identity()
             if config.owns_lm_head:
                 self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
@@ -169,6 +169,16 @@ class EagleHead(nn.Module):
         x = x[torch.tensor(batch.wanted, device=device)]
         normalized = self.norm(x)
         return HeadReading(self._logits(normalized), normalized if self.config.norm_output else x)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of its own keys and values."""
+        return self.config.bytes_per_token(self.dtype)
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:

@@ -72,12 +72,12 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 def _tensors_of(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         tensors |= _read(path)
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFER)}
 
 
-def _weight_files(folder: Path) -> Iterator[Path]:
+def weight_files(folder: Path) -> Iterator[Path]:
     """The files of one copy of the weights; safetensors are preferred."""
     index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
     single = next((folder / name for name in _SINGLE if (folder / name).is_file()), None)

@@ -44,6 +44,16 @@ class MedusaHead(nn.Module):
         heads.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
         return heads.requires_grad_(False).eval()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """It keeps nothing of a text."""
+        return 0
+
     def states(self, hidden: Tensor) -> Tensor:
         """What each head's lm_head reads. hidden: [R, H] -> [R, heads, H]"""
         return torch.stack([_through(blocks, hidden) for blocks in self.blocks], dim=1)

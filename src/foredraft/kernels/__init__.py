@@ -17,6 +17,7 @@ from foredraft.kernels.decoder import (
     StackForm,
     StackLayer,
     StackMlp,
+    StatefulRows,
 )
 from foredraft.kernels.native import Kernels
 from foredraft.kernels.sources import (
@@ -71,6 +72,7 @@ __all__ = [
     "StackForm",
     "StackLayer",
     "StackMlp",
+    "StatefulRows",
     "VerificationBatch",
     "VerificationResult",
     "Weight",

@@ -76,9 +76,14 @@ class StackMlp(NamedTuple):
     down: PackedMatrix
 
 
+NO_NORM = NormWeights()
+
+
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """norms: of what attention and the MLP read and, post, of what they write. q_norm, k_norm: [D] or [heads, D] float32, or
+    """norms: of what attention and the MLP read and, post, of what they write. residual_norm: of the residual stream itself,
+    where the layer begins. is_fused: attention reads the embedding of a row's token, under embedding_norm, and behind it the
+    hidden state: qkv is [.., 2 * hidden]. q_norm, k_norm: [D] or [heads, D] float32, or
     None. mlps: one, or an expert each; router: [experts, hidden] of a mixture. sinks: [heads] float32. window: how many keys
     a query sees; 0: all. rotary_table: which one; -1: no rotation."""
 
@@ -95,6 +100,9 @@ class StackLayer:
     sinks: Tensor | None = None
     window: int = 0
     rotary_table: int = 0
+    residual_norm: NormWeights = NO_NORM
+    embedding_norm: NormWeights = NO_NORM
+    is_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +133,20 @@ class StackForm:
     swiglu_limit: float = 0.0
 
 
+class StatefulRows(NamedTuple):
+    """Of a decoder whose rows have a state beside their token: a head. fusion: [hidden, 2 * hidden], of a row's embedding and,
+    behind it, its state, gives the hidden state that it begins with; None: it begins with the state. tap: of what a generated
+    row hands to the next one as its state (see model.Body). column_ids: [D] int64, the id of each column of the logits, of
+    num_ids; None: columns are ids."""
+
+    tap: int
+    num_ids: int
+    column_ids: Tensor | None = None
+    fusion: PackedMatrix | None = None
+
+
 class Stack:
-    """A whole decoder. embedding: [V, hidden] bfloat16, or packed."""
+    """A whole decoder. embedding: [V, hidden] bfloat16, or packed. stateful: None for a language model."""
 
     def __init__(
         self,
@@ -135,22 +155,29 @@ class Stack:
         final_norm: NormWeights,
         head: PackedMatrix,
         form: StackForm,
+        stateful: StatefulRows | None = None,
     ) -> None:
         self.num_layers, self.vocab_size = len(layers), head.out_features
         self.num_kv_heads, self.head_dim = form.num_kv_heads, form.head_dim
-        self.num_embeddings, hidden = embedding.shape
+        self.num_embeddings, self.hidden_size = embedding.shape
         self._num_experts_read = c_int64()
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
-        self.keeps = (layers, structs, embedding, final_norm, head)
+        stateful = stateful or StatefulRows(0, head.out_features)
+        self.num_ids = stateful.num_ids
+        self.keeps = (layers, structs, embedding, final_norm, head, stateful)
         self.struct = StackStruct(
             layers=structs,
             embedding=None if isinstance(embedding, PackedMatrix) else embedding.data_ptr(),
             packed_embedding=embedding.struct if isinstance(embedding, PackedMatrix) else MatrixStruct(),
+            fusion=MatrixStruct() if stateful.fusion is None else stateful.fusion.struct,
             final_norm=_norm_struct(final_norm),
             head=head.struct,
+            column_ids=address(stateful.column_ids),
+            state_tap=stateful.tap,
+            num_ids=stateful.num_ids,
             num_experts_read=pointer(self._num_experts_read),
             num_layers=len(layers),
-            hidden=hidden,
+            hidden=self.hidden_size,
             intermediate=max(mlp.down.in_features for layer in layers for mlp in layer.mlps),
             head_norm_stride=_head_norm_stride(layers),
             num_experts=max(len(layer.mlps) if layer.router is not None else 0 for layer in layers),
@@ -164,7 +191,14 @@ class Stack:
 
 
 def _layer_struct(layer: StackLayer) -> LayerStruct:
-    norms = (layer.attention_norm, layer.mlp_norm, layer.attention_post_norm, layer.mlp_post_norm)
+    norms = (
+        layer.attention_norm,
+        layer.mlp_norm,
+        layer.attention_post_norm,
+        layer.mlp_post_norm,
+        layer.residual_norm,
+        layer.embedding_norm,
+    )
     return LayerStruct(
         *map(_norm_struct, norms),
         *map(address, (layer.q_norm, layer.k_norm)),
@@ -172,6 +206,7 @@ def _layer_struct(layer: StackLayer) -> LayerStruct:
         (MlpStruct * len(layer.mlps))(*(MlpStruct(mlp.up.struct, mlp.down.struct) for mlp in layer.mlps)),
         MatrixStruct() if layer.router is None else layer.router.struct,
         address(layer.sinks),
+        layer.is_fused,
         layer.router is not None,
         layer.window,
         layer.rotary_table,
@@ -189,11 +224,18 @@ def _head_norm_stride(layers: Sequence[StackLayer]) -> int:
 
 
 def batch_struct(
-    stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor], logits: Tensor
+    stack: Stack,
+    batch: StackBatch,
+    rotation: tuple[Tensor, Tensor],
+    logits: Tensor,
+    taps: Sequence[int] = (),
+    features: Tensor | None = None,
+    states: Tensor | None = None,
 ) -> tuple[BatchStruct, tuple[object, ...]]:
-    """The struct, and the memory it points to. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. Raises ValueError for ids, rows and
-    slots that are not there: past this point nothing is checked."""
-    _check_batch(stack, batch)
+    """The struct, and the memory it points to. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. features:
+    [R, len(taps) * hidden] bfloat16, where the tapped hidden states go. states: [R, hidden] bfloat16, for a stateful decoder. Raises ValueError for ids, rows, slots and taps that are
+    not there: past this point nothing is checked."""
+    _check_batch(stack, batch, taps)
     spans, (cos, sin) = batch.spans, rotation
     # Python's arrays: for a few numbers they cost a fifth of NumPy's
     ids, positions, wanted = (array("i", values) for values in (batch.ids, batch.positions, batch.wanted))
@@ -202,11 +244,13 @@ def batch_struct(
     stores = spans[0].stores if len(spans) == 1 else array("q", chain.from_iterable(span.stores for span in spans))
     arrays = (ids, positions, wanted, bounds, stores)
     at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
+    tapped = array("q", taps)
     struct = BatchStruct(
         at_ids,
         at_positions,
         None if slots is None else slots.buffer_info()[0],
         at_wanted,
+        address(states),
         cos.data_ptr(),
         sin.data_ptr(),
         at_bounds,
@@ -216,11 +260,16 @@ def batch_struct(
         len(wanted),
         len(spans),
         cos.stride(0),
+        tapped.buffer_info()[0],
+        address(features),
+        len(tapped),
     )
-    return struct, (*arrays, slots)
+    return struct, (*arrays, slots, tapped)
 
 
-def _check_batch(stack: Stack, batch: StackBatch) -> None:
+def _check_batch(stack: Stack, batch: StackBatch, taps: Sequence[int]) -> None:
+    if any(not -1 <= tap <= stack.num_layers for tap in taps):
+        raise ValueError(f"taps go from -1 to {stack.num_layers}: {list(taps)} are given")
     lowest, highest = min(batch.ids), max(batch.ids)
     if not 0 <= lowest <= highest < stack.num_embeddings:
         raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {lowest} to {highest} are there")

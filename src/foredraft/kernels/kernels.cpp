@@ -12,6 +12,17 @@
 #include "stack.h"
 #include "verification.h"
 
+namespace {
+
+// The logits of row r by their ids. wide: [rows, num_ids], minus infinity but for the ids of columns. -> where rows of num_ids begin
+const float* logits_by_id(const Stack& s, const float* logits, int64_t r, std::vector<float>& wide) {
+    if (s.column_ids == nullptr) return logits;
+    for (int64_t c = 0; c < s.head.n; c++) wide[r * s.num_ids + s.column_ids[c]] = logits[r * s.head.n + c];
+    return wide.data();
+}
+
+}  // namespace
+
 extern "C" {
 
 // logits: [num_rows, width]; ids: [num_rows]
@@ -201,24 +212,37 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     std::vector<Span> spans(batch->spans, batch->spans + num_spans);
     std::vector<uint16_t*> stores(batch->stores, batch->stores + num_spans * s->num_layers * 2);
     std::vector<int32_t> ids(num_spans), positions(num_spans), wanted(num_spans);
+    std::vector<uint16_t> features, states;
+    std::vector<float> wide;
+    if (b.states != nullptr) {
+        features.resize(b.num_rows * s->hidden);
+        states.resize(num_spans * s->hidden);
+        b.taps = &s->state_tap;
+        b.num_taps = 1;
+    }
+    if (s->column_ids != nullptr) wide.assign(num_spans * s->num_ids, -INFINITY);
     for (int64_t i = 0; i < num_spans; i++) open[i] = i;
     for (int64_t step = 0; b.num_spans > 0; step++) {
+        b.features = features.data();
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
-            generated[open[i] * width + step] = choose_token(row_of(b.logits, 1, s->head.n, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
+            generated[open[i] * width + step] =
+                choose_token(row_of(logits_by_id(*s, b.logits, i, wide), 1, s->num_ids, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;
             if (token < 0 || step + 1 >= lens[place]) continue;
             ids[left] = (int32_t)token;
             positions[left] = (int32_t)end;
+            if (b.states != nullptr) std::copy_n(features.begin() + b.wanted[i] * s->hidden, s->hidden, states.begin() + left * s->hidden);
             wanted[left] = (int32_t)left;
             std::copy_n(stores.begin() + i * s->num_layers * 2, s->num_layers * 2, stores.begin() + left * s->num_layers * 2);
             spans[left] = {left, 1, end, spans[i].capacity};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), nullptr, wanted.data(), b.cos, b.sin, spans.data(), stores.data(), b.logits, left, left, left, b.rotary_stride};
+        b = {ids.data(), positions.data(), nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
+             stores.data(), b.logits, left, left, left, b.rotary_stride, b.taps, nullptr, b.num_taps};
     }
     if (num_prob_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;

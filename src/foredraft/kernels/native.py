@@ -204,14 +204,26 @@ class Kernels:
         self._library.attention(calls, len(spans), self._room(room * threads), room, threads)
         return out
 
-    def read(self, stack: Stack, batch: StackBatch, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32 -> logits [len(wanted), V] float32"""
+    def read(
+        self,
+        stack: Stack,
+        batch: StackBatch,
+        rotation: tuple[Tensor, Tensor],
+        taps: Sequence[int] = (),
+        states: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. taps: see model.Body.
+        states: [R, hidden] bfloat16 of a stateful decoder.
+
+        -> logits [len(wanted), V] float32 and the tapped hidden states [R, F] bfloat16, or None without taps
+        """
         logits = torch.empty(len(batch.wanted), stack.vocab_size)
-        struct, _memory = batch_struct(stack, batch, rotation, logits)
+        features = torch.empty(len(batch.ids), len(taps) * stack.hidden_size, dtype=torch.bfloat16) if taps else None
+        struct, _memory = batch_struct(stack, batch, rotation, logits, taps, features, states)
         threads = torch.get_num_threads()
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads))
         self._library.stack(stack.struct, struct, room, threads)
-        return logits
+        return logits, features
 
     def generate(
         self,
@@ -221,9 +233,11 @@ class Kernels:
         lens: Sequence[int],
         vocab_size: int,
         specs: Sequence[DrawSpec],
+        states: Tensor | None = None,
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
         """Read, wanting every span's last row, and generate lens[i] >= 1 tokens after span i, of the first vocab_size ids, as
-        specs[i] says, in one call. The last one is not read. A row with a NaN ends a span's tokens before it.
+        specs[i] says, in one call. The last one is not read. A row with a NaN ends a span's tokens before it. states: [R, hidden]
+        bfloat16 of a stateful decoder.
 
         -> (the tokens, the distributions of all drawn tokens, span after span [R, W] float32, the ids of their columns
         [R, W]; None where W is vocab_size). Raises ValueError if slots are not positions.
@@ -231,7 +245,7 @@ class Kernels:
         if batch.slots is not None:
             raise ValueError("tokens are generated after chains only: slots must equal positions")
         logits = torch.empty(len(batch.wanted), stack.vocab_size)
-        struct, _memory = batch_struct(stack, batch, rotation, logits)
+        struct, _memory = batch_struct(stack, batch, rotation, logits, states=states)
         counts, width = array("q", lens), max(lens)
         generated = array("q", [-1]) * (len(lens) * width)
         threads = torch.get_num_threads()
@@ -245,7 +259,7 @@ class Kernels:
             struct,
             counts.buffer_info()[0],
             width,
-            min(vocab_size, stack.vocab_size),
+            min(vocab_size, stack.num_ids),
             packed.rows,
             packed.uniforms,
             packed.keys,

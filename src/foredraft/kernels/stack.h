@@ -24,6 +24,7 @@ struct Arena {
 
 struct Workspace {
     float *hidden, *qkv, *gated;
+    float* embedded;            // of rows that have states too; else these are the hidden states
     float* branch;              // what a part of a layer writes, before its norm
     float *router_logits, *expert_outputs;
     uint16_t *query, *attended;
@@ -33,7 +34,8 @@ struct Workspace {
 };
 
 int64_t widest(const Stack& s) {
-    int64_t k = s.hidden > s.intermediate ? s.hidden : s.intermediate;
+    const int64_t input = s.fusion.n > 0 || s.layers->is_fused ? 2 * s.hidden : s.hidden;
+    const int64_t k = input > s.intermediate ? input : s.intermediate;
     return k > s.num_heads * s.head_dim ? k : s.num_heads * s.head_dim;
 }
 
@@ -53,6 +55,7 @@ Workspace lay_out_workspace(const Stack& s, const Batch& b, int rank, int size, 
     w.qkv = arena.take<float>(T * heads * s.head_dim);
     w.gated = arena.take<float>(rows * s.intermediate);
     w.branch = arena.take<float>(T * s.hidden);
+    w.embedded = b.states == nullptr ? w.hidden : arena.take<float>(T * s.hidden);
     w.router_logits = arena.take<float>(T * s.num_experts);
     w.expert_outputs = arena.take<float>(choices * s.hidden);
     w.query = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
@@ -275,10 +278,47 @@ void run_experts(const Stack& s, const Layer& layer, const Workspace& w, int64_t
 
 // --------------------------------------------------------------------------------------------------------------- pass
 
+// Two vectors of `width` numbers, one behind the other.
+template <class First, class Second>
+struct ReadBoth {
+    First first;
+    Second second;
+    int64_t width;
+    F32x16 operator()(int64_t i, Mask16 mask) const { return i < width ? first(i, mask) : second(i - width, mask); }
+};
+
+// The left side of a product that reads a row's embedding and its hidden state, each under its norm.
+Rows prepare_fused(const Stack& s, const Matrix& m, const Norm& embedding_norm, const Norm& norm, const Workspace& w, int64_t num_rows,
+                   const Team& team) {
+    return prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) {
+        with_norm(s, embedding_norm, w.embedded + r * s.hidden, s.hidden, [&](const auto& embedding) {
+            with_norm(s, norm, w.hidden + r * s.hidden, s.hidden, [&](const auto& hidden) {
+                using Both = ReadBoth<std::decay_t<decltype(embedding)>, std::decay_t<decltype(hidden)>>;
+                prepare_row(m, rows, r, Both{embedding, hidden, s.hidden});
+            });
+        });
+    });
+}
+
+// The residual stream becomes what its norm gives.
+void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
+    int64_t first, last;
+    team.share(num_rows, first, last);
+    for (int64_t r = first; r < last; r++) {
+        float* row = w.hidden + r * s.hidden;
+        with_norm(s, norm, row, s.hidden, [&](const auto& read) {
+            for (int64_t i = 0; i < s.hidden; i += 16) mask_storeu_ps(row + i, lanes(s.hidden - i), read(i, lanes(s.hidden - i)));
+        });
+    }
+    team.wait();
+}
+
 void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
     const Layer& layer = s.layers[index];
     const int64_t T = b.num_rows, heads = s.num_heads + 2 * s.num_kv_heads;
-    Rows x = prepare_normed(s, layer.qkv, layer.attention_norm, w, T, team, [](int64_t r) { return r; });
+    if (layer.residual_norm.weight != nullptr) norm_residual(s, layer.residual_norm, w, T, team);
+    Rows x = layer.is_fused ? prepare_fused(s, layer.qkv, layer.embedding_norm, layer.attention_norm, w, T, team)
+                            : prepare_normed(s, layer.qkv, layer.attention_norm, w, T, team, [](int64_t r) { return r; });
     product(layer.qkv, x, T, team, StoreFloat{w.qkv, heads * s.head_dim});
     team.wait();
     if (s.is_parallel) run_up(s, layer, layer.attention_norm, w, T, team);  // before attention changes what it reads
@@ -297,20 +337,53 @@ void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team)
     int64_t first, last;
     team.share(b.num_rows, first, last);
     for (int64_t r = first; r < last; r++) {
-        float* to = w.hidden + r * s.hidden;
+        float* to = w.embedded + r * s.hidden;
         if (s.embedding == nullptr) unpack_row(s.packed_embedding, b.ids[r], to);
         for (int64_t i = 0; i < s.hidden; i += 16) {
             const Mask16 mask = lanes(s.hidden - i);
             const F32x16 x = s.embedding == nullptr ? maskz_loadu_ps(mask, to + i) : load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
             mask_storeu_ps(to + i, mask, mul_ps(x, set1_ps(s.embedding_scale)));
+            if (b.states != nullptr) mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(b.states + r * s.hidden + i, mask));
         }
     }
     team.wait();
 }
 
+// The hidden states begin as a product of embeddings and states.
+void fuse(const Stack& s, const Workspace& w, int64_t num_rows, const Team& team) {
+    const Rows x = prepare_fused(s, s.fusion, {nullptr, nullptr}, {nullptr, nullptr}, w, num_rows, team);
+    team.wait();  // all rows are read before any is overwritten
+    product(s.fusion, x, num_rows, team, StoreFloat{w.hidden, s.hidden});
+    team.wait();
+}
+
+constexpr int64_t FINAL_NORM = -1;
+
+// The hidden states of all rows, under the norm, to where these taps are kept. A thread that copies rows is done with them before
+// it takes part in the products that change them.
+void keep_tapped(const Stack& s, const Batch& b, const Workspace& w, int64_t tap, const Norm& norm, const Team& team) {
+    int64_t first, last;
+    team.share(b.num_rows, first, last);
+    for (int64_t t = 0; t < b.num_taps; t++) {
+        if (b.taps[t] != tap) continue;
+        for (int64_t r = first; r < last; r++) {
+            uint16_t* to = b.features + (r * b.num_taps + t) * s.hidden;
+            with_norm(s, norm, w.hidden + r * s.hidden, s.hidden, [&](const auto& read) {
+                for (int64_t i = 0; i < s.hidden; i += 16) store_bf16(to + i, lanes(s.hidden - i), read(i, lanes(s.hidden - i)));
+            });
+        }
+    }
+}
+
 void run_stack(const Stack& s, const Batch& b, const Workspace& w, const Team& team) {
     embed(s, b, w, team);
-    for (int64_t index = 0; index < s.num_layers; index++) run_layer(s, b, w, index, team);
+    if (s.fusion.n > 0) fuse(s, w, b.num_rows, team);
+    for (int64_t index = 0; index < s.num_layers; index++) {
+        keep_tapped(s, b, w, index, {nullptr, nullptr}, team);
+        run_layer(s, b, w, index, team);
+    }
+    keep_tapped(s, b, w, s.num_layers, {nullptr, nullptr}, team);
+    keep_tapped(s, b, w, FINAL_NORM, s.final_norm, team);
     if (b.num_wanted == 0) return;
     const Rows x = prepare_normed(s, s.head, s.final_norm, w, b.num_wanted, team, [&](int64_t r) { return b.wanted[r]; });
     product(s.head, x, b.num_wanted, team, StoreLogits{b.logits, s.head.n, s.logit_scale, s.logit_softcap});

@@ -34,11 +34,14 @@ struct Mlp {
 struct Layer {
     Norm attention_norm, mlp_norm;         // [hidden] of what attention and the MLP read
     Norm attention_post_norm, mlp_post_norm;  // [hidden] of what they write
+    Norm residual_norm;                    // [hidden] of the residual stream itself, where the layer begins
+    Norm embedding_norm;                   // [hidden] of the embedding that a fused layer reads
     const float *q_norm, *k_norm;          // [D] or [heads, D]; null: none
     Matrix qkv, out;
     const Mlp* mlps;                       // one, or an expert each
     Matrix router;                         // [num_experts, hidden]
     const float* sinks;                    // [num_heads] or null
+    int64_t is_fused;                      // attention reads the row's embedding and, behind it, its hidden state: qkv is [.., 2 * hidden]
     int64_t is_mixture;                    // of experts, which the router chooses for each row
     int64_t window;                        // 0: all earlier keys
     int64_t rotary_table;                  // -1: queries and keys are not rotated
@@ -49,8 +52,10 @@ struct Stack {
     const Layer* layers;
     const uint16_t* embedding;             // [V, hidden] bfloat16; null: the packed one
     Matrix packed_embedding;
+    Matrix fusion;                         // of a row's embedding and, behind it, its state: the hidden state; n 0: there is none
     Norm final_norm;
     Matrix head;
+    const int64_t* column_ids;             // [head.n] the id that each column of the logits stands for; null: its number
     int64_t* num_experts_read;             // counts the experts whose weights a pass reads, layer by layer
     int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
     int64_t rotary_dim;                    // of each head; the rest is not rotated
@@ -58,6 +63,8 @@ struct Stack {
     int64_t is_gated, activation;          // of the MLPs
     int64_t joint_head_norm, head_norm_stride;  // whether a query norm is taken over all heads at once; its weight from head to head
     int64_t num_experts, experts_per_token, normalizes_experts;
+    int64_t state_tap;                     // of what a generated row hands to the next one, if rows have states
+    int64_t num_ids;                       // of the vocabulary that column_ids name
     float epsilon, scale, softcap;
     float embedding_scale, residual_scale, logit_scale, logit_softcap;
     float swiglu_alpha, swiglu_limit;
@@ -71,12 +78,16 @@ struct Batch {
     const int32_t *ids, *positions;        // [T]
     const int32_t* slots;                  // [T] where in its sequence's store a row's keys and values go; null: at its position
     const int32_t* wanted;                 // [W] rows whose logits are wanted
+    const uint16_t* states;                // [T, hidden] bfloat16: what the hidden states begin as, beside the embeddings; null: they begin as those
     const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
     float* logits;                         // [W, V]
     int64_t num_rows, num_wanted, num_spans;
     int64_t rotary_stride;                 // from table to table
+    const int64_t* taps;                   // hidden states that are kept: what layer i reads; num_layers: what the last one gives; -1: that, normed
+    uint16_t* features;                    // [T, num_taps * hidden] bfloat16: where they go
+    int64_t num_taps;
 };
 
 // How the tokens after a row are chosen from softmax(logits / temperature), truncated: the likeliest, one drawn with a uniform

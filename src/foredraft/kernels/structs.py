@@ -28,12 +28,13 @@ class MlpStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, NormStruct) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, NormStruct) for name in ("residual_norm", "embedding_norm")),
         *((name, c_void_p) for name in ("q_norm", "k_norm")),
         *((name, MatrixStruct) for name in ("qkv", "out")),
         ("mlps", POINTER(MlpStruct)),
         ("router", MatrixStruct),
         ("sinks", c_void_p),
-        *((name, c_int64) for name in ("is_mixture", "window", "rotary_table")),
+        *((name, c_int64) for name in ("is_fused", "is_mixture", "window", "rotary_table")),
     ]
 
 
@@ -42,15 +43,17 @@ class StackStruct(ctypes.Structure):
         ("layers", POINTER(LayerStruct)),
         ("embedding", c_void_p),
         ("packed_embedding", MatrixStruct),
+        ("fusion", MatrixStruct),
         ("final_norm", NormStruct),
         ("head", MatrixStruct),
+        ("column_ids", c_void_p),
         ("num_experts_read", POINTER(c_int64)),
         *(
             (name, c_int64)
             for name in (
                 *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "rotary_dim"),
                 *("norm_kind", "is_parallel", "is_gated", "activation", "joint_head_norm", "head_norm_stride"),
-                *("num_experts", "experts_per_token", "normalizes_experts"),
+                *("num_experts", "experts_per_token", "normalizes_experts", "state_tap", "num_ids"),
             )
         ),
         *(
@@ -67,9 +70,11 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("ids", "positions", "slots", "wanted", "cos", "sin", "spans", "stores", "logits")
+            for name in ("ids", "positions", "slots", "wanted", "states", "cos", "sin", "spans", "stores", "logits")
         ),
         *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride")),
+        *((name, c_void_p) for name in ("taps", "features")),
+        ("num_taps", c_int64),
     ]
 
 

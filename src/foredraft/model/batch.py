@@ -69,7 +69,7 @@ class RaggedBatch(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """logits: [len(wanted), V]. hidden: [R, F], the hidden states of all tapped layers, concatenated; None without taps."""
+    """logits: [len(wanted), V]. hidden: [R, F], the tapped hidden states, concatenated; None without taps."""
 
     logits: Tensor
     hidden: Tensor | None = None

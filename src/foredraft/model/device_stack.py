@@ -52,7 +52,6 @@ class DeviceStackBody:
     """hf: gives up its layers and its head, one at a time; the embedding stays. runner: runs a pass whose bucket is worth a graph. is_batch_invariant: whether products are ours too, whose rows do not see each other, and not the library's."""
 
     kernels = None
-    supports_taps = False
 
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
         from foredraft.gpu import passes  # Triton is there where this is used
@@ -74,8 +73,9 @@ class DeviceStackBody:
             bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), is_contiguous=batch.is_contiguous)
             inputs = self._inputs_of(bucket)
             inputs.fill(self._located(batch))
-            (logits,) = self._compute(inputs, 0)
-            return Reading(logits[: len(batch.wanted)].clone())
+            logits, *features = self._compute(inputs, 0, tuple(taps))
+            hidden = features[0][: len(batch.ids)].clone() if features else None
+            return Reading(logits[: len(batch.wanted)].clone(), hidden)
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """Not from truncated distributions: those take a pass for each token."""
@@ -109,16 +109,18 @@ class DeviceStackBody:
             # the largest first: what it takes of shared memory serves the others
             largest_first = list(buckets(sizes.max_num_seqs, sizes.max_tokens))[::-1]
             for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
-                self._compute(self._inputs_of(bucket), sizes.vocab_size)
+                self._compute(self._inputs_of(bucket), sizes.vocab_size, sizes.taps)
 
-    def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
-        """Run the bucket's pass, or its generation. vocab_size: of the ids to choose from."""
+    def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+        """Run the bucket's pass, or its generation. vocab_size: of the ids to choose from. taps: of a pass."""
         bucket = inputs.bucket
-        compute = partial(self._generate, inputs, vocab_size) if bucket.depth else partial(self._read, inputs)
-        return (self._runner if bucket.is_graph else at_once)((bucket, vocab_size if bucket.depth else 0), compute)
+        compute = partial(self._generate, inputs, vocab_size) if bucket.depth else partial(self._read, inputs, taps)
+        key = (bucket, vocab_size if bucket.depth else 0, taps)
+        return (self._runner if bucket.is_graph else at_once)(key, compute)
 
-    def _read(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return (self._passes.read(self._stack, inputs, self._arithmetic),)
+    def _read(self, inputs: Inputs, taps: tuple[int, ...]) -> tuple[Tensor, ...]:
+        logits, features = self._passes.read(self._stack, inputs, self._arithmetic, taps)
+        return (logits,) if features is None else (logits, features)
 
     def _generate(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
         bucket, step = inputs.bucket, self._step_of(inputs.bucket)

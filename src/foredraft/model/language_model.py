@@ -17,6 +17,7 @@ from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
+from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
 
 
@@ -37,20 +38,17 @@ class Traits:
 
 class Body(Protocol):
     """What computes a pass. kernels: the compiled ones that its attention runs. is_batch_invariant: whether a row's sums are made
-    in one order in any pass, off the CPU too. supports_taps: whether it gives hidden states."""
+    in one order in any pass, off the CPU too."""
 
     @property
     def is_batch_invariant(self) -> bool: ...
 
     @property
-    def supports_taps(self) -> bool: ...
-
-    @property
     def kernels(self) -> Kernels | None: ...
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        """taps: layers whose hidden states are wanted, numbered as in transformers' `hidden_states`: 0 is the embeddings, n the
-        output of layer n (the last one after the final norm)."""
+        """taps: the hidden states that are wanted: i for what layer i reads (0: the embeddings), the number of layers for what the
+        last one gives, FINAL_NORM for that after the final norm."""
 
     def take_over(self) -> None:
         """From now on nobody else runs the model."""
@@ -98,8 +96,20 @@ class LanguageModel:
         """Whether a pass may still be running when `read` has returned."""
         return self.device.type != "cpu"
 
-    def new_cache(self, pool: MemoryPool) -> KVCache:
-        return KVCache(pool, self.traits.bytes_per_token, self.traits.context_len)
+    def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
+        """taps: the hidden states that it keeps, see Body. Raises ModelError for a tap that is not there."""
+        config = self.hf.config.get_text_config()
+        if any(not FINAL_NORM <= tap <= config.num_hidden_layers for tap in taps):
+            raise ModelError(
+                f"{self.traits.name} has {config.num_hidden_layers} layers, and hidden states {list(taps)} are wanted: "
+                f"they go from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its head reads"
+            )
+        return KVCache(pool, self.bytes_per_token(taps), self.traits.context_len, taps)
+
+    def bytes_per_token(self, taps: Sequence[int] = ()) -> int:
+        """Of cache, with the features of these taps."""
+        width, itemsize = self.hf.config.get_text_config().hidden_size, self.hf.dtype.itemsize
+        return int(self.traits.bytes_per_token + len(taps) * width * itemsize)
 
     def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
         """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement."""
@@ -110,22 +120,21 @@ class LanguageModel:
         return cache
 
     def read(self, reads: Sequence[Read], cache: KVCache) -> Tensor:
-        """One pass over all reads; afterwards the cache holds their tokens too. Room must have been reserved.
+        """One pass over all reads; afterwards the cache holds their tokens too, and their features if it has taps. Room must have
+        been reserved.
 
         -> logits [sum(num_logits), V], read after read
         """
-        return self.read_with_taps(reads, cache, ()).logits
-
-    def read_with_taps(self, reads: Sequence[Read], cache: KVCache, taps: Sequence[int]) -> Reading:
-        """`read`, with the hidden states of the tapped layers (see Body) for every token. Raises ModelError if the body has none."""
-        if taps and not self.body.supports_taps:
-            raise ModelError(f'{self.traits.name}: its kernels give no hidden states; load it with kernels="torch"')
         batch = flatten(reads, cache)
         with torch.inference_mode():
-            reading = self.body(batch, taps)
+            logits, hidden = self.body(batch, cache.taps)
+            if hidden is not None:
+                for span in batch.spans:
+                    rows = hidden[span.first_row : span.first_row + span.num_rows]
+                    span.region.write_features(rows, span.start)
         for read, span in zip(reads, batch.spans, strict=True):
             span.region.tokens.extend(read.tokens)
-        return reading
+        return logits
 
     def generate(
         self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, specs: Sequence[DrawSpec]

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from foredraft.errors import ModelError
 from foredraft.kernels import Kernels
 from foredraft.model.attention import AttentionMetadata
 from foredraft.model.batch import RaggedBatch, Reading
@@ -24,7 +25,6 @@ class LibraryBody:
     """hf stays as its owner made it. kernels: for attention; None: PyTorch's."""
 
     is_batch_invariant = False
-    supports_taps = True
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf
@@ -42,12 +42,12 @@ class LibraryBody:
             inputs["logits_to_keep"] = index
         if taps:
             inputs["output_hidden_states"] = True
-        with nullcontext() if self._is_taken_over else routed(self._hf):
+        with nullcontext() if self._is_taken_over else routed(self._hf), _LastLayer(self._hf, taps) as last_layer:
             outputs = self._hf(**inputs)
         logits: Tensor = outputs.logits[0]
         if not self._keeps_rows:
             logits = logits[index]
-        hidden = [outputs.hidden_states[tap][0, :num_rows] for tap in taps]
+        hidden = [last_layer.tapped(outputs.hidden_states, tap)[0, :num_rows] for tap in taps]
         return Reading(logits[: len(wanted)], torch.cat(hidden, dim=-1) if hidden else None)
 
     def _padded(self, batch: RaggedBatch) -> RaggedBatch:
@@ -79,3 +79,42 @@ class LibraryBody:
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
         """Nothing to prepare."""
+
+
+class _LastLayer:
+    """Sees what the last layer gives during a pass, which the library's hidden states hold only after the final norm."""
+
+    def __init__(self, hf: PreTrainedModel, taps: Sequence[int]) -> None:
+        self._num_layers = int(hf.config.get_text_config().num_hidden_layers)
+        self._module = decoder_layers(hf)[-1] if self._num_layers in taps else None
+        self._output: Tensor | None = None
+
+    def __enter__(self) -> _LastLayer:
+        if self._module is not None:
+            self._handle = self._module.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._module is not None:
+            self._handle.remove()
+
+    def _keep(self, _module: nn.Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        self._output = output if isinstance(output, Tensor) else output[0]
+
+    def tapped(self, hidden_states: Sequence[Tensor], tap: int) -> Tensor:
+        """[1, R, hidden]. hidden_states: the library's, the last of them after the final norm."""
+        if tap != self._num_layers:
+            return hidden_states[tap]
+        assert self._output is not None
+        return self._output
+
+
+def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
+    """A decoder's layers, whatever its family calls them. Raises ModelError if none of its lists has as many entries."""
+    num_layers = hf.config.get_text_config().num_hidden_layers
+    for module in hf.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ModelError(
+        f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
+    )

@@ -68,9 +68,13 @@ class NativeEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...] -> [..., hidden]"""
-        rows = self._kernels.rows(self.matrix, ids.flatten()).to(self.dtype)
+        rows = self.rows(ids.flatten())
         embedded: Tensor = with_rows(self._original[0], rows)(torch.arange(ids.numel()).view(ids.shape))
         return embedded
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Of the matrix alone. ids: [R] -> [R, hidden]"""
+        return self._kernels.rows(self.matrix, ids).to(self.dtype)
 
 
 class Int8Linear(nn.Module):

@@ -33,7 +33,6 @@ class StackBody:
     weight_format: what its matrices become."""
 
     is_batch_invariant = False
-    supports_taps = False
 
     def __init__(
         self, hf: PreTrainedModel, kernels: Kernels, context_len: int, weight_format: WeightFormat = unquantized
@@ -50,7 +49,7 @@ class StackBody:
         self._rotation = self._tables(min(_FIRST_POSITIONS, context_len))
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        return Reading(self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch)))
+        return Reading(*self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch), taps))
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """All specs are supported."""

@@ -59,9 +59,13 @@ class StoredEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...] -> [..., hidden]"""
         places, order = torch.unique(ids, return_inverse=True)
-        rows = [dequantized(self.source.rows(row, row + 1)) for row in places.tolist()]
-        embedded: Tensor = with_rows(self.original, torch.cat(rows).to(self.dtype))(order)
+        embedded: Tensor = with_rows(self.original, self.rows(places))(order)
         return embedded
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Of the matrix alone. ids: [R] -> [R, hidden]"""
+        rows = [dequantized(self.source.rows(row, row + 1)) for row in ids.tolist()]
+        return torch.cat(rows).to(self.dtype)
 
     def materialized(self) -> nn.Embedding:
         """The layer that this one stands for, with its weight in memory."""

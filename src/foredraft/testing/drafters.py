@@ -12,7 +12,7 @@ from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from foredraft.testing.memory import held_bytes
-from foredraft.testing.requests import batches, histories, request_for, requests_for
+from foredraft.testing.requests import batches, histories, request_for, requests_for, with_features
 from foredraft.testing.statistics import FALSE_ALARM, chi_square
 from foredraft.testing.suite import name_of, run_suite
 
@@ -57,9 +57,11 @@ class DrafterContract:
 
     vocab_size: of the small requests. remembers: it learns from texts beyond `forget`, so what it drafts depends on those before.
     invisible: whether to write texts with the embedded models too, for which make_drafter is called with their vocabulary.
+    feature_size: the width of the features that it reads, all its taps together; 0: none.
     """
 
     vocab_size = 16
+    feature_size = 0
     remembers = False
     invisible = True
 
@@ -228,6 +230,8 @@ class DrafterContract:
         return self.make_drafter(self.vocab_size)
 
     def _ask(self, drafter: Drafter, requests: list[DraftRequest]) -> Proposal:
+        if self.feature_size:
+            requests = [with_features(request, self.feature_size) for request in requests]
         proposal = drafter.propose(requests)
         assert isinstance(proposal, Proposal), f"propose returned {type(proposal).__name__}, not a Proposal"
         check_proposal(proposal, requests, self.vocab_size)

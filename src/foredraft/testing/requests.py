@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
 import torch
 
-from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.sampling import Sampler, SamplingParams
 
 Batch = list[tuple[list[int], int]]
 """(history, max_len) of each request."""
 
 _LONGEST, _MOST_DRAFT, _MOST_ROWS, _NUM_IDS = 40, 6, 4, 4
+_MODULUS = 10_007
 
 
 def request_for(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
@@ -25,6 +28,14 @@ def request_for(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any)
 
 def requests_for(batch: Batch, **params: Any) -> list[DraftRequest]:
     return [request_for(i, list(tokens), max_len, **params) for i, (tokens, max_len) in enumerate(batch)]
+
+
+def with_features(request: DraftRequest, size: int) -> DraftRequest:
+    """The request with features [T, size] of an imaginary target for all tokens but the pending one: each row is a function of the
+    tokens up to its own."""
+    hashes = accumulate(request.tokens[:-1], lambda state, token: (31 * state + token + 1) % _MODULUS, initial=0)
+    angles = torch.tensor([*hashes][1:], dtype=torch.float32)[:, None] * torch.arange(1, size + 1)
+    return replace(request, features=Features(torch.sin(angles)))
 
 
 def histories(count: int, seed: int, vocab_size: int) -> Iterator[list[int]]:

@@ -10,11 +10,13 @@ from foredraft.heads.files import HeadFiles
 
 
 class HeadFormat(NamedTuple):
-    """matches: whether files are of this form. read: the head they hold; raises ModelError, one line, for what it cannot be."""
+    """matches: whether files are of this form. read: the head they hold; raises ModelError, one line, for what it cannot be.
+    method: that drafts with it."""
 
     name: str
     matches: Callable[[HeadFiles], bool]
     read: Callable[[HeadFiles, TargetShape], HeadCheckpoint]
+    method: str = "eagle"
 
 
 def architectures(files: HeadFiles) -> tuple[str, ...]:

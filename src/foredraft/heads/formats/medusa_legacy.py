@@ -88,4 +88,4 @@ def _renamed(name: str) -> str:
     return f"blocks.{head}.{place}.{kind}" if is_block else f"lm_heads.{head}.{kind}"
 
 
-FORMAT = HeadFormat("Medusa", matches, read)
+FORMAT = HeadFormat("Medusa", matches, read, "medusa")

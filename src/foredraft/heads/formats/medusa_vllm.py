@@ -67,4 +67,4 @@ def _reduced(name: str, tensor: Tensor, target_ids: Tensor | None) -> Tensor:
     return tensor[target_ids]
 
 
-FORMAT = HeadFormat("vLLM's Medusa", matches, read)
+FORMAT = HeadFormat("vLLM's Medusa", matches, read, "medusa")

@@ -1,0 +1,120 @@
+"""Drafts in the making: what drafters that choose tokens from a model's logits have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters._constrained import held
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.kernels import DrawSpec
+from foredraft.model.generation import Generated
+from foredraft.sampling import (
+    Row,
+    TokenProbs,
+    adjusted,
+    checked_ids,
+    choose,
+    joined,
+    pick,
+    sampled_groups,
+    select,
+    token_probs_of,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    """One request's draft in the making. prob_rows: as in Proposal."""
+
+    request: DraftRequest
+    max_len: int
+    ids: list[int] = field(default_factory=list)
+    prob_rows: list[int] = field(default_factory=list)
+    is_open: bool = True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more token may be drafted."""
+        return self.is_open and len(self.ids) < self.max_len
+
+    @property
+    def row(self) -> Row:
+        return Row(self.request.sampler, self.request.tokens, self.ids)
+
+    def append(self, token: int, prob_row: int, *, row_failed: bool) -> None:
+        """One more token; a row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
+        if row_failed:
+            self.is_open = False
+            return
+        self.ids.append(token)
+        self.prob_rows.append(prob_row)
+
+
+def extend(drafts: Sequence[Draft], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
+    """One more token for each draft. logits: [len(drafts), V'], cut or filled up to vocab_size. token_probs: of the tokens drawn so
+    far; what is drawn here is added."""
+    logits = _fit(logits, vocab_size)
+    rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
+    certain = [i for i, row in enumerate(rows) if not row.spec.draws]
+    if certain:
+        choice = choose(select(logits, certain), [rows[i] for i in certain])
+        for r, (i, token) in enumerate(zip(certain, choice.ids.tolist(), strict=True)):
+            drafts[i].append(token, CERTAIN, row_failed=r in choice.failed)
+    for group in sampled_groups(rows):
+        if rows[group[0]].spec.draws:
+            _sample(drafts, rows, group, logits, token_probs)
+
+
+def _sample(
+    drafts: Sequence[Draft], rows: Sequence[Row], group: list[int], logits: Tensor, token_probs: list[TokenProbs]
+) -> None:
+    group_rows = [rows[i] for i in group]
+    group_logits, failed = adjusted(select(logits, group), group_rows)
+    probs = token_probs_of(group_logits, group_rows)
+    ids, not_a_distribution = checked_ids(pick(probs, group_rows)[0])
+    first = num_prob_rows(token_probs)
+    token_probs.append(probs)
+    for r, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
+        drafts[i].append(token, first + r, row_failed=r in failed or r in not_a_distribution)
+
+
+def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits on the target's ids: padding columns are cut, missing ones can never be drafted."""
+    width = logits.shape[1]
+    if width >= vocab_size:
+        return logits[:, :vocab_size]
+    return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
+
+
+def num_prob_rows(token_probs: Sequence[TokenProbs]) -> int:
+    return sum(part.probs.shape[0] for part in token_probs)
+
+
+def take_generated(
+    drafts: Sequence[Draft], generated: Generated, specs: Sequence[DrawSpec], token_probs: list[TokenProbs]
+) -> None:
+    """What a model wrote freely after each history becomes its draft, as far as the text's constraint allows. specs: that it wrote
+    by."""
+    first, offset = num_prob_rows(token_probs), 0  # the first row of this draft, among those of this call
+    for draft, ids, spec in zip(drafts, generated.ids, specs, strict=True):
+        is_drawn = generated.token_probs is not None and spec.is_drawn
+        drawn_from = generated.token_probs.after(offset) if is_drawn and generated.token_probs is not None else None
+        draft.ids = held(draft.row, ids, drawn_from)
+        draft.prob_rows = [first + offset + i if spec.is_drawn else CERTAIN for i in range(len(draft.ids))]
+        offset += len(spec.uniforms)
+    if generated.token_probs is not None:
+        token_probs.append(generated.token_probs)
+
+
+def is_written(draft: Draft) -> bool:
+    """Whether a model can write all of it in one call: nothing changes its logits but a constraint."""
+    return not draft.request.sampler.has_logits_processors
+
+
+def as_proposal(drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> Proposal:
+    probs = joined(token_probs) if token_probs else None
+    return Proposal.of([draft.ids for draft in drafts], [draft.prob_rows for draft in drafts], probs)

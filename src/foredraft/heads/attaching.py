@@ -1,0 +1,72 @@
+"""A head for a loaded target, whose embedding and lm_head it borrows where it has none."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.heads.compiled import CompiledEagle
+from foredraft.heads.config import EagleConfig, TargetShape
+from foredraft.heads.eagle import EagleHead
+from foredraft.heads.loading import load_head
+from foredraft.heads.medusa import MedusaHead
+from foredraft.kernels import WeightFormat, unquantized
+from foredraft.model.language_model import LanguageModel
+from foredraft.model.packed import NativeEmbedding
+from foredraft.model.stack import StackBody
+from foredraft.model.stored import StoredEmbedding
+
+AnyHead = EagleHead | CompiledEagle | MedusaHead
+
+logger = logging.getLogger("foredraft")
+
+
+def attach_head(
+    name: str,
+    target: LanguageModel,
+    revision: str | None = None,
+    window: int | None = None,
+    weight_format: WeightFormat = unquantized,
+) -> AnyHead:
+    """The head in a directory or under a hub id, in the target's precision. How its files were read is logged, where they leave
+    something open. window: caps how many tokens a row of an EAGLE head sees. Raises ModelError, see load_head."""
+    checkpoint, ends = load_head(name, TargetShape.of(target.hf.config), revision), TargetEnds(target.hf)
+    for note in checkpoint.notes:
+        logger.info("%s: %s", name, note)
+    if isinstance(checkpoint.config, EagleConfig):
+        head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window)
+        return _compiled(head, target, weight_format) or head
+    return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype)
+
+
+def _compiled(head: EagleHead, target: LanguageModel, weight_format: WeightFormat) -> CompiledEagle | None:
+    """By the target's compiled kernels, where it runs by them as one call and they compute what the head does."""
+    if not (isinstance(target.body, StackBody) and CompiledEagle.supports(head)):
+        return None
+    embedding = target.hf.get_input_embeddings()
+    table = embedding.matrix if isinstance(embedding, NativeEmbedding) else embedding.weight.detach()
+    return CompiledEagle(head, table, target.hf.get_output_embeddings().matrix, target.body.kernels, weight_format)
+
+
+class TargetEnds:
+    """hf: a target that has been loaded, whatever became of its weights."""
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        self._embedding: Any = hf.get_input_embeddings()
+        self._lm_head: Any = hf.get_output_embeddings()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [R] -> rows [R, hidden] of the table, before any scaling that the target's own layer applies."""
+        if isinstance(self._embedding, NativeEmbedding | StoredEmbedding):
+            return self._embedding.rows(ids)
+        return nn.functional.embedding(ids, self._embedding.weight)
+
+    @torch.inference_mode()
+    def lm_head(self, x: Tensor) -> Tensor:
+        """[R, hidden] -> logits [R, V]"""
+        logits: Tensor = self._lm_head(x)
+        return logits

@@ -1,0 +1,201 @@
+"""An EAGLE head by the compiled kernels: a pass, or a whole draft, as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.engine.cache import KVCache
+from foredraft.heads.eagle import EagleHead, HeadReading
+from foredraft.heads.vocabulary import to_target_vocabulary
+from foredraft.kernels import (
+    DrawSpec,
+    InMemory,
+    Interleaved,
+    Joined,
+    Kernels,
+    NormWeights,
+    PackedMatrix,
+    Stack,
+    StackBatch,
+    StackForm,
+    StackLayer,
+    StackMlp,
+    StatefulRows,
+    WeightFormat,
+    unquantized,
+)
+from foredraft.model.batch import RaggedBatch, Read, flatten
+from foredraft.model.generation import Generated
+from foredraft.model.layers import joined_bias
+from foredraft.model.packed import NativeLinear
+from foredraft.model.taps import FINAL_NORM
+from foredraft.sampling import TokenProbs
+
+_FIRST_POSITIONS = 512
+
+
+class CompiledEagle:
+    """The counterpart of EagleHead, in bfloat16, its matrices packed in weight_format.
+
+    head: gives its weights, and computes what is left to PyTorch (norms before fc). embedding, lm_head: the target's, used where
+    the head has none.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        embedding: Tensor | PackedMatrix,
+        lm_head: PackedMatrix,
+        kernels: Kernels,
+        weight_format: WeightFormat = unquantized,
+    ) -> None:
+        self.config, self.dtype = head.config, torch.bfloat16
+        self.bytes_per_token = head.config.bytes_per_token(self.dtype)
+        self._head, self._kernels, self._pack = head, kernels, _Packer(kernels, weight_format)
+        if head.config.kind != "eagle1" and head.config.applies_fc:
+            setattr(head, "fc", NativeLinear(self._pack(head.fc), kernels))  # noqa: B010
+        self._stack = self._take(head, embedding, lm_head)
+        self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=self.dtype)
+        self._rotation = self._table(_FIRST_POSITIONS)
+
+    @staticmethod
+    def supports(head: EagleHead) -> bool:
+        """Whether the kernels compute what this head does."""
+        config = head.config
+        borrows_part = not config.owns_lm_head and config.target_ids is not None
+        is_plain = config.layer.hidden_act == "silu" and config.hidden_size % 16 == 0 and config.layer.head_dim % 2 == 0
+        return is_plain and not borrows_part and not getattr(config.layer, "mlp_bias", False)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """See EagleHead.fuse."""
+        return self._head.fuse(features)
+
+    def on_target(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
+        return to_target_vocabulary(logits, self.config.target_ids, self.config.vocab_size)
+
+    @torch.inference_mode()
+    def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:
+        """See EagleHead.read."""
+        batch = flatten(reads, cache)
+        logits, hidden = self._kernels.read(
+            self._stack, self._located(batch), self._rotation_for(batch), (self._tap,), states.contiguous()
+        )
+        assert hidden is not None
+        for read, span in zip(reads, batch.spans, strict=True):
+            span.region.tokens.extend(read.tokens)
+        return HeadReading(logits, hidden[batch.wanted])
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        reads: Sequence[Read],
+        states: Tensor,
+        lens: Sequence[int],
+        vocab_size: int,
+        cache: KVCache,
+        specs: Sequence[DrawSpec],
+    ) -> Generated:
+        """Read with these states [R, H], and draft lens[i] >= 1 tokens after reads[i] as specs[i] says, each row with the state
+        that the one before hands on. The last token is not read, the others are in the cache afterwards."""
+        batch = flatten(reads, cache, lens)
+        ids, probs, kept_ids = self._kernels.generate(
+            self._stack,
+            self._located(batch),
+            self._rotation_for(batch, max(lens)),
+            lens,
+            vocab_size,
+            specs,
+            states.contiguous(),
+        )
+        for read, span, tokens in zip(reads, batch.spans, ids, strict=True):
+            span.region.tokens.extend([*read.tokens, *tokens[:-1]])
+        return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+
+    @property
+    def _tap(self) -> int:
+        """Of the state that a row hands on."""
+        return FINAL_NORM if self.config.norm_output else self.config.num_layers
+
+    def _take(self, head: EagleHead, embedding: Tensor | PackedMatrix, lm_head: PackedMatrix) -> Stack:
+        config, layer = head.config, head.config.layer
+        form = StackForm(
+            num_heads=layer.num_attention_heads,
+            num_kv_heads=layer.num_key_value_heads,
+            head_dim=layer.head_dim,
+            rotary_dim=layer.head_dim,
+            epsilon=layer.rms_norm_eps,
+            scale=layer.head_dim**-0.5,
+            logit_scale=config.logit_scale,
+        )
+        layers = [self._take_layer(head, index) for index in range(config.num_layers)]
+        matrix = self._pack(head.lm_head) if config.owns_lm_head else lm_head
+        num_ids = matrix.out_features if config.target_ids is None else config.vocab_size
+        fusion = self._pack(head.fc) if config.kind == "eagle1" else None
+        table = head.embed_tokens.weight.detach().bfloat16() if config.owns_embeddings else embedding
+        stateful = StatefulRows(self._tap, num_ids, config.target_ids, fusion)
+        return Stack(layers, table, _norm(head.norm), matrix, form, stateful)
+
+    def _take_layer(self, head: EagleHead, index: int) -> StackLayer:
+        layer: Any = head.layers[index]
+        attention, mlp = layer.self_attn, layer.mlp
+        hidden_norm = _norm(layer.hidden_norm) if layer.is_fused else NormWeights()
+        input_norm = _norm(layer.input_layernorm)
+        replaces_residual = layer.is_fused and layer.norm_before_residual
+        return StackLayer(
+            attention_norm=NormWeights() if replaces_residual else hidden_norm if layer.is_fused else input_norm,
+            mlp_norm=_norm(layer.post_attention_layernorm),
+            attention_post_norm=NormWeights(),
+            mlp_post_norm=NormWeights(),
+            q_norm=_norm(attention.q_norm).weight,
+            k_norm=_norm(attention.k_norm).weight,
+            qkv=self._pack(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=self._pack(attention.o_proj),
+            mlps=[StackMlp(self._pack.interleaved(mlp.gate_proj, mlp.up_proj), self._pack(mlp.down_proj))],
+            window=head.windows[index] or 0,
+            residual_norm=hidden_norm if replaces_residual else NormWeights(),
+            embedding_norm=input_norm if layer.is_fused else NormWeights(),
+            is_fused=layer.is_fused,
+        )
+
+    def _located(self, batch: RaggedBatch) -> StackBatch:
+        return batch.located(self._stack.num_layers, self._keys_like)
+
+    def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin, at least as far as this batch goes."""
+        end = max(span.start + span.num_rows for span in batch.spans) + num_generated
+        if end > self._rotation[0].shape[1]:
+            self._rotation = self._table(2 * end)
+        return self._rotation
+
+    def _table(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin, [1, num_positions, head_dim / 2] float32 each"""
+        half = self._stack.head_dim // 2
+        cos, sin = self._head.rotary_emb(torch.zeros(1), torch.arange(num_positions)[None])
+        return cos[..., :half].float().contiguous(), sin[..., :half].float().contiguous()
+
+
+class _Packer:
+    """Packs a head's matrices, in one format."""
+
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
+        self._kernels, self._format = kernels, weight_format
+
+    def __call__(self, *linears: Any) -> PackedMatrix:
+        """Products of one input as one."""
+        sources = [InMemory(linear.weight.detach(), self._format) for linear in linears]
+        return self._kernels.pack(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
+
+    def interleaved(self, gate: Any, up: Any) -> PackedMatrix:
+        sources = [InMemory(linear.weight.detach(), self._format) for linear in (gate, up)]
+        return self._kernels.pack(Interleaved(*sources), None)
+
+
+def _norm(module: nn.Module) -> NormWeights:
+    """None for nn.Identity."""
+    weight = getattr(module, "weight", None)
+    return NormWeights(None if weight is None else weight.detach().float())

@@ -1,0 +1,66 @@
+"""Whether a checkpoint is a head, from its configuration and the names of its tensors: no weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from safetensors import safe_open
+from torch import Tensor
+
+from foredraft.heads.files import HeadFiles, weight_files
+from foredraft.heads.formats import FORMATS
+from foredraft.model.checkpoint import CONFIG, raw_config
+
+_EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
+_MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
+
+
+def head_method_of(name: str, revision: str | None = None) -> str | None:
+    """The method that drafts with this checkpoint, "eagle" or "medusa"; None for one that is no head, or not to be read.
+
+    name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
+    method= from the user.
+    """
+    if not Path(name).is_dir():
+        return _method_by_config(_hub_config(name, revision))
+    config = raw_config(name)
+    try:
+        files = HeadFiles(name, config, _without_weights(Path(name)))
+    except Exception:  # whoever loads it says what is wrong
+        return _method_by_config(config)
+    form = next((form for form in FORMATS if form.matches(files)), None)
+    return None if form is None else form.method
+
+
+def _without_weights(folder: Path) -> dict[str, Tensor]:
+    """Empty tensors under the names of the files."""
+    names: list[str] = []
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as stream:
+                names += stream.keys()
+        else:
+            names += torch.load(path, map_location="meta", weights_only=True)
+    return dict.fromkeys(names, torch.empty(0, device="meta"))
+
+
+def _hub_config(name: str, revision: str | None) -> dict[str, Any]:
+    """Empty if it cannot be had."""
+    try:
+        config = json.loads(Path(hf_hub_download(name, CONFIG, revision=revision)).read_bytes())
+    except Exception:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _method_by_config(config: Mapping[str, Any]) -> str | None:
+    if config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
+        return "medusa"
+    if config.get("model_type") == "eagle" or any(key in config for key in _EAGLE_KEYS):
+        return "eagle"
+    return None

@@ -1,0 +1,108 @@
+"""Heads with random weights for a target, as directories: they draft badly, and everything else is as with trained ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from foredraft.heads import AnyHead, attach_head
+from foredraft.model import EMBEDDED, LanguageModel
+
+HEAD_METHODS = ("eagle", "medusa")
+
+
+@cache
+def embedded_head(method: str) -> Path:
+    """A head for the embedded target."""
+    config, folder = AutoConfig.from_pretrained(EMBEDDED / "target"), Path(mkdtemp())
+    return save_eagle3(config, folder, draft_vocab_size=1024) if method == "eagle" else save_medusa(config, folder)
+
+
+def random_head(method: str, target: LanguageModel) -> AnyHead | None:
+    """The same, attached to the embedded target; None for a method that needs no head."""
+    return attach_head(str(embedded_head(method)), target) if method in HEAD_METHODS else None
+
+
+def head_settings(method: str) -> dict[str, Path]:
+    """Arguments of LLM beside method, with the embedded target."""
+    return {"draft_model": embedded_head(method)} if method in HEAD_METHODS else {}
+
+
+def save_eagle3(config: PretrainedConfig, folder: Path, *, draft_vocab_size: int | None = None, seed: int = 0) -> Path:
+    """config: the target's. A head in SafeAILab's form with an embedding of the target's and an lm_head of its own."""
+    width, vocab_size = config.hidden_size, config.vocab_size
+    size = vocab_size if draft_vocab_size is None else draft_vocab_size
+    head_dim = width // config.num_attention_heads
+    kv_width = config.num_key_value_heads * head_dim
+    shapes = {
+        "fc.weight": (width, 3 * width),
+        "midlayer.self_attn.q_proj.weight": (width, 2 * width),
+        "midlayer.self_attn.k_proj.weight": (kv_width, 2 * width),
+        "midlayer.self_attn.v_proj.weight": (kv_width, 2 * width),
+        "midlayer.self_attn.o_proj.weight": (width, width),
+        "midlayer.mlp.gate_proj.weight": (2 * width, width),
+        "midlayer.mlp.up_proj.weight": (2 * width, width),
+        "midlayer.mlp.down_proj.weight": (width, 2 * width),
+        "lm_head.weight": (size, width),
+    }
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.randn(shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()}
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+    tensors |= {f"{name}.weight": torch.ones(width) for name in norms}
+    tensors |= _table(size, vocab_size)
+    settings = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "vocab_size": vocab_size,
+        "draft_vocab_size": size,
+    }
+    return _save(folder, settings, tensors, "model.safetensors")
+
+
+def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed: int = 0) -> Path:
+    """config: the target's. Legacy form, a state dict in a .pt file."""
+    width = config.hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for head in range(num_heads):
+        tensors[f"{head}.0.linear.weight"] = torch.randn(width, width, generator=generator) * width**-0.5
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(width)
+        tensors[f"{head}.1.weight"] = torch.randn(config.vocab_size, width, generator=generator) * width**-0.5
+    settings = {"medusa_num_heads": num_heads, "medusa_num_layers": 1, "base_model_name_or_path": "target"}
+    return _save(folder, settings, tensors, "medusa_lm_head.pt")
+
+
+def _table(size: int, vocab_size: int) -> dict[str, Tensor]:
+    """Every id of the target that has a column, evenly spread; nothing if all have one."""
+    if size == vocab_size:
+        return {}
+    ids = torch.arange(size) * vocab_size // size
+    marks = torch.zeros(vocab_size, dtype=torch.bool)
+    marks[ids] = True
+    return {"d2t": ids - torch.arange(size), "t2d": marks}
+
+
+def _save(folder: Path, settings: dict[str, object], tensors: dict[str, Tensor], file: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    if file.endswith(".pt"):
+        torch.save(tensors, folder / file)
+    else:
+        save_file(tensors, folder / file)
+    return folder

@@ -1,0 +1,133 @@
+"""EAGLE heads by the compiled kernels, against the plain modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.kernels import (
+    DrawSpec,
+    InMemory,
+    Kernels,
+    WeightFormat,
+    load_kernels,
+    quantize_int8,
+    unquantized,
+    why_none,
+)
+from foredraft.model import Read
+from foredraft.model.generation import Generated, generate_step_by_step
+from tests.heads.checkpoints import golden
+from tests.heads.running import cache_for, run
+from tests.heads.test_eagle import FORMS, head_of, target_of
+
+KERNELS = load_kernels()
+pytestmark = pytest.mark.skipif(KERNELS is None, reason=f"no compiled kernels here: {why_none()}")
+SPECS = {
+    "greedy": DrawSpec(),
+    "seeded": DrawSpec(0.9, keys=[11, -12, 13, 2**62]),
+    "drawn": DrawSpec(1.2, uniforms=[0.3, 0.9, 0.1, 0.6]),
+    "truncated": DrawSpec(1.2, (5, 0.9, 0.0), uniforms=[0.3, 0.9, 0.1, 0.6]),
+}
+
+
+def kernels() -> Kernels:
+    assert KERNELS is not None
+    return KERNELS
+
+
+def compiled(name: str, folder: Path, weight_format: WeightFormat = unquantized) -> tuple[CompiledEagle, EagleHead]:
+    """The head, and the plain module in float32 with weights that bfloat16 holds."""
+    plain = head_of(name, folder)
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    head = head_of(name, folder, torch.bfloat16)
+    table = golden(name).inputs.get("embed", torch.zeros(head.config.layer.vocab_size, head.config.hidden_size))
+    weight = golden(name).inputs.get("lm_head", torch.zeros(head.config.vocab_size, head.config.hidden_size))
+    lm_head = kernels().pack(InMemory(weight.bfloat16()), None)
+    if weight is not None:
+        plain._target_modules = (plain._target_modules[0], lambda x: x @ weight.bfloat16().float().T)
+    return CompiledEagle(head, table.bfloat16(), lm_head, kernels(), weight_format), plain
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_states_and_logits_are_those_of_the_module(name: str, tmp_path: Path) -> None:
+    head, plain = compiled(name, tmp_path)
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    expected = run(plain, ids, features.float())
+    for chunks in (None, [1, 4, 2]):
+        got = run(head, ids, features, chunks)  # type: ignore[arg-type]
+        for part in ("states", "logits"):
+            error = (got[part].float() - expected[part]).norm(dim=-1) / expected[part].norm(dim=-1)
+            assert error.max() < 0.04, part
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_in_int8_states_and_logits_are_near_those_of_the_module(name: str, tmp_path: Path) -> None:
+    head, plain = compiled(name, tmp_path, quantize_int8)
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    expected, got = run(plain, ids, features.float()), run(head, ids, features)  # type: ignore[arg-type]
+    for part in ("states", "logits"):
+        error = (got[part].float() - expected[part]).norm(dim=-1) / expected[part].norm(dim=-1)
+        assert error.median() < 0.05, part
+        assert error.max() < 0.2, part
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_draft_in_one_call_is_the_draft_token_by_token(name: str, spec: str, tmp_path: Path) -> None:
+    head, _ = compiled(name, tmp_path)
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    num_rows = len(features)
+    reads = [Read(0, ids[: num_rows - 1], 1), Read(1, ids[2:4], 1)]
+    states = torch.cat([head.fuse(features[: num_rows - 1]), head.fuse(features[2:4])])
+    lens, specs = [4, 2], [SPECS[spec], DrawSpec()]
+    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+    at_once = head.generate(reads, states, lens, head.config.vocab_size, cache, specs)
+    by_step, other = token_by_token(head, reads, states, lens, specs)
+    assert at_once.ids == by_step.ids
+    assert [cache.region(i).tokens for i in (0, 1)] == [other.region(i).tokens for i in (0, 1)]
+    if by_step.token_probs is not None:
+        assert at_once.token_probs is not None
+        rows = torch.arange(4)
+        for token in range(head.config.vocab_size):
+            column = torch.full((4, 1), token)
+            assert torch.allclose(at_once.token_probs.at(rows, column), by_step.token_probs.at(rows, column), atol=1e-5)
+
+
+def token_by_token(
+    head: CompiledEagle, reads: list[Read], states: Tensor, lens: list[int], specs: list[DrawSpec]
+) -> tuple[Generated, object]:
+    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+    handed_on = {0: states[: len(reads[0].tokens)], 1: states[len(reads[0].tokens) :]}
+
+    def read(now: list[Read]) -> Tensor:
+        reading = head.read(now, torch.cat([handed_on[each.seq_id] for each in now]), cache)
+        handed_on.update({each.seq_id: reading.states[i : i + 1] for i, each in enumerate(now)})
+        return head.on_target(reading.logits)
+
+    return generate_step_by_step(partial(read), reads, lens, head.config.vocab_size, specs), cache  # type: ignore[arg-type]
+
+
+def test_rows_see_the_window_only(tmp_path: Path) -> None:
+    """A head that is capped to its training length."""
+    case = golden("speculators_llama")
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    whole = head_of("speculators_llama", tmp_path, torch.bfloat16)
+    embed, lm_head = target_of(case)
+    capped = EagleHead(whole.config, embed, lm_head, window=3)  # type: ignore[arg-type]
+    capped.load_state_dict(whole.state_dict(), assign=True)
+    expected = run(capped.eval(), ids, features)
+    zeros = torch.zeros(head_rows := capped.config.layer.vocab_size, capped.config.hidden_size, dtype=torch.bfloat16)
+    assert head_rows > 0
+    got = run(CompiledEagle(capped, zeros, kernels().pack(InMemory(zeros), None), kernels()), ids, features)  # type: ignore[arg-type]
+    error = (got["states"].float() - expected["states"].float()).norm(dim=-1) / expected["states"].float().norm(dim=-1)
+    assert error.max() < 0.04
