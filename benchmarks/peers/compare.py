@@ -14,7 +14,8 @@ A system is a program at a precision; it runs in a process of its own, keeps its
 while another is asked. First each chooses its γ per mode ("auto" chooses at every step), on prompts that are not used again. Then for every request
 every system runs once in each mode, in an order that rotates. Times are a worker's own and include the prompt's
 pass; no system keeps prefixes. All use the same number of threads. Figures are medians over requests, ratios are paired
-by request, intervals are bootstrapped over requests. With --batch B a request is B prompts at once.
+by request, intervals are bootstrapped over requests. With --batch B a request is B prompts at once. A second table has the fastest of
+foredraft's rows over the fastest other program's, at as many bits.
 
 Four bits: llama.cpp's Q4_0, Q4_1 and Q4_K_M are made by its own quantiser, OpenVINO's by its exporter, and foredraft runs
 llama.cpp's files and its own "int4". All begin from the same bfloat16 checkpoint. llama.cpp is a wheel where that uses all
@@ -36,6 +37,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.common.paths import RESULTS
 from benchmarks.drafters.embedded_pair_speed import interval, machine
+from benchmarks.peers import leads
 from benchmarks.peers.contest import Contender, Field, Plan, available_gib
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet, cache_gib, context_for
 from benchmarks.peers.systems import NAMES, PEERS, PLAIN, Peer, chosen, precisions_of, reference_of
@@ -145,7 +147,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"**{MODEL_SETS[asked['models']].title}, {how}, batch {asked['batch']}, {asked['requests']} requests of {asked['tokens']} tokens per "
         f"prompt, {asked['threads']} threads**"
     )
-    parts = [title, table(report["rows"])]
+    parts = [title, *filter(None, (table(report["rows"]), leads.table(report["rows"])))]
     parts += [f"Skipped, {what}: {reason}" for what, reason in report["skipped"].items()]
     if report["available_gib"] < _ENOUGH_GIB:
         parts.append(
