@@ -21,6 +21,8 @@ from foredraft.cli.streaming import closing_stream
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from foredraft.llm import LLM
     from foredraft.sampling import SamplingParams
 
@@ -49,23 +51,20 @@ def chat(
     template = None if chat_template is None else read_text(chat_template)
     models.check()
     check_trace(trace)
-    if template is None:
-        _require_template(models)
-    llm = models.load()
+    llm = models.load(tokenizer=models.load_tokenizer() if template is not None else _with_template(models))
     with recording(llm, trace):
         _Chat(llm, params, template, system).run()
 
 
-def _require_template(models: ModelOptions) -> None:
-    """Refuse a model without a chat template before its weights are loaded."""
-    from foredraft.model import EMBEDDED, load_tokenizer
-
-    tokenizer = load_tokenizer(models.target or EMBEDDED / "target", models.load_options())
+def _with_template(models: ModelOptions) -> PreTrainedTokenizerBase:
+    """The tokenizer. Refuses a model without a chat template before its weights are loaded."""
+    tokenizer = models.load_tokenizer()
     if not tokenizer.chat_template:
         raise ForedraftError(
             f"{models.target or 'the embedded target'}: its tokenizer has no chat template: give --chat-template FILE "
             "(Jinja), or use foredraft generate"
         )
+    return tokenizer
 
 
 class _Chat:

@@ -17,6 +17,8 @@ from foredraft.settings import Settings
 from foredraft.utils import arguments, startup
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from foredraft.llm import LLM
     from foredraft.model import LoadOptions
 
@@ -161,6 +163,12 @@ class ModelOptions:
                 config=self.settings_file,
                 **settings,
             )
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's. Raises ForedraftError where it has none."""
+        from foredraft.model import EMBEDDED, load_tokenizer
+
+        return load_tokenizer(self.target or EMBEDDED / "target", self.load_options())
 
     def load_options(self) -> LoadOptions:
         from foredraft.model import LoadOptions

@@ -7,6 +7,7 @@ ahead, or that mixes the sequences of a ragged batch gives other logits, and is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -43,9 +44,17 @@ def probe(
 
     prepare: makes the model's body, after the library's own forward has run.
     """
-    lengths = [max(1, min(n, context_len)) for n in _LENGTHS]
-    sequences = _random_sequences(hf, lengths)
     _refuse_unsound_embeddings(hf, name)
+    draft, bytes_per_token = _compared(hf, name, context_len, prepare)
+    traits = replace(draft.traits, bytes_per_token=bytes_per_token, row_exact=_is_row_exact(draft))
+    return LanguageModel(hf, traits, draft.body)
+
+
+def _compared(
+    hf: PreTrainedModel, name: str, context_len: int, prepare: Callable[[PreTrainedModel], Body]
+) -> tuple[LanguageModel, int]:
+    """The model with its body, whose logits were compared with the library's, and the bytes of a token in its cache."""
+    sequences = _random_sequences(hf, [max(1, min(n, context_len)) for n in _LENGTHS])
     first = sequences[0]
     *reference, beginning = _references(hf, name, [*sequences, first[: (len(first) + 1) // 2]])
     _refuse_if_it_looks_ahead(name, beginning, reference[0])
@@ -64,8 +73,7 @@ def probe(
                 f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
                 "that attention alone does not explain); use a decoder whose only memory is keys and values"
             )
-    traits = Traits(name, vocab_size, context_len, region.bytes_per_token, _is_row_exact(draft))
-    return LanguageModel(hf, traits, body)
+    return draft, region.bytes_per_token
 
 
 def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
@@ -136,6 +144,12 @@ def _is_row_exact(model: LanguageModel) -> bool:
         return False
     if model.device.type != "cpu" and not model.body.is_batch_invariant:
         return False
+    states = _states_if_rows_agree(model)
+    return states is not None and (model.body.is_batch_invariant or _is_attention_exact(model, *states))
+
+
+def _states_if_rows_agree(model: LanguageModel) -> tuple[Tensor, Tensor] | None:
+    """The keys and values of a layer, without tokens, if the bits are the same; None if they are not. What was read is freed."""
     length = min(sum(_CUTS), model.traits.context_len)
     neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
     num_compared = min(length, _CUTS[2])
@@ -143,21 +157,21 @@ def _is_row_exact(model: LanguageModel) -> bool:
     with _Float32Products() as products:
         expected = model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:]
     if products.seen:
-        return False
+        return None
     pieces = model.scratch_cache([length])
     ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
-    alone = torch.cat([model.read([Read(0, tokens[a:b], min(b - a, num_compared))], pieces) for a, b in pairwise(ends)])
-    return (
-        torch.equal(alone[-num_compared:], expected)
-        and _same_bits(whole.region(1), pieces.region(0))
-        and (model.body.is_batch_invariant or _is_attention_exact(model, pieces.region(0)))
-    )
+    wanted = [max(1, min(b - a, b - length + num_compared)) for a, b in pairwise(ends)]
+    cuts = zip(pairwise(ends), wanted, strict=True)
+    alone = torch.cat([model.read([Read(0, tokens[a:b], count)], pieces) for (a, b), count in cuts])
+    if not torch.equal(alone[-num_compared:], expected) or not _same_bits(whole.region(1), pieces.region(0)):
+        return None
+    keys, values = pieces.region(0).layer(next(iter(pieces.region(0).layers)))
+    return keys.new_empty(keys.shape[0], 0, keys.shape[2]), values.new_empty(values.shape[0], 0, values.shape[2])
 
 
 @torch.inference_mode()
-def _is_attention_exact(model: LanguageModel, region: Region) -> bool:
-    """The same for attention alone, over contexts too long to send through the whole model. region: shows its shapes."""
-    keys, values = region.layer(next(iter(region.layers)))
+def _is_attention_exact(model: LanguageModel, keys: Tensor, values: Tensor) -> bool:
+    """The same for attention alone, over contexts too long to send through the whole model. keys, values: show its shapes."""
     num_heads = getattr(model.hf.config.get_text_config(), "num_attention_heads", keys.shape[0])
     length = min(_LONG, model.traits.context_len)
     shapes = ((num_heads, keys.shape[2]), (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2]))
@@ -225,5 +239,6 @@ def _is_precise(region: Region) -> bool:
 def _agree(a: Tensor, b: Tensor, is_precise: bool) -> bool:
     """Most rows alike: a leak moves every row, a router at a tie in low precision moves one."""
     tolerance = 1e-3 if is_precise else 0.1
-    error = (a - b).double().norm(dim=-1) / b.double().norm(dim=-1).clamp(min=1e-9)
-    return bool(error.median() < tolerance)
+    # row by row: a large vocabulary's logits would take much memory in float64
+    errors = [(x.double() - y).norm() / y.double().norm().clamp(min=1e-9) for x, y in zip(a, b, strict=True)]
+    return bool(torch.stack(errors).median() < tolerance)

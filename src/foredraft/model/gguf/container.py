@@ -29,7 +29,7 @@ _SMALLEST_ENTRY, _SMALLEST_TENSOR = 13, 32
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
-_PAGES_KEPT = 1 << 20
+_PAGES_KEPT = 1 << 16
 
 
 class TensorEntry(NamedTuple):

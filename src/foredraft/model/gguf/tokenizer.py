@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from foredraft.errors import ModelError, one_line
 from foredraft.model.gguf.container import GGUFFile
 from foredraft.model.gguf.metadata import Metadata
+from foredraft.model.gguf.sentencepiece import sentencepiece_backend
 
 logger = logging.getLogger("foredraft")
 
@@ -91,12 +92,14 @@ def _fields(metadata: Metadata) -> dict[str, Any]:
 
 
 def _backend(metadata: Metadata, fields: dict[str, Any]) -> Any:
-    from transformers.integrations.gguf import convert_gguf_tokenizer
-
-    backend, _ = convert_gguf_tokenizer(metadata.architecture, fields)
     if fields["tokenizer_type"] == _BYTE_LEVEL:
+        from transformers.integrations.gguf import convert_gguf_tokenizer
+
+        backend, _ = convert_gguf_tokenizer(metadata.architecture, fields)
         _split_as_named(backend, fields["pre_tokenizer_type"])
-    elif not metadata.flag("tokenizer.ggml.add_space_prefix", True):
+        return backend
+    backend = sentencepiece_backend(metadata.architecture, fields)
+    if not metadata.flag("tokenizer.ggml.add_space_prefix", True):
         _leave_out_space_prefix(backend)
     return backend
 
@@ -130,11 +133,21 @@ def _wrapped(metadata: Metadata, tokens: list[str], backend: Any) -> PreTrainedT
     special = {name: tokens[index] for name, index in ids.items() if index is not None}
     backend.post_processor = _post_processor(metadata, special, ids)
     tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
+        tokenizer_object=_Uncopied(backend), clean_up_tokenization_spaces=False, **special
     )
     template = metadata.text("tokenizer.chat_template", "")
     tokenizer.chat_template = template or None
     return tokenizer
+
+
+class _Uncopied:
+    """Stands for a backend where the library would copy it, by way of a text of many megabytes. It has no other owner."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._backend
 
 
 def _post_processor(metadata: Metadata, special: dict[str, str], ids: dict[str, int | None]) -> Any:
