@@ -47,12 +47,7 @@ int64_t slot_of(const AttentionCall& call, int64_t position) {
 // Scores with the sixteen keys from position j on, from their products: scaled, capped, -inf where a key is not seen.
 F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
     F32x16 s = mul_ps(products, set1_ps(call.scale));
-    if (call.softcap > 0) {
-        alignas(ALIGN) float each[16];
-        store_ps(each, s);
-        for (float& score : each) score = tanhf(score / call.softcap) * call.softcap;
-        s = load_ps(each);
-    }
+    if (call.softcap > 0) s = soft_cap(s, call.softcap);
     if (j >= query.earliest && j + 15 <= query.position && call.mask == nullptr) return s;
     const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const I512 at = add_epi32(places, set1_epi32((int32_t)j));

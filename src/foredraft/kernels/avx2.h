@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "base.h"
 #include "structs.h"
 
@@ -255,103 +257,24 @@ F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
 // before the next 16.
 int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / 16 * num_steps + step) * 16 + j % 16; }
 
-// Sums of R rows for the 64 outputs of a group. Of few rows several quarters of a group at once: so there are always eight to
-// twelve sums, which hide how long an addition takes and leave registers for the weights.
+// Sums of R rows for the 64 outputs of a group, V vectors of eight outputs at a time: so there are always four to twelve sums,
+// which hide how long an addition takes and leave registers for the weights.
 
-template <int R>
-constexpr int QUARTERS = R == 1 ? 4 : R <= 3 ? 2 : 1;
+constexpr int VECTORS_OF_SIXTEEN = 2;
 
-template <int R>
-void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int Q = QUARTERS<R>;
-    const int64_t quarter = round_up(k, 2) * 16;
-    for (int first = 0; first < 4; first += Q) {
-        const char* at = weights + first * quarter;
-        __m256i sums[R][Q][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) sums[r][q][0] = sums[r][q][1] = _mm256_setzero_si256();
-        for (int64_t i = 0; i < k; i += 2, at += 32) {
-            if (i % (16 / Q) == 0) ahead.step();
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++)
-#pragma GCC unroll 8
-                for (int half = 0; half < 2; half++) {
-                    const __m256i w = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(at + q * quarter) + half));
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {
-                        int32_t two;
-                        memcpy(&two, in + r * stride + 2 * i, 4);
-                        sums[r][q][half] = _mm256_add_epi32(sums[r][q][half], _mm256_madd_epi16(_mm256_set1_epi32(two), w));
-                    }
-                }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) {
-                _mm256_store_si256((__m256i*)(out[r] + 16 * (first + q)), sums[r][q][0]);
-                _mm256_store_si256((__m256i*)(out[r] + 16 * (first + q) + 8), sums[r][q][1]);
-            }
-    }
+// Where vector v of a tile lies, from the tile's first one on. sixteen: bytes from 16 outputs to the next, vector: to the next 8
+inline __attribute__((always_inline)) const char* vector_at(const char* at, int64_t sixteen, int64_t vector, int v) {
+    return at + v / VECTORS_OF_SIXTEEN * sixteen + v % VECTORS_OF_SIXTEEN * vector;
 }
 
-template <int R>
-void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int Q = QUARTERS<R>;
-    const int64_t quarter = round_up(k, 2) * 32;
-    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
-    for (int first = 0; first < 4; first += Q) {
-        const char* at = weights + first * quarter;
-        __m256 sums[R][Q][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) sums[r][q][0] = sums[r][q][1] = _mm256_setzero_ps();
-        for (int64_t i = 0; i < k; i += 2, at += 64) {
-            if (i % (8 / Q) == 0) ahead.step();
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) {
-                const __m256i* both = (const __m256i*)(at + q * quarter);
-#pragma GCC unroll 2
-                for (int odd = 0; odd < 2; odd++) {
-                    const __m256i low = _mm256_load_si256(both), high = _mm256_load_si256(both + 1);
-                    const __m256 w_low = _mm256_castsi256_ps(odd ? _mm256_and_si256(low, upper) : _mm256_slli_epi32(low, 16));
-                    const __m256 w_high = _mm256_castsi256_ps(odd ? _mm256_and_si256(high, upper) : _mm256_slli_epi32(high, 16));
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {  // one load for both halves: else loads set the pace
-                        const __m256 spread = _mm256_broadcast_ss((const float*)(in + r * stride) + i + odd);
-                        sums[r][q][0] = _mm256_fmadd_ps(spread, w_low, sums[r][q][0]);
-                        sums[r][q][1] = _mm256_fmadd_ps(spread, w_high, sums[r][q][1]);
-                    }
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) {
-                _mm256_store_ps(out[r] + 16 * (first + q), sums[r][q][0]);
-                _mm256_store_ps(out[r] + 16 * (first + q) + 8, sums[r][q][1]);
-            }
-    }
+// Beside the loops of other kinds in one function, a loop's addresses are kept in memory.
+#define NOINLINE __attribute__((noinline))
+
+// Whole numbers that stay in their order and in registers: GCC 12 adds products first, and keeps sums in memory then.
+inline __attribute__((always_inline)) __m256i pinned(__m256i x) {
+    asm volatile("" : "+x"(x));
+    return x;
 }
-
-// Products of weights whose scales are of groups of inputs. Eight outputs are a vector, four inputs of each side by side; a
-// line is 16 outputs. Of a few rows V vectors are computed at once, more of them from one reading of the rows.
-
-constexpr int BESIDE = 16;              // outputs whose inputs lie together: all of theirs come before the next outputs'
-constexpr int EIGHT_BIT_ZERO = 0;       // what stands for 0 among packed codes of eight bits, and among levels
-
-template <int R>
-constexpr int VECTORS = R <= 2 ? 4 : 2;
-
-template <int V>
-const char* vector_at(const char* at, int64_t stream, int v) { return at + v / 2 * stream + v % 2 * 32; }
-
-// The numbers of the rows are not to be kept in registers, which the sums need: GCC 12 would move sums to memory for them.
-#define READ_AGAIN asm volatile("" ::: "memory")
 
 __m256i spread_four(const char* from) {
     int32_t four;
@@ -359,28 +282,117 @@ __m256i spread_four(const char* from) {
     return _mm256_set1_epi32(four);
 }
 
+// Two inputs of int8 weights by those of rows of 16 bits.
+template <int R, int V>
+inline __attribute__((always_inline)) void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t stride, __m256i (*sums)[V]) {
+    __m256i w[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) w[v] = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)vector_at(at, sixteen, 16, v)));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m256i x = spread_four(in + r * stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[r][v] = pinned(_mm256_add_epi32(sums[r][v], _mm256_madd_epi16(x, w[v])));
+    }
+}
+
+template <int R>
+NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    constexpr int V = R <= 2 ? 4 : 2;
+    const int64_t sixteen = round_up(k, 2) * 16;
+    for (int first = 0; first < GROUP / 8; first += V) {
+        const char *at = vector_at(weights, sixteen, 16, first), *x = in;
+        __m256i sums[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
+        for (int64_t i = 0; i < k; i += 2, at += 32, x += 4) {
+            ahead.has_read(16 * V);
+            add_pairs<R, V>(at, sixteen, x, stride, sums);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) _mm256_store_si256((__m256i*)(out[r] + 8 * (first + v)), sums[r][v]);
+    }
+}
+
+template <int R>
+NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    constexpr int V = R == 1 ? 8 : R <= 3 ? 4 : 2;
+    const int64_t sixteen = round_up(k, 2) * 32;
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    for (int first = 0; first < GROUP / 8; first += V) {
+        const char* at = vector_at(weights, sixteen, 32, first);
+        __m256 sums[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_ps();
+        for (int64_t i = 0; i < k; i += 2, at += 64) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v += 2) {
+                ahead.has_read(64);
+                __m256i both[2];
+#pragma GCC unroll 2
+                for (int t = 0; t < 2; t++) both[t] = _mm256_load_si256((const __m256i*)vector_at(at, sixteen, 32, v + t));
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; odd++) {
+                    __m256 w[2];
+#pragma GCC unroll 2
+                    for (int t = 0; t < 2; t++)
+                        w[t] = _mm256_castsi256_ps(odd ? _mm256_and_si256(both[t], upper) : _mm256_slli_epi32(both[t], 16));
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {  // one load for two vectors: else loads set the pace
+                        const __m256 spread = _mm256_broadcast_ss((const float*)(in + r * stride) + i + odd);
+#pragma GCC unroll 2
+                        for (int t = 0; t < 2; t++) sums[r][v + t] = _mm256_fmadd_ps(spread, w[t], sums[r][v + t]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) _mm256_store_ps(out[r] + 8 * (first + v), sums[r][v]);
+    }
+}
+
+// Products of weights whose scales are of groups of inputs. Eight outputs are a vector, four inputs of each side by side, or
+// two of eight bits; a line is 16 outputs.
+
+using GroupWhole4 = int8_t;             // a row's number for weights of four bits
+using GroupWhole8 = int16_t;            // and of eight
+constexpr int BESIDE = 16;              // outputs whose inputs lie together: all of theirs come before the next outputs'
+constexpr int EIGHT_BIT_ZERO = 0;       // what stands for 0 among packed codes of eight bits, and among levels
+
 // Up to four lines of codes 0 .. 15: two products of a pair fit 16 bits, and so do the sums of eight pairs.
 template <int R, int V, bool IS_FIRST>
-inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at, int64_t stream, const char* in, int64_t stride,
-                                                       __m256i (*sums)[V]) {
+inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at, int64_t sixteen, const char* in, int64_t stride,
+                                                       Prefetch& ahead, __m256i (*sums)[V]) {
     const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i part[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) part[r][v] = _mm256_setzero_si256();
-#pragma GCC unroll 1
     for (int line = 0; line < lines; line++, at += 4 * BESIDE, in += 8) {
+        __m256i low[V], high[V];
+        ahead.has_read(32 * V);
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
-            const __m256i both = _mm256_load_si256((const __m256i*)vector_at<V>(at, stream, v));
-            const __m256i low = _mm256_and_si256(both, low_bits), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+            const __m256i both = _mm256_load_si256((const __m256i*)vector_at(at, sixteen, 32, v));
+            low[v] = pinned(_mm256_and_si256(both, low_bits));
+            high[v] = pinned(_mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits));
+        }
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                part[r][v] = _mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(low, spread_four(in + r * stride)));
-                part[r][v] = _mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(high, spread_four(in + r * stride + 4)));
-            }
-            READ_AGAIN;
+        for (int r = 0; r < R; r++) {
+            const __m256i x = spread_four(in + r * stride), y = spread_four(in + r * stride + 4);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) part[r][v] = pinned(_mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(low[v], x)));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) part[r][v] = pinned(_mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(high[v], y)));
         }
     }
 #pragma GCC unroll 8
@@ -394,30 +406,60 @@ inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at
 
 // Signed weights, as magnitudes times rows that have taken their signs: 2 * 128 * 127 is still below 2^15.
 template <int R, int V>
-inline __attribute__((always_inline)) void add_signed(__m256i weight, int v, const char* in, int64_t stride, __m256i (*sums)[V]) {
-    const __m256i magnitude = _mm256_abs_epi8(weight), ones = _mm256_set1_epi16(1);
+inline __attribute__((always_inline)) void add_signed(const __m256i* weights, const char* in, int64_t stride, __m256i (*sums)[V]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i magnitudes[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) magnitudes[v] = _mm256_abs_epi8(weights[v]);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(spread_four(in + r * stride), weight));
-        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+        const __m256i x = spread_four(in + r * stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const __m256i pairs = _mm256_maddubs_epi16(magnitudes[v], _mm256_sign_epi8(x, weights[v]));
+            sums[r][v] = pinned(_mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones)));
+        }
     }
-    READ_AGAIN;
 }
 
-template <int R, int V, bool IS_FOUR_BITS>
-inline __attribute__((always_inline)) void add_line(__m256i table, const char* at, int64_t stream, const char* in, int64_t stride,
-                                                    __m256i (*sums)[V]) {
+template <int R, int V>
+inline __attribute__((always_inline)) void add_levels(__m256i table, const char* at, int64_t sixteen, const char* in, int64_t stride,
+                                                      __m256i (*sums)[V]) {
     const __m256i low_bits = _mm256_set1_epi8(15);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256i levels[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) {
-        const __m256i both = _mm256_load_si256((const __m256i*)vector_at<V>(at, stream, v));
-        if (!IS_FOUR_BITS) {
-            add_signed<R, V>(both, v, in, stride, sums);
-            continue;
+        for (int v = 0; v < V; v++) {
+            const __m256i both = _mm256_load_si256((const __m256i*)vector_at(at, sixteen, 32, v));
+            levels[v] = _mm256_shuffle_epi8(table, _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, low_bits));
         }
-        const __m256i low = _mm256_and_si256(both, low_bits), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
-        add_signed<R, V>(_mm256_shuffle_epi8(table, low), v, in, stride, sums);
-        add_signed<R, V>(_mm256_shuffle_epi8(table, high), v, in + 4, stride, sums);
+        add_signed<R, V>(levels, in + 4 * half, stride, sums);
+    }
+}
+
+// A group's whole numbers.
+template <int R, int V, int KIND>
+inline __attribute__((always_inline)) void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in,
+                                                     int64_t stride, Prefetch& ahead, __m256i (*sums)[V]) {
+    if (KIND == INT4_GROUPS) {
+        add_nibbles<R, V, true>((int)std::min<int64_t>(g.steps, 4), at, sixteen, in, stride, ahead, sums);
+        for (int64_t step = 4; step < g.steps; step += 4)
+            add_nibbles<R, V, false>((int)std::min<int64_t>(g.steps - step, 4), at + 4 * BESIDE * step, sixteen, in + 8 * step, stride, ahead, sums);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
+    for (int64_t step = 0; step < g.steps; step++) {
+        if (KIND == INT8_GROUPS) {
+            ahead.has_read(16 * V);
+            add_pairs<R, V>(at + 2 * BESIDE * step, sixteen, in + 4 * step, stride, sums);
+        } else {
+            ahead.has_read(32 * V);
+            add_levels<R, V>(table, at + 4 * BESIDE * step, sixteen, in + 8 * step, stride, sums);
+        }
     }
 }
 
@@ -425,73 +467,47 @@ __m256 load_eight_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm256_cvtph_ps(_mm_load_si128((const __m128i*)from)) : _mm256_load_ps((const float*)from);
 }
 
-// in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
+// in: R rows of whole numbers. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
-void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int V = VECTORS<R>;
-    const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
+NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    constexpr int V = 2, VECTOR = KIND == INT8_GROUPS ? 16 : 32;  // bytes of eight outputs in a line
+    const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), lines = 2 * VECTOR * g.steps;
+    const int64_t sixteen = g.count * (heads + lines), inputs = KIND == INT4_GROUPS || KIND == LEVEL_GROUPS ? 8 * g.steps : 4 * g.steps;
     const __m256i table = KIND == LEVEL_GROUPS ? _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)g.levels)) : _mm256_setzero_si256();
-    const bool is_centred = KIND == INT4_GROUPS && !g.has_offsets;  // codes are 8 more than they stand for
-    const int64_t scales_at = 4 * g.count;                          // bytes from a row's sums to its scales
+    const bool is_centred = KIND == INT4_GROUPS && !g.has_offsets;
     for (int first = 0; first < GROUP / 8; first += V) {
-        const char *at = weights + first / 2 * stream + first % 2 * 32, *x = in, *row_sums = in + g.sums_at;
-        __m256 totals[R][V];
+        const char *at = vector_at(weights, sixteen, VECTOR, first), *x = in, *constants = in + g.constants_at;
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) totals[r][v] = _mm256_setzero_ps();
-        for (int64_t group = 0; group < g.count; group++, row_sums += 4) {
-            const char* scales = at - first % 2 * (32 - 8 * g.scale_bytes);
-            ahead.has_read(heads * V / 2);
-            at += heads;
+            for (int v = 0; v < V; v++) _mm256_store_ps(out[r] + 8 * (first + v), _mm256_setzero_ps());
+        for (int64_t group = 0; group < g.count; group++, constants += 4, at += heads + lines, x += inputs) {
             __m256i sums[R][V];
-            int64_t step = 0;
-            if (KIND == INT4_GROUPS && g.steps >= 4) {
-                ahead.has_read(64 * V);
-                ahead.has_read(64 * V);
-                add_nibbles<R, V, true>(4, at, stream, x, stride, sums);
-                for (step = 4, at += 16 * BESIDE, x += 32; step + 4 <= g.steps; step += 4, at += 16 * BESIDE, x += 32) {
-                    ahead.has_read(64 * V);
-                    ahead.has_read(64 * V);
-                    add_nibbles<R, V, false>(4, at, stream, x, stride, sums);
-                }
-            } else {
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
-            }
-            if (KIND == INT4_GROUPS)
-                for (; step < g.steps; step++, at += 4 * BESIDE, x += 8) add_nibbles<R, V, false>(1, at, stream, x, stride, sums);
-            for (; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
-                ahead.has_read(2 * BESIDE * V);
-                add_line<R, V, KIND == LEVEL_GROUPS>(table, at, stream, x, stride, sums);
-            }
+            ahead.has_read(heads * V / 2);
+            sum_group<R, V, KIND>(g, table, at + heads, sixteen, x, stride, ahead, sums);
 #pragma GCC unroll 8
             for (int v = 0; v < V; v++) {
-                const char* at_scales = scales + v / 2 * stream + v % 2 * 8 * g.scale_bytes;
-                const __m256 scale = load_eight_scales(at_scales, g.scale_bytes);
+                const char* scales = vector_at(at, sixteen, 8 * g.scale_bytes, v);
+                const __m256 scale = load_eight_scales(scales, g.scale_bytes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
-                    const __m256i zeros = _mm256_slli_epi32(spread_four(row_sums + r * stride), 3);
-                    const __m256i sum = is_centred ? _mm256_sub_epi32(sums[r][v], zeros) : sums[r][v];
+                    const __m256i sum = is_centred ? _mm256_add_epi32(sums[r][v], spread_four(constants + r * stride)) : sums[r][v];
                     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-                    totals[r][v] = _mm256_fmadd_ps(scaled, _mm256_broadcast_ss((const float*)(row_sums + r * stride + scales_at)), totals[r][v]);
+                    const __m256 row_scale = _mm256_broadcast_ss((const float*)(constants + r * stride) + g.count);
+                    float* total = out[r] + 8 * (first + v);
+                    _mm256_store_ps(total, _mm256_fmadd_ps(scaled, row_scale, _mm256_load_ps(total)));
                 }
                 if (!g.has_offsets) continue;
-                const __m256 offset = load_eight_scales(at_scales + head, g.scale_bytes);
+                const __m256 offset = load_eight_scales(scales + head, g.scale_bytes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
-                    const __m256 row_scale = _mm256_broadcast_ss((const float*)(row_sums + r * stride + scales_at));
-                    const __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(spread_four(row_sums + r * stride)), row_scale);
-                    totals[r][v] = _mm256_fmadd_ps(sum, offset, totals[r][v]);
+                    const __m256 sum = _mm256_broadcast_ss((const float*)(constants + r * stride) + 2 * g.count);
+                    float* total = out[r] + 8 * (first + v);
+                    _mm256_store_ps(total, _mm256_fmadd_ps(sum, offset, _mm256_load_ps(total)));
                 }
             }
+            asm volatile("" ::: "memory");  // totals are kept in memory: registers are for the whole numbers of a group
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++) _mm256_store_ps(out[r] + 8 * (first + v), totals[r][v]);
     }
 }
 

@@ -135,8 +135,7 @@ void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, P
     for (int64_t i = 0; i < k; i += 4, weights += 4 * GROUP) {
         I512 w[4];
 #pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) w[p] = load_si512(weights + p * 64);
-        ahead.step();
+        for (int p = 0; p < 4; p++) w[p] = load_si512(weights + p * 64), ahead.has_read(64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t four;
@@ -162,8 +161,7 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
     for (int64_t i = 0; i < k; i += 2, weights += 4 * GROUP) {
         __m512bh w[4];
 #pragma GCC unroll 8
-        for (int p = 0; p < 4; p++) w[p] = (__m512bh)load_si512(weights + p * 64);
-        ahead.step();
+        for (int p = 0; p < 4; p++) w[p] = (__m512bh)load_si512(weights + p * 64), ahead.has_read(64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t two;
@@ -182,6 +180,8 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
 // Products of weights whose scales are of groups of inputs: unsigned weights by signed rows. Sixteen outputs are a vector, four
 // inputs of each side by side; a line is 32 outputs. 24 of the 32 registers are sums, of a group and of all groups.
 
+using GroupWhole4 = int8_t;             // a row's number for weights of four bits
+using GroupWhole8 = int8_t;             // and of eight
 constexpr int BESIDE = 32;              // outputs whose inputs lie together: all of theirs come before the next outputs'
 constexpr int EIGHT_BIT_ZERO = 128;     // what stands for 0 among packed codes of eight bits, and among levels
 
@@ -191,20 +191,10 @@ I512 spread_four(const char* from) {
     return set1_epi32(four);
 }
 
+F32x16 spread_float(const char* from) { return _mm512_castsi512_ps(spread_four(from)); }
+
 F32x16 load_sixteen_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)) : loadu_ps((const float*)from);
-}
-
-int32_t sum_of(const Groups& g, const char* row, int64_t group) {
-    int32_t sum;
-    memcpy(&sum, row + g.sums_at + 4 * group, 4);
-    return sum;
-}
-
-float scale_of(const Groups& g, const char* row, int64_t group) {
-    float scale;
-    memcpy(&scale, row + g.sums_at + 4 * (g.count + group), 4);
-    return scale;
 }
 
 // in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
@@ -214,21 +204,21 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
     const I512 low_bits = _mm512_set1_epi8(15);
     const __m128i levels = KIND == LEVEL_GROUPS ? _mm_xor_si128(_mm_loadu_si128((const __m128i*)g.levels), _mm_set1_epi8((char)EIGHT_BIT_ZERO)) : _mm_setzero_si128();
     const I512 table = _mm512_broadcast_i32x4(levels);
-    const int32_t zero = KIND != INT4_GROUPS ? EIGHT_BIT_ZERO : g.has_offsets ? 0 : 8;
     for (int first = 0; first < GROUP; first += BESIDE, weights += stream) {
-        const char *at = weights, *x = in;
+        const char *at = weights, *x = in, *constants = in + g.constants_at;
         F32x16 totals[R][2];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = setzero_ps();
-        for (int64_t group = 0; group < g.count; group++) {
+        for (int64_t group = 0; group < g.count; group++, constants += 4) {
             const char* scales = at;
-            ahead.has_read(heads);
+            ahead.has_read(64);
             at += heads;
             I512 sums[R][2];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = set1_epi32(-zero * sum_of(g, in + r * stride, group));
+            for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = spread_four(constants + r * stride);
             for (int64_t step = 0; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
-                ahead.has_read(4 * BESIDE);
+                ahead.has_read(64);
+                ahead.has_read(64);
                 I512 low[2] = {load_si512(at), load_si512(at + 64)}, high[2];
                 if (KIND != INT8_GROUPS) {
 #pragma GCC unroll 2
@@ -259,15 +249,13 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const F32x16 scaled = mul_ps(cvtepi32_ps(sums[r][v]), scale);
-                    totals[r][v] = fmadd_ps(scaled, set1_ps(scale_of(g, in + r * stride, group)), totals[r][v]);
+                    totals[r][v] = fmadd_ps(scaled, spread_float(constants + r * stride + 4 * g.count), totals[r][v]);
                 }
                 if (!g.has_offsets) continue;
                 const F32x16 offset = load_sixteen_scales(at_scales + head, g.scale_bytes);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) {
-                    const char* row = in + r * stride;
-                    totals[r][v] = fmadd_ps(set1_ps((float)sum_of(g, row, group) * scale_of(g, row, group)), offset, totals[r][v]);
-                }
+                for (int r = 0; r < R; r++)
+                    totals[r][v] = fmadd_ps(spread_float(constants + r * stride + 8 * g.count), offset, totals[r][v]);
             }
         }
 #pragma GCC unroll 8

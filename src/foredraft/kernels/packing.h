@@ -27,7 +27,7 @@ int64_t lines_at(const Matrix& m) { return BESIDE * m.scale_bytes * (m.has_offse
 
 // Where among the lines of a block input i of output j lies.
 int64_t byte_at(const Matrix& m, int64_t j, int64_t i) {
-    return (i / inputs_of_line(m) * BESIDE + j % BESIDE) * UNIT + i % UNIT;
+    return (i / inputs_of_line(m) * BESIDE + j % BESIDE) * unit_of(m) + i % unit_of(m);
 }
 
 struct LevelCodes {

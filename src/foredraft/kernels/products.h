@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "structs.h"
@@ -16,15 +17,25 @@ constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the nex
 
 bool has_groups(const Matrix& m) { return m.kind >= INT4_GROUPS; }
 
-int64_t inputs_of_line(const Matrix& m) { return m.kind == INT8_GROUPS ? UNIT : 2 * UNIT; }
+// Inputs of one output that lie side by side in a matrix with groups.
+int64_t unit_of(const Matrix& m) { return m.kind == INT8_GROUPS ? INT8_UNIT : UNIT; }
+
+int64_t inputs_of_line(const Matrix& m) { return m.kind == INT8_GROUPS ? INT8_UNIT : 2 * UNIT; }
+
+// What stands for 0 among packed codes.
+int32_t zero_code(const Matrix& m) { return m.kind != INT4_GROUPS ? EIGHT_BIT_ZERO : m.has_offsets ? 0 : 8; }
+
+constexpr int64_t OVERHANG = 8;  // numbers that are written behind a last group of a multiple of eight, sixteen at a time
 
 Groups groups_of(const Matrix& m) {
-    return {m.k / m.group, round_up(m.group, inputs_of_line(m)) / inputs_of_line(m), m.scale_bytes, m.has_offsets != 0, m.levels, round_up(m.k, ALIGN)};
+    const int64_t steps = round_up(m.group, inputs_of_line(m)) / inputs_of_line(m);
+    const int64_t number = m.kind == INT8_GROUPS ? sizeof(GroupWhole8) : sizeof(GroupWhole4);
+    return {m.k / m.group, steps, m.scale_bytes, m.has_offsets != 0, m.levels, round_up((m.k + OVERHANG) * number, ALIGN)};
 }
 
 // Bytes of a group of inputs of the outputs that lie together: scales, offsets, lines.
 int64_t block_bytes(const Matrix& m) {
-    return BESIDE * (m.scale_bytes * (m.has_offsets ? 2 : 1) + UNIT * groups_of(m).steps);
+    return BESIDE * (m.scale_bytes * (m.has_offsets ? 2 : 1) + unit_of(m) * groups_of(m).steps);
 }
 
 int64_t group_bytes(const Matrix& m) {
@@ -33,7 +44,7 @@ int64_t group_bytes(const Matrix& m) {
 }
 
 // The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them. For a matrix with groups
-// of inputs the sums and the scales of those groups follow the row.
+// of inputs three numbers for each of those groups follow the row.
 struct Rows {
     char* data;
     float* scales;
@@ -41,7 +52,11 @@ struct Rows {
     void* row(int64_t r) const { return data + r * stride; }
 };
 
-int64_t row_bytes(int64_t k) { return round_up((int64_t)sizeof(Short) * k, ALIGN) + ALIGN; }  // of every kind: groups have 8 inputs at least
+// Of every kind: groups have 8 inputs at least.
+int64_t row_bytes(int64_t k) {
+    const int64_t grouped = round_up(sizeof(GroupWhole8) * (k + OVERHANG), ALIGN) + 3 * k / 8 * 4;
+    return round_up(std::max((int64_t)sizeof(Short) * k, grouped), ALIGN) + ALIGN;
+}
 
 // The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
 template <class Number, class Read>
@@ -60,26 +75,30 @@ void quantise_row(int64_t k, Number* to, float* scale, const Read& read) {
     }
 }
 
-// A scale for each group: of rows with outliers, one scale would leave the other inputs a few steps.
-template <class Read>
+// A scale for each group: of rows with outliers, one scale would leave the other inputs a few steps. Behind the row follow of
+// each group: what its sum has too much of the zero of the codes, int32; its scale, float; its sum times its scale, float.
+template <class Number, class Read>
 void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
-    int8_t* to = (int8_t*)row;
+    Number* to = (Number*)row;
+    char* constants = row + g.constants_at;
     for (int64_t i = 0; i < g.count; i++) {
         const int64_t first = i * m.group;
         float scale;
         quantise_row(m.group, to + first, &scale, [&](int64_t at, Mask16 mask) { return read(first + at, mask); });
-        memcpy(row + g.sums_at + 4 * (g.count + i), &scale, 4);
-    }
-    for (int64_t i = 0; i < g.count; i++) {  // afterwards: the last group may have written zeros behind itself
         int32_t sum = 0;
-        for (int64_t j = 0; j < m.group; j++) sum += to[i * m.group + j];
-        memcpy(row + g.sums_at + 4 * i, &sum, 4);
+        for (int64_t j = 0; j < m.group; j++) sum += to[first + j];
+        const int32_t excess = -zero_code(m) * sum;
+        const float scaled = (float)sum * scale;
+        memcpy(constants + 4 * i, &excess, 4);
+        memcpy(constants + 4 * (g.count + i), &scale, 4);
+        memcpy(constants + 4 * (2 * g.count + i), &scaled, 4);
     }
 }
 
 template <class Read>
 void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read) {
-    if (has_groups(m)) return quantise_groups(m, groups_of(m), (char*)rows.row(r), read);
+    if (m.kind == INT8_GROUPS) return quantise_groups<GroupWhole8>(m, groups_of(m), (char*)rows.row(r), read);
+    if (has_groups(m)) return quantise_groups<GroupWhole4>(m, groups_of(m), (char*)rows.row(r), read);
     if (m.kind == INT8) {
         quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
         return;
@@ -136,10 +155,10 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
 // The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
 // meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
 Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
-    const int64_t bytes = group_bytes(m), steps = bytes / (4 * 64);
-    if (num_blocks > 1 && bytes <= IN_CACHE)
-        return {weights + bytes + steps * block / num_blocks * (4 * 64), num_blocks, 1};
-    return {weights + PREFETCH, 1, block == 0 ? 1 : steps + 1};
+    const int64_t bytes = group_bytes(m);
+    if (num_blocks > 1 && bytes <= IN_CACHE) return {weights + bytes + bytes * block / num_blocks, (64 + num_blocks - 1) / num_blocks};
+    if (block > 0) return {weights, 0};
+    return {weights + PREFETCH, 64};
 }
 
 template <int R>
@@ -167,16 +186,11 @@ void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t bl
     }
 }
 
+template <int R = ROWS>
 void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks,
               float (*out)[GROUP]) {
-    switch (num_rows) {
-        case 1: return tile<1>(m, group, x, row, block, num_blocks, out);
-        case 2: return tile<2>(m, group, x, row, block, num_blocks, out);
-        case 3: return tile<3>(m, group, x, row, block, num_blocks, out);
-        case 4: return tile<4>(m, group, x, row, block, num_blocks, out);
-        case 5: return tile<5>(m, group, x, row, block, num_blocks, out);
-        default: return tile<6>(m, group, x, row, block, num_blocks, out);
-    }
+    if (num_rows >= R) return tile<R>(m, group, x, row, block, num_blocks, out);
+    if constexpr (R > 1) any_tile<R - 1>(m, group, x, row, num_rows, block, num_blocks, out);
 }
 
 // The thread's share of a product's groups; finish(row, first output, how many, 64 sums) takes each row of a group.
