@@ -51,7 +51,7 @@ def random_rows(num_rows: int, k: int, seed: int = 1) -> Tensor:
 def error(kernels: Kernels, weight: QuantizedWeight, x: Tensor) -> float:
     """The largest error of a row [1, k], relative to the sum of the magnitudes that were added. A bias takes the expected result
     away before it is rounded to bfloat16."""
-    expected = linear_grouped(weight, x)
+    expected = linear_grouped(weight, x, kernels.pack(weight).row_steps)
     rest = kernels.linear(kernels.pack(weight, -expected[0].float()), x).double() + (expected.float() - expected)
     size = x.double().abs() @ weight.dequantized().double().abs().T
     return float((rest.abs() / size.clamp(min=1e-30)).max())
@@ -164,7 +164,7 @@ def test_weights_in_different_formats_are_joined(kernels: Kernels) -> None:
     joined, whole = kernels.pack(source), read_all(source)
     assert isinstance(whole, QuantizedWeight)  # in groups of 16, and so are the rows
     x = random_rows(5, 128)
-    expected = linear_grouped(whole, x)
+    expected = linear_grouped(whole, x, joined.row_steps)
     size = x.double().abs() @ torch.cat([part.dequantized() for part in parts]).double().abs().T
     assert ((kernels.linear(joined, x).double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-6 * size).all()
 
@@ -232,3 +232,17 @@ def test_inputs_that_no_group_divides_are_in_eight_bits() -> None:
     weight = torch.randn(5, 40)
     assert torch.equal(quantize_int4(weight).codes, quantize_int8(weight).codes)
     assert quantize_int4(weight).bits == 8
+
+
+def test_rows_are_finer_where_the_inner_loops_multiply_sixteen_bits_anyway(kernels: Kernels) -> None:
+    """Not for four bits, and not for groups whose sums would not fit 32 bits."""
+    eight = kernels.pack(random_weight(64, 2, (8, 32, False, None)))
+    assert eight.row_steps in (127, 32 * 127)
+    assert kernels.pack(random_weight(64, 2, (4, 32, False, None))).row_steps == 127
+    codes = torch.zeros(64, 2 * 8192, dtype=torch.int8)
+    assert kernels.pack(QuantizedWeight(codes, torch.ones(64, 2), None, 8192, 8)).row_steps == 127
+    x = random_rows(4, 32)
+    identity = QuantizedWeight(torch.eye(32, dtype=torch.int8), torch.ones(32, 1), torch.zeros(32, 1), 32, 8)
+    step = x.abs().amax(1, keepdim=True).float() / eight.row_steps
+    rounded = kernels.linear(kernels.pack(identity), x)
+    assert ((rounded.float() - x.float()).abs() <= 0.51 * step + 2.0**-8 * x.float().abs()).all()

@@ -216,9 +216,11 @@ void store_short(Short* to, F32x16 x) {
 
 __m256i lowest_byte(__m256i x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24); }
 
-void store_whole(Whole* to, I512 x) {
-    // of what is too large to be a whole number 0 is left: of infinity times a row's smallest numbers
-    const __m256i both = _mm256_packs_epi32(lowest_byte(x.low), lowest_byte(x.high));
+__m256i lower_half(__m256i x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16); }
+
+// Of what is too large to be a whole number 0 is left: of infinity times a row's smallest numbers.
+void store_whole(int16_t* to, I512 x) {
+    const __m256i both = _mm256_packs_epi32(lower_half(x.low), lower_half(x.high));
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(both, 0xd8));
 }
 

@@ -120,6 +120,9 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
     }
 }
 
+// In how many steps either way from 0 the numbers of its rows are rounded, of a quantized matrix.
+int64_t row_steps(const Matrix* m) { return steps_of_row(*m); }
+
 // Bytes of a packed matrix.
 int64_t packed_bytes(const Matrix* m) { return round_up(m->n, GROUP) / GROUP * group_bytes(*m); }
 

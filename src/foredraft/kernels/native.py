@@ -61,6 +61,7 @@ _MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "packed_bytes": (c_int64, [_MATRIX]),
+    "row_steps": (c_int64, [_MATRIX]),
     "pack": (c_int64, [_MATRIX, c_int64, c_int64, *[c_void_p] * 4]),
     "unpack": (None, [_MATRIX, c_void_p, c_int64, c_void_p]),
     "linear_workspace": (c_int64, [_MATRIX, c_int64]),
@@ -125,6 +126,7 @@ class Kernels:
             tensors |= {"scales": torch.empty(n), "corrections": torch.zeros(n, dtype=torch.int32)}
         matrix = PackedMatrix(n, k, layout, tensors)
         matrix.reserve(self._library.packed_bytes(matrix.struct))
+        matrix.row_steps = self._library.row_steps(matrix.struct)
         return matrix
 
     def _pack_rows(self, matrix: PackedMatrix, first: int, block: Weight) -> None:

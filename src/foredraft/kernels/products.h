@@ -58,9 +58,17 @@ int64_t row_bytes(int64_t k) {
     return round_up(std::max((int64_t)sizeof(Short) * k, grouped), ALIGN) + ALIGN;
 }
 
-// The scale of a row is its largest magnitude over 127; one that is not finite poisons the scale, so that no NaN is lost.
+constexpr int64_t STEPS = 127, FINE_STEPS = 32 * STEPS;
+constexpr int64_t MOST_FINE_INPUTS = 4096;  // of a group, whose sum has to fit 32 bits: 4096 * 4064 * 128 < 2^31
+
+// In how many steps either way from 0 a row's numbers are rounded: in finer ones where the inner loops multiply 16 bits anyway.
+int64_t steps_of_row(const Matrix& m) {
+    return m.kind == INT8_GROUPS && sizeof(GroupWhole8) > 1 && m.group <= MOST_FINE_INPUTS ? FINE_STEPS : STEPS;
+}
+
+// The scale of a row is its largest magnitude over `steps`; one that is not finite poisons the scale, so that no NaN is lost.
 template <class Number, class Read>
-void quantise_row(int64_t k, Number* to, float* scale, const Read& read) {
+void quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& read) {
     F32x16 largest = setzero_ps(), poison = setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
         const F32x16 x = read(i, lanes(k - i));
@@ -68,8 +76,8 @@ void quantise_row(int64_t k, Number* to, float* scale, const Read& read) {
         poison = fmadd_ps(x, setzero_ps(), poison);
     }
     const float most = reduce_max_ps(largest) + reduce_add_ps(poison);
-    *scale = most / 127.0f;
-    const F32x16 inverse = set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    *scale = most / steps;
+    const F32x16 inverse = set1_ps(most > 0 ? steps / most : 0.0f);
     for (int64_t i = 0; i < k; i += 16) {
         store_whole(to + i, cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse)));
     }
@@ -81,10 +89,11 @@ template <class Number, class Read>
 void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
     Number* to = (Number*)row;
     char* constants = row + g.constants_at;
+    const float steps = (float)steps_of_row(m);
     for (int64_t i = 0; i < g.count; i++) {
         const int64_t first = i * m.group;
         float scale;
-        quantise_row(m.group, to + first, &scale, [&](int64_t at, Mask16 mask) { return read(first + at, mask); });
+        quantise_row(m.group, steps, to + first, &scale, [&](int64_t at, Mask16 mask) { return read(first + at, mask); });
         int32_t sum = 0;
         for (int64_t j = 0; j < m.group; j++) sum += to[first + j];
         const int32_t excess = -zero_code(m) * sum;
@@ -100,7 +109,7 @@ void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read)
     if (m.kind == INT8_GROUPS) return quantise_groups<GroupWhole8>(m, groups_of(m), (char*)rows.row(r), read);
     if (has_groups(m)) return quantise_groups<GroupWhole4>(m, groups_of(m), (char*)rows.row(r), read);
     if (m.kind == INT8) {
-        quantise_row(m.k, (Whole*)rows.row(r), rows.scales + r, read);
+        quantise_row(m.k, (float)STEPS, (Whole*)rows.row(r), rows.scales + r, read);
         return;
     }
     Short* to = (Short*)rows.row(r);

@@ -147,8 +147,9 @@ def _is_grouped_exact(kernels: Kernels, weight: QuantizedWeight) -> bool:
         -127, 128, (max(_ROW_COUNTS), weight.shape[1]), generator=torch.Generator().manual_seed(1)
     ).float()
     x[0], x[1], x[2, ::2], x[:, ::16] = 127.0, -127.0, -127.0, 127.0
-    exact = linear_grouped(weight, x).to(torch.bfloat16)
-    return torch.equal(kernels.linear(kernels.pack(weight), x.to(torch.bfloat16)), exact)
+    matrix = kernels.pack(weight)
+    exact = linear_grouped(weight, x, matrix.row_steps).to(torch.bfloat16)
+    return torch.equal(kernels.linear(matrix, x.to(torch.bfloat16)), exact)
 
 
 def _grouped_cases() -> list[QuantizedWeight]:
@@ -174,17 +175,17 @@ def _grouped_cases() -> list[QuantizedWeight]:
     return cases
 
 
-def linear_grouped(weight: QuantizedWeight, x: Tensor) -> Tensor:
-    """What a product with scales of groups has to give, up to rounding. weight: [n, k], x: [T, k] -> [T, n] float64"""
-    rows, scales = _whole_rows(x.reshape(-1, weight.group))
+def linear_grouped(weight: QuantizedWeight, x: Tensor, row_steps: int = 127) -> Tensor:
+    """What a product with scales of groups has to give, up to rounding. row_steps: see PackedMatrix. weight: [n, k], x: [T, k] -> [T, n] float64"""
+    rows, scales = _whole_rows(x.reshape(-1, weight.group), row_steps)
     return (rows * scales.double()).view(x.shape) @ weight.dequantized().double().T
 
 
-def _whole_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers from -127 to 127 -> [T, k] int64, and the scale of each [T, 1]"""
+def _whole_rows(x: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
+    """Rows as whole numbers from -steps to steps -> [T, k] int64, and the scale of each [T, 1]"""
     largest = x.float().abs().amax(1, keepdim=True)
-    inverse = torch.where(largest > 0, torch.div(torch.tensor(127.0), largest), torch.zeros(()))
-    return (x.float() * inverse).round().to(torch.int64), largest / 127
+    inverse = torch.where(largest > 0, torch.div(torch.tensor(float(steps)), largest), torch.zeros(()))
+    return (x.float() * inverse).round().to(torch.int64), largest / steps
 
 
 def linear_int8(weight: Tensor, x: Tensor) -> Tensor:

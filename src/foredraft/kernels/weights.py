@@ -175,7 +175,10 @@ def check_channelwise_int8(weight: QuantizedWeight) -> None:
 
 
 class PackedMatrix:
-    """One matrix packed for the kernels. tensors: the memory that its struct points to."""
+    """One matrix packed for the kernels. tensors: the memory that its struct points to. row_steps: how many whole numbers there are
+    on either side of 0 for what a quantized matrix multiplies."""
+
+    row_steps = _LARGEST_INT8
 
     def __init__(self, out_features: int, in_features: int, layout: Layout, tensors: dict[str, Tensor]) -> None:
         self.out_features, self.in_features, self.layout = out_features, in_features, layout
