@@ -298,6 +298,10 @@ inline __attribute__((always_inline)) void add_pairs(const char* at, int64_t six
     }
 }
 
+// Whether each line is fetched ahead once, and not in two halves. Measured: 8 % for these, and a loss for the others.
+template <int R>
+constexpr bool FETCHES_LINES = R == 4 || R == 5;
+
 template <int R>
 NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = R <= 2 ? 4 : 2;
@@ -309,7 +313,13 @@ NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t 
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
             for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
-        for (int64_t i = 0; i < k; i += 2, at += 32, x += 4) {
+        int64_t i = 0;
+        for (; FETCHES_LINES<R> && i + 2 < k; i += 4, at += 64, x += 8) {
+            ahead.has_read(64);
+            add_pairs<R, V>(at, sixteen, x, stride, sums);
+            add_pairs<R, V>(at + 32, sixteen, x + 4, stride, sums);
+        }
+        for (; i < k; i += 2, at += 32, x += 4) {
             ahead.has_read(16 * V);
             add_pairs<R, V>(at, sixteen, x, stride, sums);
         }
