@@ -9,6 +9,7 @@ import torch
 
 from foredraft.certificate.texts import InTurn, Record, RecordedDrafter
 from foredraft.drafters import ScriptedDrafter
+from foredraft.engine.drafter_group import DrafterGroup
 from foredraft.engine.proposal import DraftRequest
 from foredraft.engine.sequence import TokenSequence
 from foredraft.sampling import Sampler, SamplingParams
@@ -72,3 +73,12 @@ def test_the_first_draft_token_of_a_step_is_recorded_where_it_stood() -> None:
     ids, record = proposed(0, text, 2)
     assert record.first_laws == {0: {2: ids[0]}}
     assert (record.num_drafted, record.num_sampled) == (3, 0)
+
+
+def test_a_recorded_drafter_reads_the_hidden_states_of_its_own() -> None:
+    class Reading(ScriptedDrafter):
+        taps = (2, 5)
+
+    reading = RecordedDrafter(Reading(lambda request: []), Record(), {}, 3)
+    assert DrafterGroup({"a": reading}).taps == (2, 5)
+    assert DrafterGroup({"a": RecordedDrafter(ScriptedDrafter(lambda request: []), Record(), {}, 3)}).taps == ()

@@ -58,7 +58,7 @@ class LoadedModels:
         draft_model = None if has_head else draft_source
         self.source = source
         self.options = options
-        self.draft_options = _options_of_draft(draft_model, options, draft_quantization)
+        self.draft_options = options_of_draft(draft_model, options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel):
@@ -153,7 +153,7 @@ class LoadedModels:
         return load_model(source, options)
 
 
-def _options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
+def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
     """As the target's, but a draft that is quantized already is only rounded where that was asked of the draft itself: then the
     loader refuses it."""
     if draft_quantization is not None:

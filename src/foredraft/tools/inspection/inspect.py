@@ -9,7 +9,9 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.engine import NEAR_TIE
+from foredraft.engine.models import options_of_draft
 from foredraft.errors import ModelError, VocabularyError
+from foredraft.heads import head_method_of
 from foredraft.model import LanguageModel, LoadOptions, check_vocabulary, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
 from foredraft.tools.inspection.memory import memory_report, resident_bytes
@@ -30,9 +32,13 @@ def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *
 
     Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
     """
-    sources = [target] if draft is None else [target, draft]
-    reports = [predict(source, options) for source in sources]
-    tokenizers = [_load_tokenizer(source, options) for source in sources]
+    if draft is not None and head_method_of(os.fspath(draft), options.revision) is not None:
+        raise ModelError(f"{draft} is a head, and inspections are of models: leave it out, or give a draft model")
+    sources = [(target, options)]
+    if draft is not None:
+        sources.append((draft, options_of_draft(draft, options, None)))
+    reports = [predict(source, its_options) for source, its_options in sources]
+    tokenizers = [_load_tokenizer(source, its_options) for source, its_options in sources]
     reports = [
         replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
         for report, tokenizer in zip(reports, tokenizers, strict=True)
@@ -97,10 +103,13 @@ def _too_big(memory: MemoryReport) -> str | None:
 
 
 def _measure(
-    sources: list[Source], reports: list[ModelReport], options: LoadOptions, process_bytes: int | None
+    sources: list[tuple[Source, LoadOptions]],
+    reports: list[ModelReport],
+    options: LoadOptions,
+    process_bytes: int | None,
 ) -> tuple[list[ModelReport], MemoryReport]:
     # all stay loaded until the free memory is read
-    models = [load_model(source, options) for source in sources]
+    models = [load_model(source, its_options) for source, its_options in sources]
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
     return measured, memory_report(measured, options, process_bytes, is_loaded=True)
 

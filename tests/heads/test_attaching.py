@@ -1,0 +1,66 @@
+"""Heads at a target, as LLM makes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft import LLM, ForedraftError, ModelError, SamplingParams
+from foredraft.heads import CompiledEagle, EagleHead, TargetEnds, attach_head
+from foredraft.kernels import load_kernels
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
+from foredraft.tools.inspection import inspect_models
+from tests.heads.random_heads import HEAD_METHODS, embedded_head
+
+PROMPTS = ["def add(a, b):", "Once upon a time"]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, speculative_tokens=4)
+
+
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_the_method_is_found_from_the_files(method: str) -> None:
+    llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method))
+    assert llm.method == method
+    texts = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    plain = llm.with_drafter("none")
+    assert texts == [output.outputs[0].token_ids for output in plain.generate(PROMPTS, GREEDY)]
+    assert not llm.fallbacks
+
+
+def test_a_head_is_one_of_several_drafters() -> None:
+    llm = LLM(draft_model=embedded_head("eagle"), method="eagle+suffix")
+    assert llm.method == "eagle+suffix"
+    assert llm.with_drafter("eagle").method == "eagle"
+    llm.generate(PROMPTS, SamplingParams(max_tokens=16, temperature=0.8))
+    assert not llm.fallbacks
+
+
+def test_what_a_method_cannot_use_is_refused() -> None:
+    with pytest.raises(ForedraftError, match='method "eagle" needs an EAGLE head: give draft_model='):
+        LLM(EMBEDDED / "target", method="eagle")
+    with pytest.raises(ForedraftError, match='"medusa" needs Medusa heads'):
+        LLM(EMBEDDED / "target", method="medusa", draft_model=embedded_head("eagle"))
+    with pytest.raises(ModelError, match="its files are no head of a known form"):
+        LLM(EMBEDDED / "target", method="eagle", draft_model=EMBEDDED / "draft")
+    with pytest.raises(ModelError, match="is a head, and inspections are of models"):
+        inspect_models(EMBEDDED / "target", embedded_head("eagle"), LoadOptions(), load=False)
+
+
+def test_cache_memory_covers_features_and_the_heads_own_keys_and_values() -> None:
+    llm = LLM(EMBEDDED / "target", draft_model=embedded_head("eagle"))
+    target = llm.target
+    assert llm.engine.cache.taps == (2, 4, 5)
+    features = 3 * target.hf.config.hidden_size * target.hf.dtype.itemsize
+    assert llm.engine.cache.bytes_per_token == target.traits.bytes_per_token + features
+
+
+def test_a_compiled_target_has_a_compiled_head(target: LanguageModel) -> None:
+    head = attach_head(str(embedded_head("eagle")), target)
+    assert isinstance(head, EagleHead if load_kernels() is None else CompiledEagle)
+
+
+def test_borrowed_ends_are_the_targets(target: LanguageModel) -> None:
+    ends = TargetEnds(target.hf)
+    ids = torch.tensor([5, 7, 5])
+    assert torch.equal(ends.embed(ids), target.hf.get_input_embeddings().weight[ids])
+    x = torch.randn(2, target.hf.config.hidden_size).to(target.hf.dtype)
+    assert ends.lm_head(x).shape == (2, target.traits.vocab_size)
