@@ -357,7 +357,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     [
         (
             {"method": "magic"},
-            "unknown method 'magic': known are draft_model, ngram, none, self-int4, self-int8, suffix",
+            "unknown method 'magic': known are draft_model, eagle, medusa, ngram, none, self-int4, self-int8, suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
         ({"speculative_tokens": -1}, "speculative_tokens"),

@@ -584,7 +584,7 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) ->
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_are_the_same_whoever_else_asks(bench: Bench, method: str, retain: bool) -> None:
     """A flood gives way to small requests in the middle of its texts."""
-    wanted = [params(20, **GREEDY), *(params(20, **way) for way in SEEDED)]
+    wanted = [params(28, **GREEDY), *(params(28, **way) for way in SEEDED)]
     engine = bench.engine(method, speculative_tokens=3, limits=Limits(4, 32), retain=retain)
     runs = [(prompt, p, engine.add(prompt, p, client="flood")) for p in wanted for prompt in PROMPTS]
 

@@ -31,7 +31,7 @@ def test_a_head_is_one_of_several_drafters() -> None:
     assert llm.method == "eagle+suffix"
     assert llm.with_drafter("eagle").method == "eagle"
     llm.generate(PROMPTS, SamplingParams(max_tokens=16, temperature=0.8))
-    assert not llm.fallbacks
+    assert not [reason for _, reason in llm.fallbacks if reason == "failed"]  # it may well not pay
 
 
 def test_what_a_method_cannot_use_is_refused() -> None:

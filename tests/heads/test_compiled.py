@@ -117,6 +117,16 @@ def token_by_token(
     return generate_step_by_step(partial(read), reads, lens, head.config.vocab_size, specs), cache  # type: ignore[arg-type]
 
 
+def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Past this point nothing is checked."""
+    head, _ = compiled("speculators_llama", tmp_path)
+    cache = cache_for(head, [16], torch.bfloat16)  # type: ignore[arg-type]
+    for states in (torch.zeros(2, 16), torch.zeros(3, 16).bfloat16(), torch.zeros(2, 8).bfloat16()):
+        with pytest.raises(ValueError, match=r"states must be \(2, 16\) bfloat16"):
+            head.read([Read(0, [1, 2], 1)], states, cache)
+    assert cache.num_held(0) == 0
+
+
 def test_rows_see_the_window_only(tmp_path: Path) -> None:
     """A head that is capped to its training length."""
     case = golden("speculators_llama")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import foredraft.drafters.draft_model as draft_model_module
+import foredraft.drafters._drafts as drafts_module
 import foredraft.sampling.noise as noise_module
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
@@ -346,7 +346,7 @@ def test_noise_one_position_off_between_draft_and_target(
         def position(self) -> int:
             return super().position + 1
 
-    monkeypatch.setattr(draft_model_module, "Row", Late)
+    monkeypatch.setattr(drafts_module, "Row", Late)
     assert self_draft_misses(make_engine, target, temperature=1.0, seed=4) > 0
 
 

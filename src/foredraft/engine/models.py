@@ -135,7 +135,7 @@ class LoadedModels:
         return {
             "machine": asdict(this_machine()),
             "drafters": list(drafters),
-            "head": repr(None if self.head is None else self.head.config),
+            **({} if self.head is None else {"head": repr(self.head.config)}),
             **{
                 role: (model.traits, options, type(model.body).__name__)
                 for role, (model, options) in models.items()

@@ -70,3 +70,14 @@ class TargetEnds:
         """[R, hidden] -> logits [R, V]"""
         logits: Tensor = self._lm_head(x)
         return logits
+
+    @torch.inference_mode()
+    def lm_head_rows(self, ids: Tensor | None) -> Tensor:
+        """Rows of the lm_head, [len(ids), hidden] float32; None: all. Where it is packed, they are computed: its products with the
+        unit vectors, which eight bits round."""
+        weight = getattr(self._lm_head, "weight", None)
+        if weight is None:
+            unit = torch.eye(self._lm_head.in_features, dtype=torch.bfloat16)
+            weight = self._lm_head(unit).T
+        rows: Tensor = weight if ids is None else weight[ids]
+        return rows.float().clone()

@@ -90,15 +90,18 @@ class EagleLayer(nn.Module):
 
     def forward(self, embeds: Tensor, x: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata) -> Tensor:
         """embeds, x: [R, H] -> [R, H]"""
-        if self.is_fused:
-            normalized = self.hidden_norm(x)
-            inputs = torch.cat((self.input_layernorm(embeds), normalized), dim=-1)
-            residual = normalized if self.norm_before_residual else x
-        else:
-            inputs, residual = self.input_layernorm(x), x
+        inputs, residual = self.inputs(embeds, x)
         x = residual + self.self_attn(inputs, cos, sin, metadata)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+    def inputs(self, embeds: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and what its output is added to. embeds, x: [.., H]"""
+        if not self.is_fused:
+            return self.input_layernorm(x), x
+        normalized = self.hidden_norm(x)
+        inputs = torch.cat((self.input_layernorm(embeds), normalized), dim=-1)
+        return inputs, normalized if self.norm_before_residual else x
 
 
 class EagleHead(nn.Module):
@@ -160,7 +163,7 @@ class EagleHead(nn.Module):
     def forward(self, batch: RaggedBatch, states: Tensor) -> HeadReading:
         """One pass. states: [R, H], for each row fused features or the state of the row before it."""
         device = states.device
-        embeds = self._embed(torch.tensor(batch.ids, device=device)).to(states.dtype)
+        embeds = self.embed(torch.tensor(batch.ids, device=device)).to(states.dtype)
         x = self.fc(torch.cat((embeds, states), dim=-1)) if self.config.kind == "eagle1" else states
         cos, sin = self.rotary_emb(x, torch.tensor([batch.positions], device=device))
         metadata = AttentionMetadata.of(batch, None)
@@ -168,7 +171,7 @@ class EagleHead(nn.Module):
             x = layer(embeds, x, cos[0], sin[0], metadata)
         x = x[torch.tensor(batch.wanted, device=device)]
         normalized = self.norm(x)
-        return HeadReading(self._logits(normalized), normalized if self.config.norm_output else x)
+        return HeadReading(self.logits(normalized), normalized if self.config.norm_output else x)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,11 +202,12 @@ class EagleHead(nn.Module):
     def _fc_width(self) -> int:
         return 2 * self.config.hidden_size if self.config.kind == "eagle1" else self.config.feature_size
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [R] -> rows [R, H]"""
         embed = self.embed_tokens if self.config.owns_embeddings else self._target_modules[0]
         return embed(ids)
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """[n, H] -> [n, D]"""
         if self.config.owns_lm_head:
             logits: Tensor = self.lm_head(x)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from foredraft.kernels.structs import (
@@ -162,6 +163,7 @@ class Stack:
         self.num_embeddings, self.hidden_size = embedding.shape
         self._num_experts_read = c_int64()
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
+        self.is_stateful = stateful is not None
         stateful = stateful or StatefulRows(0, head.out_features)
         self.num_ids = stateful.num_ids
         self.keeps = (layers, structs, embedding, final_norm, head, stateful)
@@ -236,6 +238,7 @@ def batch_struct(
     [R, len(taps) * hidden] bfloat16, where the tapped hidden states go. states: [R, hidden] bfloat16, for a stateful decoder. Raises ValueError for ids, rows, slots and taps that are
     not there: past this point nothing is checked."""
     _check_batch(stack, batch, taps)
+    _check_states(stack, batch, states)
     spans, (cos, sin) = batch.spans, rotation
     # Python's arrays: for a few numbers they cost a fifth of NumPy's
     ids, positions, wanted = (array("i", values) for values in (batch.ids, batch.positions, batch.wanted))
@@ -281,6 +284,16 @@ def _check_batch(stack: Stack, batch: StackBatch, taps: Sequence[int]) -> None:
         slots = batch.slots[span.first_row : span.first_row + span.num_rows]
         if not span.start <= min(slots) <= max(slots) < span.capacity:
             raise ValueError(f"new slots go from {span.start} to {span.capacity - 1}: {slots} are given")
+
+
+def _check_states(stack: Stack, batch: StackBatch, states: Tensor | None) -> None:
+    if (states is not None) != stack.is_stateful:
+        raise ValueError("states go with the rows of a stateful decoder, and of no other")
+    if states is None:
+        return
+    shape = (len(batch.ids), stack.hidden_size)
+    if states.shape != shape or states.dtype != torch.bfloat16 or not states.is_contiguous():
+        raise ValueError(f"states must be {shape} bfloat16 and contiguous, not {tuple(states.shape)} {states.dtype}")
 
 
 def attention_struct(

@@ -2,6 +2,7 @@
 
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.expected import Expectation, expect
+from foredraft.train.head_training import HeadStart, train_head
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
 from foredraft.train.records import StepRecord, ValidationRecord
@@ -11,6 +12,7 @@ __all__ = [
     "FINE_TUNING",
     "Data",
     "Expectation",
+    "HeadStart",
     "KindReport",
     "LearningRates",
     "Outcome",
@@ -24,5 +26,6 @@ __all__ = [
     "expect",
     "predict_speed",
     "train_distill",
+    "train_head",
     "train_lm",
 ]

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from foredraft.train.corpus import SourceFile
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
 
 
+class Student(NamedTuple):
+    """What a card says of what was trained. command: of foredraft train. title: what it is. origin: what training began from.
+    front_matter: lines of YAML. loss: what was minimised."""
+
+    command: str
+    title: str
+    origin: str
+    front_matter: tuple[str, ...]
+    loss: str
+
+
+def language_model(command: str, target: str | None, start: Start, recipe: Recipe) -> Student:
+    """A model, or a draft for a target."""
+    library = ("library_name: transformers", "pipeline_tag: text-generation")
+    if target is None:
+        return Student(command, "A language model", _origin(start), library, "next-token loss")
+    tags = "tags: [speculative-decoding, draft-model]"
+    return Student(command, f"A draft model for `{target}`", _origin(start), (*library, tags), distilled_by(recipe))
+
+
+def distilled_by(recipe: Recipe) -> str:
+    """Its loss, in words."""
+    temperatures = ", ".join(f"{temperature:g}" for temperature in recipe.temperatures)
+    return f"{recipe.loss} on the target's distribution at temperature {temperatures}"
+
+
 def model_card(
-    command: str,
+    student: Student,
     target: str | None,
     data: Data,
-    start: Start,
     recipe: Recipe,
     files: list[SourceFile],
     num_tokens: int,
     outcome: Outcome,
 ) -> str:
     """A README.md in the Hugging Face hub's format. num_tokens: different ones to train on."""
-    title = "A language model" if target is None else f"A draft model for `{target}`"
     lines = [
         "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        *([] if target is None else ["tags: [speculative-decoding, draft-model]"]),
+        *student.front_matter,
         "---",
         "",
-        f"# {title}, made with `foredraft train {command}`",
+        f"# {student.title}, made with `foredraft train {student.command}`",
         "",
         f"{outcome.num_parameters / 1e6:.2f} M parameters, stored in bfloat16.",
         "",
@@ -33,7 +57,7 @@ def model_card(
         "",
         *_data(target, data, recipe, files),
     ]
-    lines += ["", "## Recipe", "", *_recipe(target, start, recipe, num_tokens, outcome), "", "## What it reached", ""]
+    lines += ["", "## Recipe", "", *_recipe(student, recipe, num_tokens, outcome), "", "## What it reached", ""]
     return "\n".join([*lines, *_results(target, outcome), ""])
 
 
@@ -50,25 +74,20 @@ def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile
     return lines
 
 
-def _recipe(target: str | None, start: Start, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
-    origin = (
-        f"the weights of `{start.init}`"
-        if start.init is not None
-        else f"the architecture `{start.architecture}`"
-        if start.architecture is not None
-        else f"{start.layers} layer(s) of the target, with its embeddings, final norm and head"
-    )
-    temperatures = ", ".join(f"{temperature:g}" for temperature in recipe.temperatures)
-    loss = (
-        "next-token loss"
-        if target is None
-        else f"{recipe.loss} on the target's distribution at temperature {temperatures}"
-    )
+def _origin(start: Start) -> str:
+    if start.init is not None:
+        return f"the weights of `{start.init}`"
+    if start.architecture is not None:
+        return f"the architecture `{start.architecture}`"
+    return f"{start.layers} layer(s) of the target, with its embeddings, final norm and head"
+
+
+def _recipe(student: Student, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
     rates = f"{recipe.rates.matrices:g} on matrices, " if recipe.optimiser == "muon" else ""
     seen = outcome.step * recipe.batch_size * recipe.context / 1e6
     return [
-        f"* Begun from {origin}.",
-        f"* Loss: {loss}.",
+        f"* Begun from {student.origin}.",
+        f"* Loss: {student.loss}.",
         f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen:.1f} M, "
         f"of {num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.errors import ForedraftError
@@ -21,10 +21,24 @@ _MAX_LOGITS = 1 << 23
 """Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
 
 
-class Objective(Protocol):
-    """What a step minimises. student, ids [B, L], next_ids [B, L] -> sums over the positions that have a next token"""
+def check_loss(loss: str) -> None:
+    """Raises ForedraftError for one that is not known."""
+    if loss not in LOSSES:
+        raise ForedraftError(f"--loss must be one of {', '.join(LOSSES)}, not {loss!r}")
 
-    def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
+
+def kl_share(loss: str, kl_until: float, progress: float) -> float:
+    """How much of a loss is KL; the rest is total variation. See Distillation."""
+    if loss != "kl+tv":
+        return float(loss == "kl")
+    return max(0.0, 1 - progress / kl_until) if kl_until else 0.0
+
+
+class Objective(Protocol):
+    """What a step minimises. student (of the kind that the objective is for), ids [B, L], next_ids [B, L] -> sums over the
+    positions that have a next token"""
+
+    def __call__(self, student: Any, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +65,7 @@ class Distillation:
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ForedraftError(f"--loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
-
-    def kl_share(self, progress: float) -> float:
-        if self.loss != "kl+tv":
-            return float(self.loss == "kl")
-        return max(0.0, 1 - progress / self.kl_until) if self.kl_until else 0.0
+        check_loss(self.loss)
 
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
@@ -65,7 +73,7 @@ class Distillation:
             target_logits = _logits(self.target, ids, mask, self.dtype)
         logits = _logits(student, ids, mask, self.dtype)
         width = min(logits.shape[1], target_logits.shape[1])  # the wider one is padded
-        share = self.kl_share(progress)
+        share = kl_share(self.loss, self.kl_until, progress)
         return distillation_loss(logits[:, :width], target_logits[:, :width], self.temperature, share)
 
 
@@ -93,13 +101,18 @@ def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[sli
         yield slice(start, min(start + size, num_blocks))
 
 
-def measure(objective: Objective, student: PreTrainedModel, blocks: Blocks, progress: float) -> LossSums:
+def device_of(student: nn.Module) -> torch.device:
+    """Where its weights are."""
+    return next(student.parameters()).device
+
+
+def measure(objective: Objective, student: nn.Module, blocks: Blocks, progress: float) -> LossSums:
     """The sums over the blocks, read one by one, without a gradient."""
     parts = []
     with torch.no_grad():
         for index in range(len(blocks)):
             block = blocks.select([index])
-            ids, next_ids = block.ids.long().to(student.device), block.next_ids.long().to(student.device)
+            ids, next_ids = (part.long().to(device_of(student)) for part in (block.ids, block.next_ids))
             parts.append(objective(student, ids, next_ids, progress))
     return total(parts)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foredraft.errors import ForedraftError
 from foredraft.train.muon import Muon
@@ -39,7 +38,7 @@ class Optimiser:
     """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
     AdamW; "adamw" everything to AdamW. clip: the largest norm of the gradient."""
 
-    def __init__(self, model: PreTrainedModel, name: str, rates: LearningRates, clip: float) -> None:
+    def __init__(self, model: nn.Module, name: str, rates: LearningRates, clip: float) -> None:
         if name not in OPTIMISERS:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {name!r}")
         self._rates, self._clip = rates, clip
@@ -75,9 +74,10 @@ class Optimiser:
             optimiser.load_state_dict(state)
 
 
-def _matrices(model: PreTrainedModel) -> list[Tensor]:
+def _matrices(model: nn.Module) -> list[Tensor]:
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
+    get_head = getattr(model, "get_output_embeddings", lambda: getattr(model, "lm_head", None))
+    head = get_head()
     if head is not None:
         tables.add(id(head.weight))
     return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]

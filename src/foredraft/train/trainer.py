@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
 
 from foredraft.errors import ForedraftError
 from foredraft.train.blocks import IGNORED, Blocks
-from foredraft.train.objectives import Objective, measure, micro_batches, total
+from foredraft.train.objectives import Objective, device_of, measure, micro_batches, total
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.records import StepRecord, ValidationRecord, read_log
-from foredraft.train.run_folder import LOG, TRAINER, RunFolder, load_trainer, save_model, writing
+from foredraft.train.run_folder import LOG, TRAINER, RunFolder, load_trainer, writing
 from foredraft.train.tasks import TaskRotation
 
 NUM_VALIDATIONS = 4
@@ -51,11 +51,13 @@ class Schedule:
 
 @dataclass(slots=True)
 class Trainer:
-    """tasks: what steps read and minimise. validation_objective: what held-out text is measured by, whatever objective a step
-    has. validation: blocks by kind of text."""
+    """student: what is trained. logit_width: of its logits. save_student: writes it into a folder. tasks: what steps read and
+    minimise. validation_objective: what held-out text is measured by, whatever objective a step has. validation: blocks by kind of
+    text."""
 
-    student: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    student: nn.Module
+    logit_width: int
+    save_student: Callable[[Path], None]
     optimiser: Optimiser
     tasks: TaskRotation
     validation_objective: Objective
@@ -107,11 +109,11 @@ class Trainer:
 
     def _train_step(self, progress: float) -> StepRecord:
         task = self.tasks.batch(self.schedule.seed, self.step, self.schedule.batch_size)
-        device = self.student.device
+        device = device_of(self.student)
         ids, next_ids = task.blocks.ids.long().to(device), task.blocks.next_ids.long().to(device)
         num_tokens = int((next_ids != IGNORED).sum())
         parts = []
-        for rows in micro_batches(len(ids), ids.shape[1], int(self.student.config.get_text_config().vocab_size)):
+        for rows in micro_batches(len(ids), ids.shape[1], self.logit_width):
             part = task.objective(self.student, ids[rows], next_ids[rows], progress)
             (part.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(part)
@@ -162,7 +164,7 @@ class Trainer:
         }
 
         def write(folder: Path) -> None:
-            save_model(self.student, self.tokenizer, folder)
+            self.save_student(folder)
             torch.save(state, folder / TRAINER)
 
         self.folder.save(self.step, write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
 from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.interrupt import stop_on_signal
-from foredraft.train.model_card import model_card
+from foredraft.train.model_card import language_model, model_card
 from foredraft.train.objectives import Distillation, NextToken, Objective, autocast_dtype
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
@@ -102,12 +103,13 @@ class _Run:
         tasks = self._tasks(texts, objectives)
         trainer = Trainer(
             student,
-            self.tokenizer,
+            int(student.config.get_text_config().vocab_size),
+            partial(save_model, student, self.tokenizer),
             Optimiser(student, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
             tasks,
             served,
             texts.validation,
-            self._schedule(tasks),
+            schedule_of(self.recipe, tasks),
             folder,
         )
         trainer.resume()
@@ -120,13 +122,8 @@ class _Run:
         return outcome
 
     def _arguments(self, files: Iterable[SourceFile]) -> dict[str, Any]:
-        """What identifies the run: everything but how often it is saved, where it is computed, and the licences that its card
-        names. Files are identified by their digests."""
-        fields = {**_plain(asdict(self.data)), **_plain(asdict(self.start)), **_plain(asdict(self.recipe))}
-        for name in ("checkpoint_every", "device", "licences", "files"):
-            fields.pop(name)
-        digests = {str(file.path): file.digest for file in files}
-        return {"command": self.command, "target": self.target, "data": digests, **fields}
+        own = {"command": self.command, "target": self.target}
+        return {**own, **arguments_of(self.data, self.start, self.recipe, files)}
 
     def _models(self, folder: RunFolder) -> tuple[PreTrainedModel | None, PreTrainedModel]:
         """-> teacher, student, on the recipe's device"""
@@ -188,17 +185,9 @@ class _Run:
         pieces = split_documents(documents, recipe.context, self.tokenizer.bos_token_id)
         return generate(self.target, pieces, spec, self.out, self.watch.share)
 
-    def _schedule(self, tasks: TaskRotation) -> Schedule:
-        recipe = self.recipe
-        length = Length(recipe.steps, recipe.seconds)
-        if recipe.epochs is not None:
-            length = Length(steps=max(1, round(recipe.epochs * tasks.num_blocks / recipe.batch_size)))
-        return Schedule(length, recipe.batch_size, recipe.seed, recipe.checkpoint_every)
-
     def _model_card(self, files: list[SourceFile], tasks: TaskRotation, outcome: Outcome) -> str:
-        return model_card(
-            self.command, self.target, self.data, self.start, self.recipe, files, tasks.num_tokens, outcome
-        )
+        student = language_model(self.command, self.target, self.start, self.recipe)
+        return model_card(student, self.target, self.data, self.recipe, files, tasks.num_tokens, outcome)
 
     def _publish(self, folder: RunFolder, student: PreTrainedModel, card: str) -> None:
         """In bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
@@ -208,6 +197,22 @@ class _Run:
             (to / MODEL_CARD).write_text(card, encoding="utf-8")
 
         folder.publish(write)
+
+
+def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceFile]) -> dict[str, Any]:
+    """What identifies a run: everything but how often it is saved, where it is computed, and the licences that its card names.
+    start: a dataclass, what the student is made from. Files are identified by their digests."""
+    fields = {**_plain(asdict(data)), **_plain(asdict(start)), **_plain(asdict(recipe))}
+    for name in ("checkpoint_every", "device", "licences", "files"):
+        fields.pop(name)
+    return {"data": {str(file.path): file.digest for file in files}, **fields}
+
+
+def schedule_of(recipe: Recipe, tasks: TaskRotation) -> Schedule:
+    length = Length(recipe.steps, recipe.seconds)
+    if recipe.epochs is not None:
+        length = Length(steps=max(1, round(recipe.epochs * tasks.num_blocks / recipe.batch_size)))
+    return Schedule(length, recipe.batch_size, recipe.seed, recipe.checkpoint_every)
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ from foredraft.cli.train.options import (
     OutOption,
     RecipeOptions,
 )
+from foredraft.errors import ForedraftError
 from foredraft.utils import startup
 
 if TYPE_CHECKING:
@@ -94,6 +95,46 @@ def distill(
     with _watch() as watch:
         settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
         outcome = train_distill(target, data.of(documents), start, settings, out, watch)
+    _report(outcome, out, as_json)
+
+
+@train.command()
+@option_groups
+def head(
+    target: Annotated[str, typer.Option(help="The model to draft for: hub id, directory or GGUF file.")],
+    out: OutOption,
+    data: DataOptions,
+    documents: DocumentOptions,
+    distillation: DistillationOptions,
+    recipe: RecipeOptions,
+    kind: Annotated[str, typer.Option(help="What to train: eagle3.")] = "eagle3",
+    init: Annotated[str | None, typer.Option(help="An EAGLE-3 head of this target to train further.")] = None,
+    taps: Annotated[
+        list[int] | None,
+        typer.Option(help="A layer of the target whose input the head reads; repeatable. Default: three of them."),
+    ] = None,
+    draft_vocab_size: Annotated[
+        int | None, typer.Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Of the head.")] = 1,
+    unroll: Annotated[int, typer.Option(help="How many drafted tokens deep the loss goes.")] = 5,
+    decay: Annotated[float, typer.Option(help="The weight of a drafted token over that of the one before it.")] = 0.8,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a head for a target: it drafts from the target's own hidden states.
+
+    Give the same command again to continue after a kill. docs/guides/heads.md
+    says what a head is, and what is written to --out.
+    """
+    if kind != "eagle3":
+        raise ForedraftError(f"--kind must be eagle3, not {kind!r}")
+    _check(data, recipe, None, target, init)
+    from foredraft.train import HeadStart, train_head
+
+    start = HeadStart(tuple(taps) if taps else None, draft_vocab_size, layers, unroll, decay, init)
+    with _watch() as watch:
+        settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
+        outcome = train_head(target, data.of(documents), start, settings, out, watch)
     _report(outcome, out, as_json)
 
 

@@ -1,0 +1,85 @@
+"""EAGLE-3 heads as files, in the form of `speculators`, which other engines read too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foredraft.heads.config import EagleConfig
+from foredraft.heads.eagle import EagleHead
+from foredraft.model.checkpoint import CONFIG
+
+WEIGHTS = "model.safetensors"
+_SPECULATORS = "0.9.0"
+"""The version whose configuration this is."""
+
+
+def save_eagle3(
+    head: EagleHead,
+    folder: Path,
+    verifier: str,
+    architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+    speculative_tokens: int = 5,
+) -> None:
+    """verifier, architectures: the target's name, and its class names. speculative_tokens: what other engines draft by default.
+
+    Raises ValueError for a head that the form cannot hold: another kind, or one that reads a state after the final norm.
+    """
+    config = head.config
+    if config.kind != "eagle3" or min(config.taps) < 0:
+        raise ValueError(f"speculators' form holds EAGLE-3 over inputs of layers, not {config.kind} over {config.taps}")
+    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in head.state_dict().items()}
+    tensors |= _tables(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    fields = _fields(config, verifier, architectures, dtype, speculative_tokens)
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _tables(config: EagleConfig) -> dict[str, Tensor]:
+    """Which ids the columns stand for, as offsets, and which ids have a column."""
+    if config.target_ids is None:
+        return {}
+    marks = torch.zeros(config.layer.vocab_size, dtype=torch.bool)
+    marks[config.target_ids] = True
+    return {"d2t": config.target_ids - torch.arange(len(config.target_ids)), "t2d": marks}
+
+
+def _fields(
+    config: EagleConfig, verifier: str, architectures: Sequence[str], dtype: torch.dtype, speculative_tokens: int
+) -> dict[str, Any]:
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _SPECULATORS,
+        "dtype": str(dtype).removeprefix("torch."),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "embed_requires_grad": config.owns_embeddings,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": config.layer.to_dict(),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
+        },
+    }

@@ -1,0 +1,91 @@
+"""A new EAGLE-3 head for a target, to be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import EagleConfig, EagleHead, TargetEnds
+from foredraft.model import LanguageModel
+
+_NUM_TAPS = 3
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Inputs of an early, a middle and the last layer. What the last layer itself gives has no name that all programs share."""
+    return tuple(sorted({min(2, num_layers - 1), num_layers // 2, num_layers - 1}))
+
+
+def frequent_ids(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> Tensor | None:
+    """The ids that occur most often, in rising order; None: all of the vocabulary. Ids that do not occur fill up."""
+    if size >= vocab_size:
+        return None
+    ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+    counts = torch.bincount(ids, minlength=vocab_size)[:vocab_size]
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def new_eagle3(
+    target: LanguageModel, taps: Sequence[int], target_ids: Tensor | None, seed: int, num_layers: int = 1
+) -> EagleHead:
+    """Random weights in the target's widths; the lm_head begins as the target's rows. target_ids: what it can draft; None: all
+    ids. It borrows the target's embeddings. Raises ForedraftError for a target that has no such hidden states."""
+    config = target.hf.config.get_text_config()
+    if not taps or min(taps) < 0 or max(taps) >= config.num_hidden_layers:
+        raise ForedraftError(f"--taps must be inputs of layers, 0 to {config.num_hidden_layers - 1}, not {list(taps)}")
+    vocab_size = int(config.vocab_size)
+    ends = TargetEnds(target.hf)
+    head = EagleHead(
+        EagleConfig(
+            kind="eagle3",
+            layer=_layer(config, num_layers),
+            taps=tuple(taps),
+            target_hidden_size=config.hidden_size,
+            vocab_size=vocab_size,
+            draft_vocab_size=vocab_size if target_ids is None else len(target_ids),
+            target_ids=target_ids,
+        ),
+        ends.embed,
+        ends.lm_head,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head.load_state_dict({name: torch.empty(w.shape) for name, w in head.state_dict().items()}, assign=True)
+        _initialise(head)
+    head.lm_head.weight.data.copy_(ends.lm_head_rows(target_ids))
+    return head
+
+
+def _layer(config: PretrainedConfig, num_layers: int) -> LlamaConfig:
+    """Of Llama's form, as wide as the target's layers."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    fields: dict[str, Any] = {"rope_parameters": config.rope_parameters} if hasattr(config, "rope_parameters") else {}
+    return LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
+        max_position_embeddings=config.max_position_embeddings,
+        **fields,
+    )
+
+
+def _initialise(head: EagleHead) -> None:
+    """Matrices by the inverse root of their inputs; what writes to the residual stream begins small."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if name.endswith(("o_proj", "down_proj")):
+                module.weight.data.mul_(0.1)
+        elif isinstance(module, LlamaRMSNorm):
+            nn.init.ones_(module.weight)

@@ -1,0 +1,75 @@
+"""What an EAGLE head is trained on: the target's distribution behind every position of a text, several drafted tokens deep
+(test-time training, EAGLE-3, arXiv:2503.01840)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foredraft.engine.cache import MemoryPool
+from foredraft.heads import EagleHead
+from foredraft.heads.unrolled import unroll
+from foredraft.model import LanguageModel, Read
+from foredraft.model.taps import FINAL_NORM
+from foredraft.train.blocks import IGNORED
+from foredraft.train.losses import LossSums, distillation_loss
+from foredraft.train.objectives import kl_share
+
+_UNLIMITED = 1 << 62
+
+
+class TargetStates:
+    """Hidden states of a target for whole blocks, as it computes them when it serves."""
+
+    def __init__(self, target: LanguageModel, taps: Sequence[int]) -> None:
+        self._target, self._taps = target, tuple(taps)
+
+    def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids: [B, L] -> features [B, L, F] and what the lm_head reads [B, L, H], float32"""
+        cache = self._target.new_cache(MemoryPool(_UNLIMITED), (*self._taps, FINAL_NORM))
+        reads = [Read(row, tokens, 0) for row, tokens in enumerate(ids.tolist())]
+        for read in reads:
+            cache.reserve(read.seq_id, len(read.tokens))
+        self._target.read(reads, cache)
+        states = torch.stack([_of(cache.features(row)) for row in range(len(reads))]).float()
+        width = states.shape[-1] // (len(self._taps) + 1)
+        return states[..., :-width], states[..., -width:]
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledDrafts:
+    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, of the ids that the head can draft.
+    num_steps: how many drafted tokens deep. decay: the weight of a step over that of the one before. loss, temperature, kl_until: as
+    in Distillation."""
+
+    states: TargetStates
+    lm_head_rows: Tensor
+    num_steps: int = 5
+    decay: float = 0.8
+    loss: str = "kl+tv"
+    temperature: float = 1.0
+    kl_until: float = 0.5
+
+    def __call__(self, student: EagleHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        """ids, next_ids: [B, L] -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+        with torch.no_grad():
+            features, final = self.states(ids)
+            target_logits = final @ self.lm_head_rows.T
+        share = kl_share(self.loss, self.kl_until, progress)
+        sums: list[LossSums] = []
+        for step, logits in enumerate(unroll(student, features, next_ids.clamp(min=0), self.num_steps)):
+            end = ids.shape[1] - 1 - step
+            mask = next_ids[:, step : step + end] != IGNORED  # the token that a row reads is one of the text
+            theirs = target_logits[:, step + 1 :][mask]
+            sums.append(distillation_loss(logits[:, :end][mask], theirs, self.temperature, share))
+        weights = torch.tensor([self.decay**step for step in range(len(sums))])
+        loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
+        return replace(sums[0], loss=loss)
+
+
+def _of(features: Tensor | None) -> Tensor:
+    assert features is not None
+    return features.clone()

@@ -1,0 +1,184 @@
+"""Training of heads: what a loss is made of, and runs of the command on a toy target."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from foredraft import LLM, SamplingParams
+from foredraft.cli import app
+from foredraft.errors import ForedraftError
+from foredraft.heads import EagleConfig, TargetShape, load_head
+from foredraft.heads.unrolled import unroll
+from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.train.blocks import IGNORED
+from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
+from foredraft.train.losses import distillation_loss
+from foredraft.train.records import read_log
+from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+
+QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
+
+
+def head(toy: Path, text: Path, out: Path, *args: str | Path) -> Any:
+    given = ("head", "--target", toy, "--data", text, "--out", out, *QUICK, *args)
+    return CliRunner().invoke(app, ["train", *(str(arg) for arg in given)])
+
+
+@pytest.fixture(scope="module")
+def target(toy: Path) -> LanguageModel:
+    return load_model(toy, LoadOptions(dtype="float32", device="cpu", kernels="torch"))
+
+
+@pytest.mark.parametrize(("num_layers", "taps"), [(1, (0,)), (2, (1,)), (3, (1, 2)), (8, (2, 4, 7)), (32, (2, 16, 31))])
+def test_default_taps_are_inputs_of_layers(num_layers: int, taps: tuple[int, ...]) -> None:
+    assert default_taps(num_layers) == taps
+
+
+def test_the_most_frequent_ids_are_drafted() -> None:
+    ids = frequent_ids([[5, 5, 5, 2, 2, 7], [7, 7, 7, 1]], 3, 10)
+    assert ids is not None
+    assert ids.tolist() == [2, 5, 7]
+    assert frequent_ids([[1]], 10, 10) is None
+    filled = frequent_ids([[9]], 4, 10)
+    assert filled is not None
+    assert len(set(filled.tolist())) == 4
+    assert 9 in filled.tolist()
+
+
+def test_states_are_the_targets_own(target: LanguageModel) -> None:
+    ids = torch.tensor([[5, 6, 7, 8], [9, 5, 5, 6]])
+    features, final = TargetStates(target, (2, 1))(ids)
+    hf: Any = target.hf
+    with torch.inference_mode():
+        states = hf(ids, output_hidden_states=True).hidden_states
+    assert torch.allclose(features, torch.cat([states[2], states[1]], dim=-1), atol=1e-4)
+    assert torch.allclose(final, states[-1], atol=1e-4)
+
+
+def loss_by_hand(
+    target: LanguageModel, student: Any, ids: Tensor, next_ids: Tensor, columns: Tensor, num_steps: int, decay: float
+) -> float:
+    """Row by row: behind position P, step j is compared with the target's distribution after the token at P + 1 + j."""
+    hf: Any = target.hf
+    features, _ = TargetStates(target, student.config.taps)(ids)
+    with torch.inference_mode():
+        laws = hf(ids).logits[..., columns]
+    logits = list(unroll(student, features, next_ids.clamp(min=0), num_steps))
+    total = 0.0
+    for step in range(num_steps):
+        for row in range(len(ids)):
+            for position in range(ids.shape[1] - 1 - step):
+                if next_ids[row, position + step] != IGNORED:
+                    q, p = logits[step][row, position][None], laws[row, position + 1 + step][None]
+                    total += decay**step * float(distillation_loss(q, p, 0.7, 1.0).loss.detach())
+    return total / sum(decay**step for step in range(num_steps))
+
+
+def test_the_loss_compares_every_draft_with_the_target_at_its_own_place(target: LanguageModel) -> None:
+    columns = torch.arange(0, 4096, 4)
+    student = new_eagle3(target, (1, 2), columns, seed=0)
+    ids = torch.randint(1, 4096, (2, 9), generator=torch.Generator().manual_seed(0))
+    next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
+    next_ids[1, -3:] = IGNORED
+    rows = target.hf.get_output_embeddings().weight[columns].detach()  # type: ignore[union-attr, index]
+    objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, "kl", 0.7)
+    sums = objective(student, ids, next_ids, 0.0)
+    expected = loss_by_hand(target, student, ids, next_ids, columns, 3, 0.5)
+    assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
+    assert sums.num_rows == 8 + 6
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    asked = ("--steps", "6", "--unroll", "3", "--draft-vocab-size", "512", "--generations", "3", "--json")
+    result = head(toy, text, out, *asked)
+    assert result.exit_code == 0, result.stderr
+    outcome = json.loads(result.stdout)
+    assert outcome["complete"]
+    assert outcome["step"] == 6
+    shape = TargetShape.of(AutoModelForCausalLM.from_pretrained(toy).config)
+    checkpoint = load_head(str(out), shape)
+    assert isinstance(checkpoint.config, EagleConfig)
+    assert checkpoint.config.kind == "eagle3"
+    assert checkpoint.config.draft_vocab_size == 512
+    assert checkpoint.tensors["fc.weight"].dtype == torch.bfloat16
+    card = (out / "README.md").read_text()
+    for word in ("EAGLE-3", "text.txt", "6 steps", "512"):
+        assert word in card
+    llm = LLM(toy, out, dtype="float32", speculative_tokens=2)
+    assert llm.method == "eagle"
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    (output,), (plain,) = (one.generate("the cat sat", params) for one in (llm, llm.with_drafter("none")))
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.metrics.stats.num_draft_tokens > 0
+
+
+def test_training_brings_the_head_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = head(toy, text, tmp_path / "head", "--steps", "40", "--unroll", "2", "--validation-share", "0.2", "--json")
+    assert result.exit_code == 0, result.stderr
+    first, *_, last = json.loads(result.stdout)["history"]
+    (kind,) = first["loss"]
+    assert last["loss"][kind] < 0.8 * first["loss"][kind]
+
+
+def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert head(toy, text, first, "--steps", "3").exit_code == 0
+    result = head(toy, text, second, "--steps", "3", "--init", first)
+    assert result.exit_code == 0, result.stderr
+    assert read_log(second / "log.jsonl")[0]["loss"] < read_log(first / "log.jsonl")[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--kind", "hydra", "--steps", "1"), "--kind must be eagle3, not 'hydra'"),
+        (("--taps", "3", "--steps", "1"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
+        (("--unroll", "0", "--steps", "1"), "--unroll and --layers must be at least 1"),
+        (("--decay", "1.5", "--steps", "1"), "--decay above 0 and at most 1"),
+        ((), "give one of --steps, --epochs and --budget"),
+    ],
+)
+def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+    result = head(toy, text, tmp_path / "head", *args)
+    assert result.exit_code == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    with pytest.raises(ForedraftError, match=message):
+        raise ForedraftError(line)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(toy: Path, text: Path, tmp_path: Path) -> None:
+    """Killed after every third step, until it is done."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+
+    def command(out: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", "foredraft.cli", "train", "head", "--target", str(toy), "--data", str(text)),
+            *("--out", str(out), *QUICK, "--steps", "9", "--unroll", "2", "--checkpoint-every", "0s"),
+        ]
+
+    assert subprocess.run(command(whole), check=False, capture_output=True).returncode == 0
+    for num_steps in (2, 5):
+        process = subprocess.Popen(command(cut), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        while process.poll() is None and len(read_log(cut / "log.jsonl")) < num_steps:
+            pass
+        process.kill()
+        process.communicate(timeout=120)
+        assert not (cut / "config.json").exists()
+    assert subprocess.run(command(cut), check=False, capture_output=True).returncode == 0
+    losses = [[line["loss"] for line in read_log(out / "log.jsonl")] for out in (cut, whole)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
