@@ -1,8 +1,10 @@
 """Trains language models on text and drafts on a target's distribution, and evaluates drafts."""
 
+from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.head_training import HeadStart, train_head
+from foredraft.train.head_kinds import HeadKind
+from foredraft.train.head_training import train_head
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
 from foredraft.train.records import StepRecord, ValidationRecord
@@ -11,8 +13,9 @@ from foredraft.train.training import Watch, train_distill, train_lm
 __all__ = [
     "FINE_TUNING",
     "Data",
+    "Eagle3Kind",
     "Expectation",
-    "HeadStart",
+    "HeadKind",
     "KindReport",
     "LearningRates",
     "Outcome",

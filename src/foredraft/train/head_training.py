@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from foredraft.errors import ForedraftError
-from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
-from foredraft.heads.saving import save_eagle3
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.train.generations import GenerationSpec, generate, split_documents
-from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
+from foredraft.train.head_kinds import HeadKind
 from foredraft.train.interrupt import stop_on_signal
-from foredraft.train.model_card import Student, distilled_by, model_card
+from foredraft.train.model_card import model_card
 from foredraft.train.objectives import Objective
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.recipe import Data, Outcome, Recipe
@@ -26,44 +23,28 @@ from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Trainer
 from foredraft.train.training import Watch, arguments_of, schedule_of
-from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 
 _UNWATCHED = Watch()
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStart:
-    """taps: inputs of the target's layers that the head reads; None: an early, a middle and the last. draft_vocab_size: how many
-    ids it can draft; None: all. layers: of the head. num_steps, decay: see UnrolledDrafts. init: a head to train further."""
-
-    taps: tuple[int, ...] | None = None
-    draft_vocab_size: int | None = None
-    layers: int = 1
-    num_steps: int = 5
-    decay: float = 0.8
-    init: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1:
-            raise ForedraftError("--unroll and --layers must be at least 1, and --decay above 0 and at most 1")
+_GREEDY_TEMPERATURE = 0.25
+"""Of the distributions that are compared where drafts are greedy: a point mass has no gradient."""
 
 
 def train_head(
-    target: str, data: Data, start: HeadStart, recipe: Recipe, out: Path, watch: Watch = _UNWATCHED
+    target: str, data: Data, kind: HeadKind[Any], recipe: Recipe, out: Path, watch: Watch = _UNWATCHED
 ) -> Outcome:
-    """Trains an EAGLE-3 head for a target, on the files and on texts that the target writes; the result is in speculators' form.
+    """Trains a head of this kind for a target, on the files and on texts that the target writes.
 
     Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
     the loss is not finite, and if the disk is full; saved checkpoints are kept.
     """
-    return _HeadRun(target, data, start, recipe, out, watch).execute()
+    return _HeadRun(target, data, kind, recipe, out, watch).execute()
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadRun:
     target: str
     data: Data
-    start: HeadStart
+    kind: HeadKind[Any]
     recipe: Recipe
     out: Path
     watch: Watch
@@ -76,7 +57,7 @@ class _HeadRun:
         arguments = {
             "command": "head",
             "target": self.target,
-            **arguments_of(self.data, self.start, self.recipe, texts.files),
+            **arguments_of(self.data, self.kind, self.recipe, texts.files),
         }
         folder.check_arguments(arguments)
         folder.begin(arguments)
@@ -85,7 +66,7 @@ class _HeadRun:
         target = load_model(self.target, LoadOptions(device="cpu"))
         target.take_over()
         head = self._head(target, folder, [*texts.documents, *generated])
-        objectives, served = self._objectives(target, head)
+        objectives, served = self._objectives(head, target)
         documents = [] if self.recipe.only_generations else texts.documents
         tasks = make_tasks(documents, generated, objectives, self.recipe.context, tokenizer.eos_token_id)
         trainer = self._trainer(head, target, tasks, served, texts, folder)
@@ -95,9 +76,8 @@ class _HeadRun:
             complete = trainer.run(self.watch.step, should_stop)
         outcome = Outcome(complete, trainer.step, trainer.seconds, _num_parameters(head), trainer.history)
         if complete:
-            card = model_card(
-                self._card_of(head), self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome
-            )
+            student = self.kind.describe(head, self.target, self.recipe)
+            card = model_card(student, self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome)
             folder.publish(partial(self._publish, head, target, card))
         return outcome
 
@@ -111,36 +91,23 @@ class _HeadRun:
         pieces = split_documents(documents, recipe.context, first_id)
         return generate(self.target, pieces, spec, self.out, self.watch.share)
 
-    def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> EagleHead:
+    def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> nn.Module:
         """From the last checkpoint, from a head that is given, or new. In float32."""
-        source = str(folder.checkpoints[-1]) if folder.checkpoints else self.start.init
-        if source is None:
-            config = target.hf.config.get_text_config()
-            size = self.start.draft_vocab_size or int(config.vocab_size)
-            ids = frequent_ids(texts, size, int(config.vocab_size))
-            taps = self.start.taps or default_taps(int(config.num_hidden_layers))
-            return new_eagle3(target, taps, ids, self.recipe.seed, self.start.layers)
-        checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
-        if not isinstance(checkpoint.config, EagleConfig) or not checkpoint.config.owns_lm_head:
-            raise ForedraftError(f"{source}: an EAGLE-3 head with an lm_head of its own is needed")
-        return EagleHead.of(checkpoint, ends.embed, ends.lm_head).requires_grad_(True)
+        source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
+        head: nn.Module
+        head = self.kind.new(target, texts, self.recipe.seed) if source is None else self.kind.load(source, target)
+        return head.requires_grad_(True)
 
-    def _objectives(self, target: LanguageModel, head: EagleHead) -> tuple[list[Objective], Objective]:
+    def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
-        states = TargetStates(target, head.config.taps)
-        rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
-        made = [self._objective(states, rows, self.recipe.loss, t) for t in self.recipe.temperatures]
-        return list(made), self._objective(states, rows, "kl", max(self.recipe.temperatures))
-
-    def _objective(self, states: TargetStates, rows: Tensor, loss: str, temperature: float) -> UnrolledDrafts:
-        start = self.start
-        return UnrolledDrafts(
-            states, rows, start.num_steps, start.decay, loss, temperature or 0.25, self.recipe.kl_until
-        )
+        recipe = self.recipe
+        make = self.kind.objectives(head, target, recipe.kl_until)
+        temperatures = [temperature or _GREEDY_TEMPERATURE for temperature in recipe.temperatures]
+        return [make(recipe.loss, temperature) for temperature in temperatures], make("kl", max(temperatures))
 
     def _trainer(
         self,
-        head: EagleHead,
+        head: nn.Module,
         target: LanguageModel,
         tasks: TaskRotation,
         served: Objective,
@@ -149,7 +116,7 @@ class _HeadRun:
     ) -> Trainer:
         return Trainer(
             head,
-            head.config.draft_vocab_size * self.start.num_steps,
+            self.kind.num_logits(head),
             partial(self._save, head, target),
             Optimiser(head, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
             tasks,
@@ -159,32 +126,14 @@ class _HeadRun:
             folder,
         )
 
-    def _publish(self, head: EagleHead, target: LanguageModel, card: str, folder: Path) -> None:
+    def _publish(self, head: nn.Module, target: LanguageModel, card: str, folder: Path) -> None:
         """In bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
         self._save(head, target, folder, torch.bfloat16)
         (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
-    def _card_of(self, head: EagleHead) -> Student:
-        config, start = head.config, self.start
-        reads = ", ".join(str(tap) for tap in config.taps)
-        origin = (
-            "random weights in the target's widths, with rows of its lm_head"
-            if start.init is None
-            else f"`{start.init}`"
-        )
-        return Student(
-            "head",
-            f"An EAGLE-3 head for `{self.target}`",
-            f"{origin}; it reads the inputs of the layers {reads}, and drafts {config.draft_vocab_size} of {config.vocab_size} ids",
-            ("tags: [speculative-decoding, eagle3]",),
-            f"{distilled_by(self.recipe)}, {start.num_steps} drafted tokens deep (test-time training, arXiv:2503.01840), each "
-            f"weighing {start.decay:g} of the one before",
-        )
-
-    def _save(self, head: EagleHead, target: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
-        save_eagle3(head, folder, self.target, architectures, dtype)
+    def _save(self, head: nn.Module, target: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.kind.save(head, target, self.target, folder, dtype)
 
 
-def _num_parameters(head: EagleHead) -> int:
+def _num_parameters(head: nn.Module) -> int:
     return sum(parameter.numel() for parameter in head.parameters())

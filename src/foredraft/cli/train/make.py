@@ -129,12 +129,12 @@ def head(
     if kind != "eagle3":
         raise ForedraftError(f"--kind must be eagle3, not {kind!r}")
     _check(data, recipe, None, target, init)
-    from foredraft.train import HeadStart, train_head
+    from foredraft.train import Eagle3Kind, train_head
 
-    start = HeadStart(tuple(taps) if taps else None, draft_vocab_size, layers, unroll, decay, init)
+    made = Eagle3Kind(tuple(taps) if taps else None, draft_vocab_size, layers, unroll, decay, init)
     with _watch() as watch:
         settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
-        outcome = train_head(target, data.of(documents), start, settings, out, watch)
+        outcome = train_head(target, data.of(documents), made, settings, out, watch)
     _report(outcome, out, as_json)
 
 

@@ -1,0 +1,87 @@
+"""EAGLE-3 heads as a kind of head to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
+from foredraft.heads.saving import save_eagle3
+from foredraft.model import LanguageModel
+from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
+from foredraft.train.model_card import Student, distilled_by
+from foredraft.train.recipe import Recipe
+from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Kind:
+    """taps: inputs of the target's layers that the head reads; None: an early, a middle and the last. draft_vocab_size: how many
+    ids it can draft; None: all. layers: of the head. num_steps, decay: see UnrolledDrafts. init: a head to train further.
+
+    The result is in speculators' form.
+    """
+
+    taps: tuple[int, ...] | None = None
+    draft_vocab_size: int | None = None
+    layers: int = 1
+    num_steps: int = 5
+    decay: float = 0.8
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1:
+            raise ForedraftError("--unroll and --layers must be at least 1, and --decay above 0 and at most 1")
+
+    def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
+        """See HeadKind."""
+        config = target.hf.config.get_text_config()
+        vocab_size = int(config.vocab_size)
+        ids = frequent_ids(texts, self.draft_vocab_size or vocab_size, vocab_size)
+        taps = self.taps or default_taps(int(config.num_hidden_layers))
+        return new_eagle3(target, taps, ids, seed, self.layers)
+
+    def load(self, source: str, target: LanguageModel) -> EagleHead:
+        """See HeadKind."""
+        checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
+        if not isinstance(checkpoint.config, EagleConfig) or not checkpoint.config.owns_lm_head:
+            raise ForedraftError(f"{source}: an EAGLE-3 head with an lm_head of its own is needed")
+        return EagleHead.of(checkpoint, ends.embed, ends.lm_head)
+
+    def num_logits(self, head: EagleHead) -> int:
+        """See HeadKind."""
+        return head.config.draft_vocab_size * self.num_steps
+
+    def objectives(self, head: EagleHead, target: LanguageModel, kl_until: float) -> MakeObjective:
+        """See HeadKind."""
+        states = TargetStates(target, head.config.taps)
+        rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
+        return lambda loss, temperature: UnrolledDrafts(
+            states, rows, self.num_steps, self.decay, loss, temperature, kl_until
+        )
+
+    def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
+        """See HeadKind."""
+        architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
+        save_eagle3(head, folder, target_name, architectures, dtype)
+
+    def describe(self, head: EagleHead, target_name: str, recipe: Recipe) -> Student:
+        """See HeadKind."""
+        config = head.config
+        reads = ", ".join(str(tap) for tap in config.taps)
+        origin = "random weights in the target's widths, with rows of its lm_head"
+        return Student(
+            "head",
+            f"An EAGLE-3 head for `{target_name}`",
+            f"{origin if self.init is None else f'`{self.init}`'}; it reads the inputs of the layers {reads}, and drafts "
+            f"{config.draft_vocab_size} of {config.vocab_size} ids",
+            ("tags: [speculative-decoding, eagle3]",),
+            f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep (test-time training, arXiv:2503.01840), each "
+            f"weighing {self.decay:g} of the one before",
+        )

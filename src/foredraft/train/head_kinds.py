@@ -1,0 +1,49 @@
+"""What differs between the kinds of heads that `foredraft train head` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from foredraft.model import LanguageModel
+from foredraft.train.model_card import Student
+from foredraft.train.objectives import Objective
+from foredraft.train.recipe import Recipe
+
+Head = TypeVar("Head", bound=nn.Module)
+
+MakeObjective = Callable[[str, float], Objective]
+"""(loss, one of LOSSES; temperature above 0) -> what a step minimises"""
+
+
+class HeadKind(Protocol[Head]):
+    """A kind of head with its options: a dataclass, whose fields identify a run. A new kind is a file of its own, and a line in
+    the command. The parameters of a head's module are what is trained, and it is saved in the form that `load` reads."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def init(self) -> str | None:
+        """A head to train further."""
+
+    def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> Head:
+        """A head to begin with, in float32. texts: that it will be trained on. Raises ForedraftError for options that do not fit
+        the target."""
+
+    def load(self, source: str, target: LanguageModel) -> Head:
+        """A saved head, in float32. Raises ForedraftError for one of another kind."""
+
+    def num_logits(self, head: Head) -> int:
+        """How many logits the objective computes for each token of a text."""
+
+    def objectives(self, head: Head, target: LanguageModel, kl_until: float) -> MakeObjective:
+        """kl_until: as in Distillation."""
+
+    def save(self, head: Head, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None: ...
+
+    def describe(self, head: Head, target_name: str, recipe: Recipe) -> Student:
+        """For the model card."""
