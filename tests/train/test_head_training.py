@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from foredraft import LLM, SamplingParams
@@ -182,3 +183,26 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(toy: Path, text: Pat
     losses = [[line["loss"] for line in read_log(out / "log.jsonl")] for out in (cut, whole)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> None:
+    """Without files: some conversations are held out, and the card tells where the text comes from."""
+    folder = tmp_path / "chat-toy"
+    shutil.copytree(toy, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}<assistant>"
+    tokenizer.save_pretrained(folder)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What did the cat see?\nWho sat on the mat?\n")
+    given = ("head", "--target", folder, "--out", tmp_path / "head", *QUICK, "--steps", "2", "--chats", "6", "--json")
+    args = [str(arg) for arg in ("train", *given, "--prompts", prompts)]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.stderr
+    assert set(json.loads(result.stdout)["history"][0]["loss"]) == {"conversations"}
+    assert (
+        "6 conversations that the target wrote: answers to questions of prompts.txt"
+        in (tmp_path / "head" / "README.md").read_text()
+    )
+    without = CliRunner().invoke(app, [arg for arg in args if arg not in ("--chats", "6")])
+    assert without.exit_code == 2
+    assert "give --" in without.stderr

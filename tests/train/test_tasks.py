@@ -41,8 +41,8 @@ def test_a_task_reads_its_own_texts(
     """The lengths of files, and of texts of the target's own: what is read is all that there is, each by its task."""
     objectives = [Unused() for _ in range(number)]
     documents = [[END, *range(OF_FILES, OF_FILES + size)] for size in files]
-    generated = [[END, *[n % number + 1] * size] for n, size in enumerate(written)]
-    rotation = make_tasks(documents, generated, objectives, LENGTH, END)
+    texts = [[END, *[n % number + 1] * size] for n, size in enumerate(written)]
+    rotation = make_tasks(documents, [texts[n::number] for n in range(number)], objectives, LENGTH, END)
     batches: list[Tensor] = []
     for index, task in enumerate(rotation.tasks):
         own = [token for token in read_by(task.blocks) if token < OF_FILES]
@@ -55,12 +55,12 @@ def test_a_task_reads_its_own_texts(
     assert sum(len(ids) for ids in batches) == rotation.num_blocks * batch_size
     whole = torch.cat([task.blocks.ids for task in rotation.tasks]).repeat(batch_size, 1)
     assert sorted(torch.cat(batches).tolist()) == sorted(whole.tolist())
-    if len(make_tasks(documents, [], objectives[:1], LENGTH, END).tasks[0].blocks if files else []) >= number:
+    if len(make_tasks(documents, [[]], objectives[:1], LENGTH, END).tasks[0].blocks if files else []) >= number:
         of_files = [token for task in rotation.tasks for token in read_by(task.blocks) if token >= OF_FILES]
         assert sorted(of_files) == sorted(token for document in documents for token in document if token != END)
 
 
 def test_a_single_task_reads_all_documents() -> None:
-    rotation = make_tasks([[END, 1, 2, 3], [END, 4]], [], [Unused()], LENGTH, END)
+    rotation = make_tasks([[END, 1, 2, 3], [END, 4]], [[]], [Unused()], LENGTH, END)
     assert read_by(rotation.tasks[0].blocks) == [1, 2, 3, 4]
     assert rotation.num_tokens == 6  # the ends of both are predicted too

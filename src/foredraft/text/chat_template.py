@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt, single_line
 
+_PLACEHOLDER = "foredraft-user-message"
+
 
 def render_chat(
     tokenizer: PreTrainedTokenizerBase,
@@ -37,20 +39,38 @@ def render_chat(
         raise ForedraftError(
             "this tokenizer has no chat template: pass chat_template= (a Jinja string) or generate from a text prompt"
         )
+    text = _render(
+        tokenizer,
+        messages,
+        chat_template=chat_template,
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **template_args,
+    )
+    return encode_prompt(tokenizer, text, add_special_tokens=False)
+
+
+def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids that the chat template writes before a user's first message, and those after it, up to the assistant's answer.
+    Raises ForedraftError for a template that fails or does not repeat the message once."""
+    if not tokenizer.chat_template:
+        raise ForedraftError("this tokenizer has no chat template, so its model cannot hold a conversation")
+    text = _render(tokenizer, [{"role": "user", "content": _PLACEHOLDER}], add_generation_prompt=True)
+    parts = text.split(_PLACEHOLDER)
+    if len(parts) != 2 or not all(parts):
+        raise ForedraftError("the chat template does not enclose a user's message, so no conversation can be written")
+    opening, closing = (encode_prompt(tokenizer, part, add_special_tokens=False) for part in parts)
+    return opening, closing
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template_args: Any) -> str:
     try:
         text = tokenizer.apply_chat_template(
-            cast("list[dict[str, str]]", [dict(message) for message in messages]),
-            chat_template=chat_template,
-            add_generation_prompt=not continue_final_message
-            if add_generation_prompt is None
-            else add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tokenize=False,
-            **template_args,
+            cast("list[dict[str, str]]", [dict(message) for message in messages]), tokenize=False, **template_args
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
-    return encode_prompt(tokenizer, cast(str, text), add_special_tokens=False)
+    return cast(str, text)
 
 
 def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:

@@ -8,7 +8,8 @@ from foredraft.train.head_training import train_head
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
 from foredraft.train.records import StepRecord, ValidationRecord
-from foredraft.train.training import Watch, train_distill, train_lm
+from foredraft.train.training import train_distill, train_lm
+from foredraft.train.watch import Watch
 
 __all__ = [
     "FINE_TUNING",

@@ -57,7 +57,7 @@ def generate(
 ) -> list[list[int]]:
     """-> the ids of each text, its prompt included. Texts that the file in `out` already holds are not written again."""
     prompts = make_prompts(texts, spec.number, spec.prompt_len)
-    generated = _read(out / FILE)[: spec.number]
+    generated = read_texts(out / FILE)[: spec.number]
     if len(generated) == spec.number:
         return generated
     llm = LLM(target, method="none", max_num_seqs=_BATCH_SIZE)  # as it will serve, in its fastest format
@@ -66,7 +66,7 @@ def generate(
         params = [_params(spec, number) for number in numbers]
         outputs = llm.generate([prompts[number] for number in numbers], params)
         new = [[*prompts[n], *output.outputs[0].token_ids] for n, output in zip(numbers, outputs, strict=True)]
-        _append(out / FILE, new)
+        append_texts(out / FILE, new)
         generated += new
         progress(len(generated) / spec.number)
     return generated
@@ -79,12 +79,13 @@ def _params(spec: GenerationSpec, number: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, max_tokens=spec.max_tokens, seed=seed)
 
 
-def _read(file: Path) -> list[list[int]]:
+def read_texts(file: Path) -> list[list[int]]:
+    """The whole lines of a file, each the ids of a text; none if there is no file."""
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def _append(file: Path, texts: Sequence[Sequence[int]]) -> None:
+def append_texts(file: Path, texts: Sequence[Sequence[int]]) -> None:
     """Append whole lines, after removing a line that a kill cut off."""
     with writing(file), file.open("a+b") as stream:
         stream.seek(0)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
-from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import model_card
@@ -22,15 +21,16 @@ from foredraft.train.run_folder import MODEL_CARD, RunFolder
 from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Trainer
-from foredraft.train.training import Watch, arguments_of, schedule_of
+from foredraft.train.training import arguments_of, schedule_of
+from foredraft.train.watch import UNWATCHED, Watch
+from foredraft.train.written import Writer
 
-_UNWATCHED = Watch()
 _GREEDY_TEMPERATURE = 0.25
 """Of the distributions that are compared where drafts are greedy: a point mass has no gradient."""
 
 
 def train_head(
-    target: str, data: Data, kind: HeadKind[Any], recipe: Recipe, out: Path, watch: Watch = _UNWATCHED
+    target: str, data: Data, kind: HeadKind[Any], recipe: Recipe, out: Path, watch: Watch = UNWATCHED
 ) -> Outcome:
     """Trains a head of this kind for a target, on the files and on texts that the target writes.
 
@@ -52,7 +52,7 @@ class _HeadRun:
     def execute(self) -> Outcome:
         self.watch.stage("reading")
         tokenizer = load_tokenizer(self.target, LoadOptions())
-        texts = TrainingTexts.read(self.data, tokenizer, self.recipe.context)
+        texts = TrainingTexts.read(self.data, tokenizer, self.recipe)
         folder = RunFolder(self.out)
         arguments = {
             "command": "head",
@@ -61,14 +61,16 @@ class _HeadRun:
         }
         folder.check_arguments(arguments)
         folder.begin(arguments)
-        generated = self._generated(texts.documents, tokenizer.bos_token_id)
+        share = self.data.validation_share
+        written = Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch).write(texts)
+        texts = texts.with_held_out(written.held_out, self.recipe.context, tokenizer.eos_token_id)
         self.watch.stage("loading")
         target = load_model(self.target, LoadOptions(device="cpu"))
         target.take_over()
-        head = self._head(target, folder, [*texts.documents, *generated])
+        head = self._head(target, folder, [*texts.documents, *written.texts])
         objectives, served = self._objectives(head, target)
         documents = [] if self.recipe.only_generations else texts.documents
-        tasks = make_tasks(documents, generated, objectives, self.recipe.context, tokenizer.eos_token_id)
+        tasks = make_tasks(documents, written.by_temperature, objectives, self.recipe.context, tokenizer.eos_token_id)
         trainer = self._trainer(head, target, tasks, served, texts, folder)
         trainer.resume()
         self.watch.stage("training")
@@ -80,16 +82,6 @@ class _HeadRun:
             card = model_card(student, self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome)
             folder.publish(partial(self._publish, head, target, card))
         return outcome
-
-    def _generated(self, documents: list[list[int]], first_id: int | None) -> list[list[int]]:
-        recipe = self.recipe
-        if not recipe.generations:
-            return []
-        self.watch.stage("the target writes")
-        prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
-        spec = GenerationSpec(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
-        pieces = split_documents(documents, recipe.context, first_id)
-        return generate(self.target, pieces, spec, self.out, self.watch.share)
 
     def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> nn.Module:
         """From the last checkpoint, from a head that is given, or new. In float32."""

@@ -62,7 +62,7 @@ def model_card(
 
 
 def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile]) -> list[str]:
-    lines = ["| file | bytes | documents | licence |", "|---|---|---|---|"]
+    lines = ["| file | bytes | documents | licence |", "|---|---|---|---|"] if files else []
     for file in files:
         licence = data.licences.get(file.path.name, "not stated")
         lines.append(f"| {file.path.name} | {file.num_bytes} | {len(file.documents)} | {licence} |")
@@ -71,6 +71,10 @@ def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile
     if recipe.generations and target is not None:
         which = "Of these only beginnings, and" if recipe.only_generations else "And"
         lines += ["", f"{which} {recipe.generations} texts that the target wrote itself."]
+    if recipe.chats and target is not None:
+        names = ", ".join(path.name for path in recipe.prompts)
+        origin = f"answers to questions of {names}" if names else "questions and answers"
+        lines += ["", f"{recipe.chats} conversations that the target wrote: {origin}."]
     return lines
 
 

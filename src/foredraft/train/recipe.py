@@ -46,8 +46,9 @@ class Start:
 class Recipe:
     """steps, epochs, seconds: how long; exactly one of them. temperatures: to be served; steps take turns between them, and read
     what the target wrote at that temperature (tasks.py). generations: texts that the target writes, to train on besides the
-    files, or instead of them if only_generations. dtype: of autocast; weights stay in float32. device: "auto" is CUDA if there
-    is one."""
+    files, or instead of them if only_generations. chats: conversations that it writes, likewise. prompts: files of their
+    questions, one a line or a .jsonl record; without any, it writes the questions too. dtype: of autocast; weights stay in
+    float32. device: "auto" is CUDA if there is one."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -63,6 +64,8 @@ class Recipe:
     kl_until: float = 0.5
     temperatures: tuple[float, ...] = (1.0,)
     generations: int = 0
+    chats: int = 0
+    prompts: tuple[Path, ...] = ()
     only_generations: bool = False
     checkpoint_every: float = 60.0
     device: str = "auto"
@@ -77,7 +80,7 @@ class Recipe:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ForedraftError("give one of --steps, --epochs and --budget: how long to train")
-        for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0)):
+        for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0), ("chats", 0)):
             _check_at_least(name, getattr(self, name), least)
         if getattr(self, given[0]) <= 0:
             raise ForedraftError(f"{given[0]} must be above 0, not {getattr(self, given[0])}")
@@ -88,9 +91,9 @@ class Recipe:
                 raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
         if not self.temperatures:
             raise ForedraftError("give at least one --temperature")
-        if self.only_generations and self.generations < len(self.temperatures):
+        if self.only_generations and max(self.generations, self.chats) < len(self.temperatures):
             raise ForedraftError(
-                f"--only-generations needs --generations, how many texts the target is to write: at least "
+                f"--only-generations needs --generations or --chats, how many texts the target is to write: at least "
                 f"{len(self.temperatures)}, one for each --temperature"
             )
 

@@ -43,25 +43,25 @@ class TaskRotation:
 
 def make_tasks(
     documents: Sequence[Sequence[int]],
-    generated: Sequence[Sequence[int]],
+    written: Sequence[Sequence[Sequence[int]]],
     objectives: Sequence[Objective],
     length: int,
     end_id: int | None,
 ) -> TaskRotation:
-    """One task for each objective. documents: their blocks are split between the tasks. generated: text n was written for
-    objective n modulo their number, and belongs to its task. length: tokens of a block. end_id: see pack.
+    """One task for each objective. documents: their blocks are split between the tasks. written: for each objective the texts
+    that the target wrote for it. length: tokens of a block. end_id: see pack.
 
     Raises ForedraftError if there is nothing to predict.
     """
     num_tasks = len(objectives)
-    document_blocks = pack(documents, length, end_id) if documents or not generated else None
+    document_blocks = pack(documents, length, end_id) if documents or not any(written) else None
     tasks = []
-    for index, objective in enumerate(objectives):
+    for index, (objective, texts) in enumerate(zip(objectives, written, strict=True)):
         parts = []
         if document_blocks is not None:
             first = index % len(document_blocks)
             parts.append(document_blocks.select(range(first, len(document_blocks), num_tasks)))
-        if texts := generated[index::num_tasks]:
+        if texts:
             parts.append(pack(texts, length, end_id))
         tasks.append(Task(concatenate(parts), objective))
     return TaskRotation(tuple(tasks))

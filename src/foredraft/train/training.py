@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,11 @@ from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
 from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
-from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
 from foredraft.train.objectives import Distillation, NextToken, Objective, autocast_dtype
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
-from foredraft.train.records import StepRecord
 from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
 from foredraft.train.students import (
     check_draft,
@@ -34,22 +32,14 @@ from foredraft.train.students import (
 from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Length, Schedule, Trainer
+from foredraft.train.watch import UNWATCHED, Watch
+from foredraft.train.written import Writer, WrittenTexts
 
 _GREEDY_TEMPERATURE = 0.25
 """Used in place of 0, since the greedy distribution has no gradient."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Callbacks for the progress of a run. stage: with the name of each stage as it begins. share: with the finished share of
-    a stage. step: after each step."""
-
-    stage: Callable[[str], None] = lambda _: None
-    share: Callable[[float], None] = lambda _: None
-    step: Callable[[StepRecord], None] = lambda _: None
-
-
-def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = Watch()) -> Outcome:
+def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED) -> Outcome:
     """Trains a language model on text, by next-token loss. start: init, or architecture with a tokenizer.
 
     Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
@@ -64,7 +54,9 @@ def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch =
     return run.execute()
 
 
-def train_distill(target: str, data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = Watch()) -> Outcome:
+def train_distill(
+    target: str, data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED
+) -> Outcome:
     """Trains a draft on the target's own distribution, on the files and on texts that the target writes. As train_lm."""
     given = [source for source in (start.init, start.architecture, start.layers) if source is not None]
     if len(given) > 1:
@@ -92,7 +84,7 @@ class _Run:
 
     def execute(self) -> Outcome:
         self.watch.stage("reading")
-        texts = TrainingTexts.read(self.data, self.tokenizer, self.recipe.context)
+        texts = TrainingTexts.read(self.data, self.tokenizer, self.recipe)
         folder = RunFolder(self.out)
         arguments = self._arguments(texts.files)
         folder.check_arguments(arguments)
@@ -100,7 +92,9 @@ class _Run:
         teacher, student = self._models(folder)
         objectives, served = self._objectives(teacher), self._served_objective(teacher)
         folder.begin(arguments)
-        tasks = self._tasks(texts, objectives)
+        written = self._written(texts)
+        texts = texts.with_held_out(written.held_out, self.recipe.context, self.tokenizer.eos_token_id)
+        tasks = self._tasks(texts, written, objectives)
         trainer = Trainer(
             student,
             int(student.config.get_text_config().vocab_size),
@@ -170,20 +164,17 @@ class _Run:
             return NextToken(dtype)
         return Distillation(teacher, "kl", max(self.recipe.temperatures) or _GREEDY_TEMPERATURE, dtype=dtype)
 
-    def _tasks(self, texts: TrainingTexts, objectives: list[Objective]) -> TaskRotation:
-        generated = self._generated(texts.documents)
-        documents = [] if self.recipe.only_generations else texts.documents
-        return make_tasks(documents, generated, objectives, self.recipe.context, self.tokenizer.eos_token_id)
+    def _written(self, texts: TrainingTexts) -> WrittenTexts:
+        if self.target is None:
+            return WrittenTexts([[]], [])
+        share = self.data.validation_share
+        return Writer(self.target, self.tokenizer, self.recipe, share, self.out, self.watch).write(texts)
 
-    def _generated(self, documents: list[list[int]]) -> list[list[int]]:
-        recipe = self.recipe
-        if self.target is None or not recipe.generations:
-            return []
-        self.watch.stage("the target writes")
-        prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
-        spec = GenerationSpec(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
-        pieces = split_documents(documents, recipe.context, self.tokenizer.bos_token_id)
-        return generate(self.target, pieces, spec, self.out, self.watch.share)
+    def _tasks(self, texts: TrainingTexts, written: WrittenTexts, objectives: list[Objective]) -> TaskRotation:
+        documents = [] if self.recipe.only_generations else texts.documents
+        return make_tasks(
+            documents, written.by_temperature, objectives, self.recipe.context, self.tokenizer.eos_token_id
+        )
 
     def _model_card(self, files: list[SourceFile], tasks: TaskRotation, outcome: Outcome) -> str:
         student = language_model(self.command, self.target, self.start, self.recipe)

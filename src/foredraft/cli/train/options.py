@@ -172,6 +172,14 @@ class DistillationOptions:
         bool, Option("--only-generations", help="Train on generated texts alone; --data only gives their beginnings.")
     ] = False
     generations: Annotated[int, Option(help="Texts that the target generates, to train on as well.")] = 0
+    chats: Annotated[
+        int,
+        Option(help="Conversations that a chat model writes, to train on as well: questions too, without --prompts."),
+    ] = 0
+    prompts: Annotated[
+        list[Path] | None,
+        Option("--prompts", metavar="FILE", help="Questions for --chats, one a line or .jsonl record; repeatable."),
+    ] = None
 
     def recipe_fields(self) -> dict[str, Any]:
         return {
@@ -180,4 +188,6 @@ class DistillationOptions:
             "temperatures": tuple(self.temperature or (1.0,)),
             "only_generations": self.only_generations,
             "generations": self.generations,
+            "chats": self.chats,
+            "prompts": tuple(self.prompts or ()),
         }

@@ -1,0 +1,20 @@
+"""Callbacks for the progress of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foredraft.train.records import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """stage: with the name of each stage as it begins. share: with the finished share of a stage. step: after each step."""
+
+    stage: Callable[[str], None] = lambda _: None
+    share: Callable[[float], None] = lambda _: None
+    step: Callable[[StepRecord], None] = lambda _: None
+
+
+UNWATCHED = Watch()

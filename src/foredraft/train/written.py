@@ -1,0 +1,79 @@
+"""What the target writes for a run: continuations of the files' texts, and conversations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.train.blocks import spread_indices
+from foredraft.train.chats import ChatSpec, write_chats
+from foredraft.train.generations import GenerationSpec, generate, split_documents
+from foredraft.train.recipe import Recipe
+from foredraft.train.texts import TrainingTexts
+from foredraft.train.watch import Watch
+
+_Texts = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTexts:
+    """by_temperature: for each of the recipe's temperatures, the ids of the texts that were written at it. held_out: of the
+    conversations, to validate with."""
+
+    by_temperature: list[_Texts]
+    held_out: _Texts
+
+    @property
+    def texts(self) -> _Texts:
+        """To train on."""
+        return [text for texts in self.by_temperature for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A target that writes texts for a run, each once: they are kept in `out`. validation_share: of conversations that are held
+    out."""
+
+    target: str
+    tokenizer: PreTrainedTokenizerBase
+    recipe: Recipe
+    validation_share: float
+    out: Path
+    watch: Watch
+
+    def write(self, texts: TrainingTexts) -> WrittenTexts:
+        """Nothing, if the recipe wants nothing."""
+        recipe = self.recipe
+        if recipe.generations or recipe.chats:
+            self.watch.stage("the target writes")
+        generations = self._generations(texts.documents) if recipe.generations else []
+        chats = self._chats(texts.questions) if recipe.chats else []
+        held_out = _spread(len(chats), self.validation_share)
+        number = len(recipe.temperatures)
+        by_temperature = [
+            [*generations[n::number], *(chats[i] for i in range(n, len(chats), number) if i not in held_out)]
+            for n in range(number)
+        ]
+        return WrittenTexts(by_temperature, [chats[i] for i in sorted(held_out)])
+
+    def _generations(self, documents: Sequence[Sequence[int]]) -> _Texts:
+        recipe = self.recipe
+        prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
+        spec = GenerationSpec(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
+        pieces = split_documents(documents, recipe.context, self.tokenizer.bos_token_id)
+        return generate(self.target, pieces, spec, self.out, self.watch.share)
+
+    def _chats(self, questions: Sequence[str]) -> _Texts:
+        recipe = self.recipe
+        spec = ChatSpec(recipe.chats, recipe.temperatures, recipe.context // 4, recipe.context // 2, recipe.seed)
+        return write_chats(self.target, questions, spec, self.out, self.watch.share)
+
+
+def _spread(total: int, share: float) -> set[int]:
+    """Indices of this share of all, evenly spread; at least one, but not the only one."""
+    number = math.ceil(total * share)
+    return set(spread_indices(total, min(number, total - 1))) if total else set()
