@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,34 @@ def test_many_at_once_give_what_one_gives(llm: LLM) -> None:
         outputs = await asyncio.gather(*(engine.generate(STORY, GREEDY) for _ in range(8)))
         assert {output.outputs[0].text for output in outputs} == {expected}
         assert len({output.request_id for output in outputs}) == 8
+
+    run(llm, body)
+
+
+def test_a_finished_text_arrives_though_the_rest_of_the_work_is_cancelled(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to do between the step that finished it and the next, during which it might have been sent."""
+    long = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True)
+    step, cancelled = llm.engine.step, threading.Event()
+
+    async def body(engine: AsyncLLM) -> None:
+        short = await engine.prepare(STORY, SamplingParams(max_tokens=3, temperature=0.0))
+        other = asyncio.create_task(engine.generate("def f(x):", long))
+        other.add_done_callback(lambda _: cancelled.set())
+        loop = asyncio.get_running_loop()
+
+        def step_then_cancel(*args: Any) -> None:
+            step(*args)
+            if short.is_finished and not cancelled.is_set():
+                loop.call_soon_threadsafe(other.cancel)
+                assert cancelled.wait(30)
+
+        monkeypatch.setattr(llm.engine, "step", step_then_cancel)
+        batches = [batch async for batch in engine.follow([short])]
+        assert batches[-1][-1][1].output is not None
+        with pytest.raises(asyncio.CancelledError):
+            await other
 
     run(llm, body)
 

@@ -158,8 +158,11 @@ class AsyncLLM:
     def _run_calls(self) -> bool:
         """Run the calls that have come; wait for one only if the engine has no work. False: shut down."""
         while True:
+            has_work = self.llm.engine.has_work
+            if not has_work:  # a call may have ended the work during which the last deltas were to be sent
+                self._send_all()
             try:
-                call = self._calls.get(block=not self.llm.engine.has_work)
+                call = self._calls.get(block=not has_work)
             except queue.Empty:
                 return True
             if call is None:
@@ -176,6 +179,14 @@ class AsyncLLM:
             self._close(error)
         if not (runs_ahead and self.llm.engine.has_work):
             self._post_all()
+        self._fail_recorded()
+
+    def _send_all(self) -> None:
+        self._post_all()
+        self._fail_recorded()
+        self._send()
+
+    def _fail_recorded(self) -> None:
         failures, self._failures = self._failures, {}
         for request, failure in failures.items():
             if request in self._running:  # otherwise it ended with the engine
