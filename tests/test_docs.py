@@ -121,6 +121,7 @@ def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return run_page(TUTORIAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -201,6 +202,7 @@ def fill_in(words: list[str]) -> list[str]:
     return [*filled, "--overwrite"] if words[1] == "tune" else filled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), RUN)
 def test_a_command_runs(page: str, command: str, workplace: Path) -> None:
     given, words = parts(command)
@@ -366,6 +368,7 @@ def test_the_tutorials_drafters_keep_the_contract(drafter: str, tutorial: dict[s
     check_drafter(lambda vocab_size: DRAFTERS[drafter](tutorial, vocab_size), invisible=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_tutorials_drafters_are_invisible(drafter: str, sampling: dict[str, Any], tutorial: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.drafters import REGISTRY
 from tests.heads.random_heads import head_settings
+from tests.methods import all_methods
 
 QUICK = 10
 
@@ -126,7 +127,7 @@ def plain() -> LLM:
     return LLM(method="none")
 
 
-@pytest.fixture(scope="module", params=[*sorted(set(REGISTRY) - {"none"}), "suffix+draft_model"])
+@pytest.fixture(scope="module", params=all_methods({*REGISTRY, "suffix+draft_model"} - {"none"}))
 def drafting(request: pytest.FixtureRequest) -> LLM:
     return LLM(method=request.param, **head_settings(request.param))
 

@@ -15,6 +15,7 @@ from foredraft.drafters import REGISTRY
 from foredraft.model import EMBEDDED
 from foredraft.trace import read_trace, record
 from tests.heads.random_heads import HEAD_METHODS, head_settings
+from tests.methods import all_methods
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -58,7 +59,7 @@ def is_valid(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("method", sorted(REGISTRY))
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 @pytest.mark.parametrize("gamma", [1, 4, "auto"])
 def test_drafts_do_not_show_in_a_greedy_or_seeded_text(llm: LLM, method: str, gamma: int | str) -> None:
     """Law 2 under a schema: in a batch, with a neighbour that keeps to no form."""

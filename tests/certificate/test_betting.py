@@ -182,6 +182,7 @@ P = torch.tensor([0.55, 0.25, 0.1, 0.07, 0.03], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.2, 0.3, 0.2, 0.1], dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_promised() -> None:
     """In 1,000 tests of 2,000 tokens odds of 1/k come at most about every k-th time (Ville): to be wrong about that by the
     margin allowed here has odds below 1e-6."""
@@ -190,6 +191,7 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     assert sum(log10 >= 1.0 for log10 in evidence) <= 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bet", "wrong"), [("draft stands", Q), ("likeliest", torch.eye(5, dtype=torch.float64)[0])], ids=str
 )

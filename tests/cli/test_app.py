@@ -23,6 +23,7 @@ def test_help(command: tuple[str, ...]) -> None:
     assert run(*command, "--help").exit_code == 0
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_standard_output() -> None:
     with piped("generate", PROMPT, "--json", "--max-tokens", "4", *QUICK) as process:
         stdout, stderr = process.communicate(timeout=300)
@@ -39,6 +40,7 @@ def test_a_mistake_leaves_no_traceback() -> None:
     assert stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     with piped(*ENDLESS) as process:
         assert process.stdout is not None
@@ -49,6 +51,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_with_130() -> None:
     with piped(*ENDLESS) as process:
         assert process.stdout is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from foredraft import LLM, SamplingParams
 from tests.cli.conftest import TEMPLATE
 from tests.command_line import QUICK, assert_refused, in_a_terminal, run
@@ -37,6 +39,7 @@ def test_a_chat_model_needs_no_template_of_ours(chat_model: Path) -> None:
     assert result.stdout == f"{output.outputs[0].text}\n"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_an_answer_and_not_the_chat(template: Path) -> None:
     args = ("chat", "--chat-template", template, "--ignore-eos", *QUICK)
     with in_a_terminal(*args) as (process, type_in, read):

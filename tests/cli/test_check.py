@@ -12,6 +12,7 @@ from foredraft import DraftRequest, Proposal
 from tests.command_line import assert_refused, json_lines, run
 
 
+@pytest.mark.slow
 def test_check_says_that_it_passed(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def fibonacci(n):\nOnce upon a time\nclass Queue:\nThe dog saw a cat. The cat\n")

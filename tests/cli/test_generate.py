@@ -207,6 +207,7 @@ def test_a_draft_of_another_vocabulary_is_one_line() -> None:
     assert_refused(generate(PROMPT, "--draft-model", BABYLLAMA), "105 tokens against 4096")
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_origins_in_colour() -> None:
     fixed = ("--speculative-tokens", "4")  # "auto" may find that drafts do not pay
     args = ("generate", PROMPT, "--max-tokens", "24", "--temperature", "0", *fixed, *QUICK)

@@ -35,6 +35,7 @@ def test_inspect_of_nothing_is_one_line() -> None:
     assert_refused(run("inspect", "--model", "/nowhere/at/all"), "/nowhere/at/all")
 
 
+@pytest.mark.slow
 def test_inspect_measures_quality_on_a_text(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text()[:4000])

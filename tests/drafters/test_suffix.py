@@ -107,6 +107,7 @@ def test_a_cursor_takes_constant_steps_per_token(text: list[int]) -> None:
     assert CountingList.num_reads <= 8 * len(text)
 
 
+@pytest.mark.slow
 @given(data=st.data(), start=texts)
 @settings(max_examples=300, deadline=None)
 def test_a_cursor_follows_while_the_automaton_grows(data: st.DataObject, start: list[int]) -> None:

@@ -41,6 +41,7 @@ def test_a_copy_of_the_target_is_loaded_once(models: LoadedModels) -> None:
     assert set(models.drafts) == {"draft_model", "self-int8"}
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_needs_no_tokenizer(models: LoadedModels) -> None:
     target, draft = (AutoModelForCausalLM.from_pretrained(EMBEDDED / name) for name in ("target", "draft"))
     in_memory = load(target, draft)

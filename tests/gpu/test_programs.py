@@ -46,6 +46,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_compile_and_load_many_numbers_at_a_time(element: str, capability: int) -> None:

@@ -218,6 +218,7 @@ def test_the_self_test_covers_what_families_need_of_attention(kernels: Kernels, 
     assert start.self_test(Forgetful(kernels, **defaults)) == "their attention is wrong here"  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
 def test_the_real_compiler_makes_every_library(instructions: str, tmp_path: Path) -> None:
     """Also those that this processor cannot run."""

@@ -127,13 +127,11 @@ SPECS = {
     "drawn and greedy": [GREEDY, drawn(2.0, 0.7), GREEDY],
     "seeded": [SEEDED, SEEDED, GREEDY],
 }
-SLOW = [("two heads", "greedy"), *product(("llama", "qwen3", "mistral"), SPECS)]
+PAIRS = [("two heads", "greedy"), ("two heads", "of every kind"), *product(("llama", "qwen3", "mistral"), SPECS)]
 
 
-@pytest.mark.parametrize(
-    ("name", "specs"),
-    [("two heads", "of every kind"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "specs"), PAIRS)
 def test_generating_is_reading_step_by_step(name: str, specs: str) -> None:
     model, lens = loaded(name), [4, 1, 2]
     assert model.body.can_generate(SPECS[specs])  # type: ignore[attr-defined]
@@ -163,6 +161,7 @@ def test_distributions_are_as_wide_as_the_target() -> None:
     assert torch.allclose(ours.token_probs.probs, theirs.token_probs.probs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_truncated_specs_take_a_pass_for_each_token() -> None:
     model = loaded("two heads")
     for spec in (DrawSpec(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), DrawSpec(0.8, (10, 1.0, 0.0), keys=[1, 2])):
@@ -172,14 +171,9 @@ def test_truncated_specs_take_a_pass_for_each_token() -> None:
         assert ours.ids == theirs.ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec",
-    [
-        GREEDY,
-        pytest.param(drawn(1.0, 0.5, 0.5, 0.5), marks=pytest.mark.slow),
-        pytest.param(DrawSpec(1.0, keys=[1, 2, 3]), marks=pytest.mark.slow),
-    ],
-    ids=["greedy", "drawn", "seeded"],
+    "spec", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5), DrawSpec(1.0, keys=[1, 2, 3])], ids=["greedy", "drawn", "seeded"]
 )
 def test_a_text_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     hf = random_model(DEVICE_FORMS["two heads"].config()).to(DEVICE)
@@ -219,7 +213,8 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("params", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
+@pytest.mark.slow
+@pytest.mark.parametrize("params", list(PARAMS))
 def test_drafts_do_not_show_in_the_text(params: str) -> None:
     """Through the engine, two texts at a time; the draft model is another one of the same form."""
     target, draft = loaded("two heads"), loaded("two heads, biases")
@@ -236,6 +231,7 @@ def test_drafts_do_not_show_in_the_text(params: str) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_sampled_drafts_are_verified_by_their_laws() -> None:
     target, draft, pool = loaded("two heads"), loaded("two heads, biases"), MemoryPool(1 << 26)
     engine = Engine(target, DraftModelDrafter(draft, VOCAB_SIZE, pool), pool, speculative_tokens=2, seed=0)

@@ -21,6 +21,7 @@ from foredraft.model.probe import probe
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding, StoredLinear
 from foredraft.sampling import SamplingParams
+from tests.methods import all_methods
 from tests.model.zoo import CONTEXT, SPECIES
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason=f"no kernels: {why_none()}")
@@ -52,7 +53,7 @@ def plain() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("method", ["draft_model", "suffix", "ngram", "self-int8", "suffix+self-int4"])
+@pytest.mark.parametrize("method", all_methods(["draft_model", "suffix", "ngram", "self-int8", "suffix+self-int4"]))
 def test_texts_at_four_bits_are_plain_decodings(method: str, batch: int) -> None:
     assert written(pair().with_drafter(method, 4), batch) == plain()
 

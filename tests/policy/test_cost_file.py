@@ -41,6 +41,7 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
     assert path_of(CostFile.of(SUBJECT)).parent == folder
 
 
+@pytest.mark.slow
 def test_another_process_finds_it() -> None:
     CostFile.of(SUBJECT).save(measured())
     code = (

@@ -40,6 +40,7 @@ def is_near_a_border(logits: Tensor, temperature: float, keep: dict[str, Any]) -
     return keep["top_p"] < 1 and bool(((reached - (1 - 1e-6) * keep["top_p"]).abs() < ROUNDING).any())
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     values=st.one_of(

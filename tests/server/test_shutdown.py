@@ -50,6 +50,7 @@ class Streaming(threading.Thread):
         return self
 
 
+@pytest.mark.slow
 def test_the_first_signal_drains(llm: LLM) -> None:
     with running(llm) as server:
         client = Streaming(server.url).begin()

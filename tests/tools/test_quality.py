@@ -89,6 +89,7 @@ def test_windows_that_share_a_pass_do_not_see_each_other(model: LanguageModel) -
     torch.testing.assert_close(together.loss, torch.cat([one.loss for one in alone]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_bfloat16_costs_little_but_something() -> None:
     found = measure_quality(DRAFT, TEXT, LoadOptions(dtype="bfloat16", device="cpu"), max_tokens=2000)
     assert found.dtype == "bfloat16"
@@ -98,6 +99,7 @@ def test_bfloat16_costs_little_but_something() -> None:
     assert found.perplexity_increase == pytest.approx(100 * (ratio - 1))
 
 
+@pytest.mark.slow
 def test_int8_costs_a_little_more() -> None:
     options = LoadOptions(device="cpu", quantization="int8")
     found = measure_quality(DRAFT, TEXT, options, max_tokens=2000)
@@ -115,6 +117,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_as_its_perplexity(model: 
     assert float(found.loss[0]) == pytest.approx(math.log(model.traits.vocab_size))
 
 
+@pytest.mark.slow
 def test_there_is_never_more_than_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[LoadOptions, int]] = []
     alive: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -20,7 +20,7 @@ from tests.trace.test_view import HOSTILE
 
 axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 CODE, STORY = "def read_lines(path):", "Once upon a time </script> <b>there & was"
 

@@ -126,6 +126,7 @@ def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> Non
     assert output.metrics.stats.num_draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_training_brings_the_head_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
     result = head(toy, text, tmp_path / "head", "--steps", "40", "--unroll", "2", "--validation-share", "0.2", "--json")
     assert result.exit_code == 0, result.stderr

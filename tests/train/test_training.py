@@ -116,6 +116,7 @@ def test_kinds_of_text_weigh_by_their_length() -> None:
     assert sum(prompt[1] >= 100 for prompt in prompts) == 2
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
     result = distill(toy, text, tmp_path / "out", "--epochs", "12", "--validation-share", "0.2", "--json")
     assert result.exit_code == 0, result.stderr
@@ -124,6 +125,7 @@ def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path:
     assert last["acceptance"][kind] > first["acceptance"][kind]
 
 
+@pytest.mark.slow
 def test_lm_learns_from_an_architecture(toy: Path, text: Path, tmp_path: Path) -> None:
     result = run(
         *(

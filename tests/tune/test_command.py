@@ -41,6 +41,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return tune(*pair, "--method", "draft_model+suffix", "--output", file, "--json"), file
 
 
+@pytest.mark.slow
 def test_json_holds_advice_measurements_and_predictions(tuned: tuple[Any, Path]) -> None:
     result, _ = tuned
     assert result.exit_code == 0, result.stderr
@@ -80,6 +81,7 @@ def test_generate_reads_it_and_options_win(tuned: tuple[Any, Path], tmp_path: Pa
     assert (steps(tuned[1])["num_draft_tokens"] == 0) == is_plain
 
 
+@pytest.mark.slow
 def test_tune_takes_the_models_of_a_file_and_not_its_drafter(tuned: tuple[Any, Path], tmp_path: Path) -> None:
     result = tune("--config", tuned[1], "--output", tmp_path / "again.toml", "--json")
     assert result.exit_code == 0, result.stderr

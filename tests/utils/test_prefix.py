@@ -21,6 +21,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
 from tests.conftest import MakeEngine, embedded
 from tests.laws import cache_violations, holds_exactly
+from tests.methods import all_methods
 from tests.model.zoo import SPECIES, saved
 
 # --- the index ----------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def plain(make_engine: MakeEngine) -> PlainText:
 
 
 @pytest.mark.parametrize("rows", [16, 100, 512])
-@pytest.mark.parametrize("method", sorted(REGISTRY))
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_texts_that_share_a_beginning_are_plain_decodings(
     make_engine: MakeEngine, plain: PlainText, method: str, rows: int
 ) -> None:

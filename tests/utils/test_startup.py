@@ -108,6 +108,7 @@ def test_importing_the_package_imports_nothing_slow() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_generating_imports_no_more_than_it_uses() -> None:
     names = ("matplotlib", "pandas", "fastapi", "uvicorn", "ray", "trimesh", "sklearn", "foredraft.certificate")
     script = (

@@ -17,7 +17,7 @@ from tests.trace.test_view import HOSTILE
 
 axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PROMPT = "def binary_search(items, target):"
 KEY = "a key that nobody guesses"

@@ -53,6 +53,7 @@ def test_nothing_is_kept_while_nobody_watches(llm: LLM, make_observer: Any) -> N
     assert not observer.rounds
 
 
+@pytest.mark.slow
 def test_what_it_keeps_is_bounded(llm: LLM, make_observer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.server.live.observer.SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr("foredraft.server.live.observer._ROUND_SHARE", 1e9)
