@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -126,6 +127,29 @@ def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> Non
     assert output.metrics.stats.num_draft_tokens > 0
 
 
+def test_a_head_keeps_the_targets_lm_head(toy: Path, text: Path, tmp_path: Path) -> None:
+    """It is neither trained nor saved, also where the head drafts a part of the vocabulary; and it drafts as if it were."""
+    out = tmp_path / "head"
+    asked = ("--steps", "4", "--draft-vocab-size", "512", "--share-lm-head", "--intermediate-size", "8")
+    assert head(toy, text, out, *asked, "--checkpoint-every", "0s").exit_code == 0
+    checkpoint = load_head(str(out), TargetShape.of(AutoModelForCausalLM.from_pretrained(toy).config))
+    assert isinstance(checkpoint.config, EagleConfig)
+    assert not checkpoint.config.owns_lm_head
+    assert checkpoint.config.layer.intermediate_size == 8
+    assert checkpoint.config.target_ids is not None
+    rows = AutoModelForCausalLM.from_pretrained(toy).lm_head.weight.detach()[checkpoint.config.target_ids]
+    full = tmp_path / "full"
+    shutil.copytree(out, full, ignore=shutil.ignore_patterns("checkpoints"))
+    tensors = load_file(full / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": rows.bfloat16()}, full / "model.safetensors")
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    first, second = (LLM(toy, folder, dtype="float32", speculative_tokens=2) for folder in (out, full))
+    texts = [llm.generate("the cat sat", params)[0] for llm in (first, second)]
+    assert texts[0].metrics.stats == texts[1].metrics.stats
+    again = head(toy, text, tmp_path / "again", *asked, "--init", out)
+    assert again.exit_code == 0, again.stderr
+
+
 @pytest.mark.slow
 def test_training_brings_the_head_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
     result = head(toy, text, tmp_path / "head", "--steps", "40", "--unroll", "2", "--validation-share", "0.2", "--json")
@@ -148,7 +172,7 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
     [
         (("--kind", "hydra", "--steps", "1"), "--kind must be eagle3, not 'hydra'"),
         (("--taps", "3", "--steps", "1"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
-        (("--unroll", "0", "--steps", "1"), "--unroll and --layers must be at least 1"),
+        (("--unroll", "0", "--steps", "1"), "--unroll, --layers and --intermediate-size must be at least 1"),
         (("--decay", "1.5", "--steps", "1"), "--decay above 0 and at most 1"),
         ((), "give one of --steps, --epochs and --budget"),
     ],

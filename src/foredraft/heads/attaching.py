@@ -38,6 +38,9 @@ def attach_head(
     for note in checkpoint.notes:
         logger.info("%s: %s", name, note)
     if isinstance(checkpoint.config, EagleConfig):
+        if not checkpoint.config.owns_lm_head and checkpoint.config.target_ids is not None:
+            # rows of its own, so that those of other ids are not computed
+            checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
         head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window)
         return _compiled(head, target, weight_format) or head
     return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype)
@@ -71,7 +74,7 @@ class TargetEnds:
         logits: Tensor = self._lm_head(x)
         return logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:
         """Rows of the lm_head, [len(ids), hidden] float32; None: all. Where it is packed, they are computed: its products with the
         unit vectors, which eight bits round."""

@@ -42,7 +42,7 @@ class CompiledEagle:
     """The counterpart of EagleHead, in bfloat16, its matrices packed in weight_format.
 
     head: gives its weights, and computes what is left to PyTorch (norms before fc). embedding, lm_head: the target's, used where
-    the head has none.
+    the head has none; a head that drafts a part of the vocabulary must have an lm_head.
     """
 
     def __init__(
@@ -66,9 +66,8 @@ class CompiledEagle:
     def supports(head: EagleHead) -> bool:
         """Whether the kernels compute what this head does."""
         config = head.config
-        borrows_part = not config.owns_lm_head and config.target_ids is not None
         is_plain = config.layer.hidden_act == "silu" and config.hidden_size % 16 == 0 and config.layer.head_dim % 2 == 0
-        return is_plain and not borrows_part and not getattr(config.layer, "mlp_bias", False)
+        return is_plain and not getattr(config.layer, "mlp_bias", False)
 
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""

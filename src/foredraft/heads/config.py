@@ -153,3 +153,7 @@ class HeadCheckpoint:
     def with_settings(self, **settings: Any) -> HeadCheckpoint:
         """The same weights with other settings, such as a candidate of an ambiguity."""
         return replace(self, config=replace(self.config, **settings))
+
+    def with_lm_head(self, rows: Tensor) -> HeadCheckpoint:
+        """An EAGLE head with an lm_head of its own, [D, H]: the target's rows of the ids that it drafts, say."""
+        return replace(self.with_settings(owns_lm_head=True), tensors={**self.tensors, "lm_head.weight": rows})

@@ -27,15 +27,18 @@ def save_eagle3(
     architectures: Sequence[str],
     dtype: torch.dtype = torch.bfloat16,
     speculative_tokens: int = 5,
+    without: Sequence[str] = (),
 ) -> None:
     """verifier, architectures: the target's name, and its class names. speculative_tokens: what other engines draft by default.
+    without: tensors that are left out, such as an lm_head whose rows are the target's.
 
     Raises ValueError for a head that the form cannot hold: another kind, or one that reads a state after the final norm.
     """
     config = head.config
     if config.kind != "eagle3" or min(config.taps) < 0:
         raise ValueError(f"speculators' form holds EAGLE-3 over inputs of layers, not {config.kind} over {config.taps}")
-    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in head.state_dict().items()}
+    weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
+    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
     tensors |= _tables(config)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

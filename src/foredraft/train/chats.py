@@ -15,7 +15,7 @@ from foredraft.train.generations import append_texts, read_texts
 FILE = "chats.jsonl"
 _BATCH_SIZE = 64
 _BATCHES_AT_ONCE = 2
-_QUESTION_TEMPERATURE = 1.0
+_QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks much that nobody would
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 @dataclass(frozen=True, slots=True)
 class Eagle3Kind:
     """taps: inputs of the target's layers that the head reads; None: an early, a middle and the last. draft_vocab_size: how many
-    ids it can draft; None: all. layers: of the head. num_steps, decay: see UnrolledDrafts. init: a head to train further.
+    ids it can draft; None: all. layers: of the head. intermediate_size: of its MLP; None: the target's. shares_lm_head: it
+    keeps the target's rows, which are neither trained nor saved; other engines need an lm_head where draft_vocab_size is given.
+    num_steps, decay: see UnrolledDrafts. init: a head to train further.
 
     The result is in speculators' form.
     """
@@ -31,13 +33,17 @@ class Eagle3Kind:
     taps: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     layers: int = 1
+    intermediate_size: int | None = None
+    shares_lm_head: bool = False
     num_steps: int = 5
     decay: float = 0.8
     init: str | None = None
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1:
-            raise ForedraftError("--unroll and --layers must be at least 1, and --decay above 0 and at most 1")
+        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1 or (self.intermediate_size or 1) < 1:
+            raise ForedraftError(
+                "--unroll, --layers and --intermediate-size must be at least 1, and --decay above 0 and at most 1"
+            )
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
         """See HeadKind."""
@@ -45,14 +51,16 @@ class Eagle3Kind:
         vocab_size = int(config.vocab_size)
         ids = frequent_ids(texts, self.draft_vocab_size or vocab_size, vocab_size)
         taps = self.taps or default_taps(int(config.num_hidden_layers))
-        return new_eagle3(target, taps, ids, seed, self.layers)
+        return self._to_train(new_eagle3(target, taps, ids, seed, self.layers, self.intermediate_size))
 
     def load(self, source: str, target: LanguageModel) -> EagleHead:
         """See HeadKind."""
         checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
-        if not isinstance(checkpoint.config, EagleConfig) or not checkpoint.config.owns_lm_head:
-            raise ForedraftError(f"{source}: an EAGLE-3 head with an lm_head of its own is needed")
-        return EagleHead.of(checkpoint, ends.embed, ends.lm_head)
+        if not isinstance(checkpoint.config, EagleConfig) or checkpoint.config.kind != "eagle3":
+            raise ForedraftError(f"{source}: an EAGLE-3 head is needed")
+        if not checkpoint.config.owns_lm_head:
+            checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
+        return self._to_train(EagleHead.of(checkpoint, ends.embed, ends.lm_head))
 
     def num_logits(self, head: EagleHead) -> int:
         """See HeadKind."""
@@ -69,13 +77,15 @@ class Eagle3Kind:
     def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
         architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
-        save_eagle3(head, folder, target_name, architectures, dtype)
+        without = ["lm_head.weight"] if self.shares_lm_head else []
+        save_eagle3(head, folder, target_name, architectures, dtype, without=without)
 
     def describe(self, head: EagleHead, target_name: str, recipe: Recipe) -> Student:
         """See HeadKind."""
         config = head.config
         reads = ", ".join(str(tap) for tap in config.taps)
-        origin = "random weights in the target's widths, with rows of its lm_head"
+        rows = "rows of its lm_head" + (", which are not saved" if self.shares_lm_head else "")
+        origin = f"random weights in the target's widths, with {rows}"
         return Student(
             "head",
             f"An EAGLE-3 head for `{target_name}`",
@@ -85,3 +95,8 @@ class Eagle3Kind:
             f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep (test-time training, arXiv:2503.01840), each "
             f"weighing {self.decay:g} of the one before",
         )
+
+    def _to_train(self, head: EagleHead) -> EagleHead:
+        head.requires_grad_(True)
+        head.lm_head.requires_grad_(not self.shares_lm_head)
+        return head

@@ -31,11 +31,11 @@ class HeadKind(Protocol[Head]):
         """A head to train further."""
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> Head:
-        """A head to begin with, in float32. texts: that it will be trained on. Raises ForedraftError for options that do not fit
+        """A head to begin with, in float32; what requires a gradient is trained. texts: that it will be trained on. Raises ForedraftError for options that do not fit
         the target."""
 
     def load(self, source: str, target: LanguageModel) -> Head:
-        """A saved head, in float32. Raises ForedraftError for one of another kind."""
+        """A saved head, as `new` gives them. Raises ForedraftError for one of another kind."""
 
     def num_logits(self, head: Head) -> int:
         """How many logits the objective computes for each token of a text."""

@@ -32,10 +32,15 @@ def frequent_ids(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> 
 
 
 def new_eagle3(
-    target: LanguageModel, taps: Sequence[int], target_ids: Tensor | None, seed: int, num_layers: int = 1
+    target: LanguageModel,
+    taps: Sequence[int],
+    target_ids: Tensor | None,
+    seed: int,
+    num_layers: int = 1,
+    intermediate_size: int | None = None,
 ) -> EagleHead:
     """Random weights in the target's widths; the lm_head begins as the target's rows. target_ids: what it can draft; None: all
-    ids. It borrows the target's embeddings. Raises ForedraftError for a target that has no such hidden states."""
+    ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a target that has no such hidden states."""
     config = target.hf.config.get_text_config()
     if not taps or min(taps) < 0 or max(taps) >= config.num_hidden_layers:
         raise ForedraftError(f"--taps must be inputs of layers, 0 to {config.num_hidden_layers - 1}, not {list(taps)}")
@@ -44,7 +49,7 @@ def new_eagle3(
     head = EagleHead(
         EagleConfig(
             kind="eagle3",
-            layer=_layer(config, num_layers),
+            layer=_layer(config, num_layers, intermediate_size or config.intermediate_size),
             taps=tuple(taps),
             target_hidden_size=config.hidden_size,
             vocab_size=vocab_size,
@@ -62,14 +67,14 @@ def new_eagle3(
     return head
 
 
-def _layer(config: PretrainedConfig, num_layers: int) -> LlamaConfig:
+def _layer(config: PretrainedConfig, num_layers: int, intermediate_size: int) -> LlamaConfig:
     """Of Llama's form, as wide as the target's layers."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     fields: dict[str, Any] = {"rope_parameters": config.rope_parameters} if hasattr(config, "rope_parameters") else {}
     return LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,

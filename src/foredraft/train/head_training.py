@@ -84,11 +84,11 @@ class _HeadRun:
         return outcome
 
     def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> nn.Module:
-        """From the last checkpoint, from a head that is given, or new. In float32."""
+        """From the last checkpoint, from a head that is given, or new."""
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         head: nn.Module
         head = self.kind.new(target, texts, self.recipe.seed) if source is None else self.kind.load(source, target)
-        return head.requires_grad_(True)
+        return head
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
@@ -128,4 +128,4 @@ class _HeadRun:
 
 
 def _num_parameters(head: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in head.parameters())
+    return sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)

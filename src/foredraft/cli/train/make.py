@@ -117,6 +117,13 @@ def head(
         int | None, typer.Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None,
     layers: Annotated[int, typer.Option(help="Of the head.")] = 1,
+    intermediate_size: Annotated[
+        int | None, typer.Option("--intermediate-size", help="Of the head's MLP. Default: the target's.")
+    ] = None,
+    share_lm_head: Annotated[
+        bool,
+        typer.Option("--share-lm-head", help="Keep the target's lm_head: a smaller file, less to train and to learn."),
+    ] = False,
     unroll: Annotated[int, typer.Option(help="How many drafted tokens deep the loss goes.")] = 5,
     decay: Annotated[float, typer.Option(help="The weight of a drafted token over that of the one before it.")] = 0.8,
     as_json: JsonOption = False,
@@ -131,7 +138,9 @@ def head(
     _check(data, recipe, None, target, init)
     from foredraft.train import Eagle3Kind, train_head
 
-    made = Eagle3Kind(tuple(taps) if taps else None, draft_vocab_size, layers, unroll, decay, init)
+    made = Eagle3Kind(
+        tuple(taps) if taps else None, draft_vocab_size, layers, intermediate_size, share_lm_head, unroll, decay, init
+    )
     with _watch() as watch:
         settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
         outcome = train_head(target, data.of(documents), made, settings, out, watch)
