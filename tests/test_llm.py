@@ -357,9 +357,13 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     [
         (
             {"method": "magic"},
-            "unknown method 'magic': known are draft_model, eagle, medusa, ngram, none, self-int4, self-int8, suffix",
+            "unknown method 'magic': known are draft_model, eagle, early_exit, medusa, ngram, none, self-int4, self-int8, suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
+        ({"method": "early_exit"}, "needs a layer: give exit_layer="),
+        ({"exit_layer": 0}, "exit_layer must be an integer of at least 1"),
+        ({"exit_layer": 8}, "has 8 layers: an early exit is after 1 to 7 of them"),
+        ({"exit_layer": 2, "method": "suffix"}, 'exit_layer is for the method "early_exit"'),
         ({"speculative_tokens": -1}, "speculative_tokens"),
         ({"num_threads": 0}, "num_threads"),
         ({"cache_memory": 0}, "cache_memory"),

@@ -17,7 +17,7 @@ from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import Methods, choose_methods, names_of
+from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
 from foredraft.engine.models import LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
@@ -32,7 +32,7 @@ from foredraft.text.grammar import Grammars
 from foredraft.text.inputs import Messages, as_conversations, as_prompts, params_for_each, priority_for_each
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
-from foredraft.utils.arguments import check_draft_len, check_threads
+from foredraft.utils.arguments import check_draft_len, check_numbers, check_threads
 from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 MAX_SPECULATIVE_TOKENS = 8
@@ -44,9 +44,10 @@ class LLM:
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must have the target's vocabulary. Or a head of the target, EAGLE or Medusa, by its
         hub id or directory.
-    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "self-int8" and "self-int4" (a copy
+    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "early_exit", "self-int8" and "self-int4" (a copy
         of the target in int8 or int4), or any object with propose and forget. A list of them (or names with "+" between
-        them) gives a choice at each step. None: what the draft_model is for, if there is one, else "suffix".
+        them) gives a choice at each step. None: what the draft_model is for, if there is one, else "early_exit" with exit_layer, else "suffix".
+    exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows its own.
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.
@@ -80,6 +81,7 @@ class LLM:
         draft_model: ModelSource | None = None,
         *,
         method: Methods | None = None,
+        exit_layer: int | None = None,
         speculative_tokens: int | str | None = None,
         max_speculative_tokens: int | None = None,
         min_acceptance_rate: float | None = None,
@@ -106,6 +108,7 @@ class LLM:
             model=model,
             draft_model=draft_model,
             method=method,
+            exit_layer=exit_layer,
             speculative_tokens=speculative_tokens,
             max_speculative_tokens=max_speculative_tokens,
             quantization=quantization,
@@ -139,7 +142,8 @@ class LLM:
         if method is not None:
             makes_draft = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model is not used
             has_draft_model = builder.models.has_draft and not makes_draft
-            methods = choose_methods(method, has_draft_model=has_draft_model)
+            has_exit_layer = builder.models.has_exit_layer
+            methods = choose_methods(method, has_draft_model=has_draft_model, has_exit_layer=has_exit_layer)
         if speculative_tokens is not None:
             check_draft_len(speculative_tokens)
             draft_len = speculative_tokens
@@ -359,7 +363,7 @@ def _read_settings(config: str | os.PathLike[str] | None, **arguments: Any) -> S
     settings = (Settings() if config is None else Settings.read(config)).override(**arguments)
     if settings.model is not None:
         return settings
-    uses_draft = settings.method is None or "draft_model" in names_of(settings.method)
+    uses_draft = settings.exit_layer is None if settings.method is None else "draft_model" in names_of(settings.method)
     draft_model = settings.draft_model
     if draft_model is None and uses_draft:
         draft_model = EMBEDDED / "draft"
@@ -376,14 +380,20 @@ def _load(
     draft_len = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
-    draft_method = draft_method_of(settings.draft_model, settings.method, options.revision)
+    exit_layer = settings.exit_layer
+    check_numbers(exit_layer=(exit_layer, 1))
+    draft_method = draft_method_of(settings.draft_model, settings.method, options.revision, exit_layer)
     methods = choose_methods(
-        settings.method, has_draft_model=settings.draft_model is not None, draft_method=draft_method
+        settings.method,
+        has_draft_model=settings.draft_model is not None,
+        draft_method=draft_method,
+        has_exit_layer=exit_layer is not None,
     )
+    check_exit_layer(exit_layer, names_of(methods), draft_method)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     models = LoadedModels(
-        settings.model, settings.draft_model, tokenizer, options, settings.draft_quantization, draft_method
+        settings.model, settings.draft_model, tokenizer, options, settings.draft_quantization, draft_method, exit_layer
     )
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0

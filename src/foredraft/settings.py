@@ -20,6 +20,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
     "draft_model": (str,),
     "method": (str,),
+    "exit_layer": (int,),
     "speculative_tokens": (int, str),
     "max_speculative_tokens": (int,),
     "quantization": (str,),
@@ -35,6 +36,7 @@ class Settings:
     model: Any = None
     draft_model: Any = None
     method: Any = None
+    exit_layer: int | None = None
     speculative_tokens: int | str | None = None
     max_speculative_tokens: int | None = None
     quantization: str | None = None

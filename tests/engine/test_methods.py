@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foredraft.drafters import ScriptedDrafter
-from foredraft.engine.methods import choose_methods, draft_of, name_of, names_of
+from foredraft.engine.methods import check_exit_layer, choose_methods, draft_of, name_of, names_of
 from foredraft.errors import ForedraftError
 
 SCRIPTED = ScriptedDrafter(lambda *_: [])
@@ -16,6 +16,8 @@ SCRIPTED = ScriptedDrafter(lambda *_: [])
 def test_without_a_method_the_draft_model_is_used_if_there_is_one() -> None:
     assert choose_methods(None, has_draft_model=True) == ["draft_model"]
     assert choose_methods(None, has_draft_model=False) == ["suffix"]
+    assert choose_methods(None, has_draft_model=False, has_exit_layer=True) == ["early_exit"]
+    assert choose_methods(None, has_draft_model=True, has_exit_layer=True) == ["draft_model"]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_methods_are_one_or_several(methods: Any, expected: list[Any]) -> None:
         ("none+ngram", False, '"none" cannot be combined'),
         ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model='),
         ("suffix+draft_model", False, "needs a draft model"),
+        ("early_exit", False, "needs a layer: give exit_layer=, or the directory of a trained exit as draft_model="),
         ("self-int8", True, 'method "self-int8" makes its draft from the target: leave draft_model out'),
         (object(), False, "object"),
     ],
@@ -54,6 +57,20 @@ def test_methods_that_cannot_work_are_refused_in_one_line(methods: Any, has_draf
 def test_a_draft_model_may_be_combined_with_a_copy_of_the_target() -> None:
     methods = choose_methods("draft_model+self-int8", has_draft_model=True)
     assert [draft_of(method) for method in methods] == ["draft_model", "self-int8"]
+
+
+@pytest.mark.parametrize(
+    ("names", "draft_method", "words"),
+    [
+        (["suffix"], "draft_model", 'exit_layer is for the method "early_exit", and the method is "suffix"'),
+        (["early_exit", "eagle"], "eagle", "exit_layer and a head cannot be combined"),
+    ],
+)
+def test_a_layer_that_nothing_uses_is_refused(names: list[str], draft_method: str, words: str) -> None:
+    check_exit_layer(None, names, draft_method)
+    check_exit_layer(2, ["early_exit", "draft_model"], "draft_model")
+    with pytest.raises(ForedraftError, match=words):
+        check_exit_layer(2, names, draft_method)
 
 
 def test_objects_go_by_the_name_of_their_class() -> None:

@@ -15,13 +15,15 @@ from transformers import AutoConfig, PretrainedConfig
 from foredraft.heads import AnyHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel
 
-HEAD_METHODS = ("eagle", "medusa")
+HEAD_METHODS = ("eagle", "medusa", "early_exit")
 
 
 @cache
 def embedded_head(method: str) -> Path:
     """A head for the embedded target."""
     config, folder = AutoConfig.from_pretrained(EMBEDDED / "target"), Path(mkdtemp())
+    if method == "early_exit":
+        return save_early_exit(config, folder)
     return save_eagle3(config, folder, draft_vocab_size=1024) if method == "eagle" else save_medusa(config, folder)
 
 
@@ -86,6 +88,28 @@ def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed
         tensors[f"{head}.1.weight"] = torch.randn(config.vocab_size, width, generator=generator) * width**-0.5
     settings = {"medusa_num_heads": num_heads, "medusa_num_layers": 1, "base_model_name_or_path": "target"}
     return _save(folder, settings, tensors, "medusa_lm_head.pt")
+
+
+def save_early_exit(
+    config: PretrainedConfig, folder: Path, layer: int = 3, adapter_size: int = 64, seed: int = 0
+) -> Path:
+    """config: the target's. As it is trained: a norm, and an adapter where adapter_size is above 0."""
+    width = config.hidden_size
+    shapes = {"gate_proj": (adapter_size, width), "up_proj": (adapter_size, width), "down_proj": (width, adapter_size)}
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"norm.weight": torch.ones(width)}
+    if adapter_size:
+        tensors["adapter.norm.weight"] = torch.ones(width)
+        for name, shape in shapes.items():
+            tensors[f"adapter.{name}.weight"] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    settings = {
+        "architectures": ["EarlyExitDraftModel"],
+        "speculators_model_type": "early_exit",
+        "early_exit_layer": layer,
+        "adapter_size": adapter_size,
+        "target_hidden_size": width,
+    }
+    return _save(folder, settings, tensors, "model.safetensors")
 
 
 def _table(size: int, vocab_size: int) -> dict[str, Tensor]:

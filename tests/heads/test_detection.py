@@ -49,6 +49,7 @@ def test_no_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ("config", "method"),
     [
         ({"speculators_model_type": "eagle3"}, "eagle"),
+        ({"speculators_model_type": "early_exit"}, "early_exit"),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "eagle"),
         ({"model_type": "eagle"}, "eagle"),
         ({"medusa_num_heads": 5}, "medusa"),

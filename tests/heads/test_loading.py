@@ -349,7 +349,7 @@ def test_a_path_that_leads_nowhere_is_refused() -> None:
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:
     case = Golden({"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(4, 4)})
-    assert "no head of a known form (speculators, " in refusal(case, tmp_path)
+    assert "no head of a known form (early exit, speculators, " in refusal(case, tmp_path)
 
 
 class Payload:

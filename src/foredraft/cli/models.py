@@ -10,7 +10,7 @@ from typer import Option
 
 from foredraft.cli.groups import Without
 from foredraft.cli.inputs import parse_bytes
-from foredraft.engine.methods import choose_methods
+from foredraft.engine.methods import EARLY_EXIT, choose_methods
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.sampling import AUTO
 from foredraft.settings import Settings
@@ -26,7 +26,7 @@ ThreadsOption = Annotated[int | None, Option("--num-threads", help="Threads of P
 DtypeOption = Annotated[str, Option(help="auto, float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")]
 
-WITHOUT_DRAFTER = Without("method", "speculative_tokens", "min_acceptance_rate", "max_draft_memory")
+WITHOUT_DRAFTER = Without("method", "exit_layer", "speculative_tokens", "min_acceptance_rate", "max_draft_memory")
 """For commands that try several drafters."""
 
 
@@ -47,8 +47,15 @@ class ModelOptions:
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, eagle, medusa, self-int8 or self-int4, or several joined by + to choose "
-            "from. Default: what --draft-model is for, else suffix."
+            help="none, ngram, suffix, draft_model, eagle, medusa, early_exit, self-int8 or self-int4, or several joined by + "
+            "to choose from. Default: what --draft-model is for, else suffix."
+        ),
+    ] = None
+    exit_layer: Annotated[
+        int | None,
+        Option(
+            "--exit-layer",
+            help="How many of the target's first layers draft (early_exit). A trained exit, as --draft-model, knows its own.",
         ),
     ] = None
     speculative_tokens: Annotated[
@@ -127,11 +134,14 @@ class ModelOptions:
         settings = self._settings()
         arguments.check_threads(settings.num_threads)
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
-        arguments.check_numbers(cache_memory=(self.cache_bytes, 1))
+        arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
-        is_embedded = settings.model is None and settings.method in (None, "draft_model")
-        choose_methods(settings.method, has_draft_model=settings.draft_model is not None or is_embedded)
+        exit_layer = settings.exit_layer
+        method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
+        is_embedded = settings.model is None and method in (None, "draft_model")
+        has_draft_model = settings.draft_model is not None or is_embedded
+        choose_methods(settings.method, has_draft_model=has_draft_model, has_exit_layer=exit_layer is not None)
         for source in (settings.model, settings.draft_model):
             if source is not None:
                 refuse_unusable(source, has_weights=has_weights)
@@ -148,6 +158,7 @@ class ModelOptions:
                 self.model,
                 self.draft_model,
                 method=self.method,
+                exit_layer=self.exit_layer,
                 speculative_tokens=self.draft_len,
                 min_acceptance_rate=self.min_acceptance_rate,
                 max_draft_memory=self.max_draft_bytes,
@@ -182,6 +193,7 @@ class ModelOptions:
             model=self.model,
             draft_model=self.draft_model,
             method=self.method,
+            exit_layer=self.exit_layer,
             speculative_tokens=self.draft_len,
             quantization=self.quantization,
             draft_quantization=self.draft_quantization,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.context import DrafterContext
     from foredraft.drafters.draft_model import DraftModelDrafter
     from foredraft.drafters.eagle import EagleDrafter
+    from foredraft.drafters.early_exit import EarlyExitDrafter
     from foredraft.drafters.medusa import MedusaDrafter
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
@@ -26,6 +27,7 @@ __getattr__ = attributes(
         "context": ("DrafterContext",),
         "draft_model": ("DraftModelDrafter",),
         "eagle": ("EagleDrafter",),
+        "early_exit": ("EarlyExitDrafter",),
         "medusa": ("MedusaDrafter",),
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
@@ -41,6 +43,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "suffix": lambda context: __getattr__("SuffixDrafter")(),
         "draft_model": lambda context: __getattr__("DraftModelDrafter").build(context),
         "eagle": lambda context: __getattr__("EagleDrafter").build(context),
+        "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
@@ -68,6 +71,7 @@ __all__ = [
     "DraftModelDrafter",
     "DrafterContext",
     "EagleDrafter",
+    "EarlyExitDrafter",
     "MedusaDrafter",
     "NgramDrafter",
     "NoDrafter",

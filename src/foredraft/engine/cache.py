@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from itertools import count
 from typing import Protocol
 
@@ -147,13 +148,13 @@ class Region:
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
         """For kernels that write by themselves: the addresses of the keys and the values [H, capacity, D] of layers 0..,
         [num_layers * 2], valid until the next resize. like: [H, *, D], with their dtype and device."""
-        if self._addresses is None:
+        if self._addresses is None or len(self._addresses) < 2 * num_layers:
             for layer in range(num_layers):
                 if layer not in self._layers:
                     self._layers[layer] = (self._blank(like), self._blank(like))
             pairs = (self._layers[layer] for layer in range(num_layers))
             self._addresses = array("q", [tensor.data_ptr() for pair in pairs for tensor in pair])
-        return self._addresses
+        return self._addresses if len(self._addresses) == 2 * num_layers else self._addresses[: 2 * num_layers]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """What is held for one layer: keys [H, len(tokens), Dk] and values [H, len(tokens), Dv]."""
@@ -174,6 +175,13 @@ class Region:
         self._compared_with, self._num_compared = wanted, kept
         return len(wanted) - kept
 
+    def shared_view(self) -> Region:
+        """The same keys and values under a list of tokens of its own, valid until this region is resized. What is read through
+        it lies behind the tokens of this region, which stay as they are, until the next read of this region overwrites it."""
+        view = copy(self)
+        view.tokens = list(self.tokens)
+        return view
+
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
         held = min(len(self.tokens), capacity)
@@ -189,6 +197,15 @@ class Region:
 
     def _blank(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
+
+
+class Regions(Protocol):
+    """What a pass reads from and writes to: a cache, or views of regions of one."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def region(self, seq_id: int) -> Region: ...
 
 
 class KVCache:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from foredraft.engine.cache import KVCache
 from foredraft.engine.contract import check_drafter, check_probs, check_proposal
 from foredraft.engine.forced_prefix import ForcedPrefix, apply_constraints
 from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal
@@ -36,14 +37,6 @@ class RetainingDrafter(Drafter, Protocol):
         ...
 
     def drop_retained(self) -> None: ...
-
-
-FeaturesOf = Callable[[int], Tensor | None]
-"""From a seq_id to the hidden states [T, F], of all taps, for the tokens of the sequence that the target has read."""
-
-
-def no_features(seq_id: int) -> None:
-    """Of a target that keeps none."""
 
 
 class Drafts(NamedTuple):
@@ -75,12 +68,10 @@ class DrafterGroup:
     def names(self) -> tuple[str, ...]:
         return tuple(self._drafters)
 
-    def propose(
-        self, scheduled: Sequence[ScheduledSequence], vocab_size: int, features: FeaturesOf = no_features
-    ) -> Drafts:
+    def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int, cache: KVCache | None = None) -> Drafts:
         """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced.
 
-        features: of a sequence, by its seq_id.
+        cache: the target's, for drafters that read what it holds.
         """
         if not any(item.max_draft for item in scheduled):
             return Drafts(Proposal.merged([], len(scheduled)), {}, {})
@@ -93,7 +84,7 @@ class DrafterGroup:
         for name, rows in places.items():
             started = time.perf_counter()
             try:
-                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size, features)))
+                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size, cache)))
             except Exception as error:
                 failures[name] = error
             times[name] = time.perf_counter() - started
@@ -135,6 +126,18 @@ class DrafterGroup:
     def _retaining(self) -> list[RetainingDrafter]:
         return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
 
+    def _request_for(self, drafter: Drafter, forced: ForcedPrefix, cache: KVCache | None) -> DraftRequest:
+        sequence = forced.sequence
+        return DraftRequest(
+            sequence.seq_id,
+            forced.tokens,
+            forced.room,
+            sequence.sampler,
+            self._features_for(drafter, None if cache is None else cache.features(sequence.seq_id)),
+            len(forced.ids),
+            cache.region(sequence.seq_id).shared_view() if cache is not None and shares_cache(drafter) else None,
+        )
+
     def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:
         taps = taps_of(drafter)
         if not taps:
@@ -151,20 +154,10 @@ class DrafterGroup:
         name: str,
         forced_prefixes: list[ForcedPrefix],
         vocab_size: int,
-        features: FeaturesOf,
+        cache: KVCache | None,
     ) -> Proposal:
         drafter = self._drafters[name]
-        requests = [
-            DraftRequest(
-                forced.sequence.seq_id,
-                forced.tokens,
-                forced.room,
-                forced.sequence.sampler,
-                self._features_for(drafter, features(forced.sequence.seq_id)),
-                len(forced.ids),
-            )
-            for forced in forced_prefixes
-        ]
+        requests = [self._request_for(drafter, forced, cache) for forced in forced_prefixes]
         proposal = drafter.propose(requests)
         if isinstance(proposal, Proposal):
             proposal = replace(
@@ -180,6 +173,11 @@ class DrafterGroup:
 def taps_of(drafter: Drafter) -> tuple[int, ...]:
     """The hidden states of the target that it reads; () for most."""
     return tuple(getattr(drafter, "taps", ()))
+
+
+def shares_cache(drafter: Drafter) -> bool:
+    """Whether it runs layers of the target over the target's own keys and values."""
+    return bool(getattr(drafter, "shares_cache", False))
 
 
 def _held(drafter: Drafter) -> int:

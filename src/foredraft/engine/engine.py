@@ -265,7 +265,7 @@ class Engine:
         return None if isinstance(params.speculative_tokens, str) else params.speculative_tokens
 
     def _propose(self, scoring: Sequence[ScheduledSequence]) -> Drafts:
-        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size, self.cache.features)
+        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size, self.cache)
         self._faults.cool_down(drafts.failures, self._running_ids)
         return drafts
 

@@ -17,21 +17,30 @@ Methods: TypeAlias = Method | Sequence[Method]
 
 NO_DRAFT = "none"
 
-DRAFT_METHODS = MappingProxyType({"draft_model": "a draft model", "eagle": "an EAGLE head", "medusa": "Medusa heads"})
-"""The methods that draft with what draft_model= names, and what that has to be."""
+EARLY_EXIT = "early_exit"
+
+DRAFT_METHODS = MappingProxyType(
+    {
+        "draft_model": "a draft model: give draft_model=",
+        "eagle": "an EAGLE head: give draft_model=",
+        "medusa": "Medusa heads: give draft_model=",
+        EARLY_EXIT: "a layer: give exit_layer=, or the directory of a trained exit as draft_model=",
+    }
+)
+"""The methods that draft with what draft_model= names, and what they need."""
 
 
 def choose_methods(
-    methods: Methods | None, *, has_draft_model: bool, draft_method: str = "draft_model"
+    methods: Methods | None, *, has_draft_model: bool, draft_method: str = "draft_model", has_exit_layer: bool = False
 ) -> list[Method]:
     """-> the drafters as a list of names and objects
 
-    methods: one, several, or names with "+" between them; None: draft_method if there is a draft model, else "suffix".
-    draft_method: the method that drafts with it, see DRAFT_METHODS. Raises ForedraftError for an unknown name, for an
+    methods: one, several, or names with "+" between them; None: draft_method if there is a draft model, else "early_exit" if there
+    is a layer to exit after, else "suffix". draft_method: the method that drafts with the draft model, see DRAFT_METHODS. Raises ForedraftError for an unknown name, for an
     object that is no drafter, and for a draft model that is missing or unused.
     """
     if methods is None:
-        return [draft_method if has_draft_model else "suffix"]
+        return [draft_method if has_draft_model else EARLY_EXIT if has_exit_layer else "suffix"]
     chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
@@ -42,12 +51,21 @@ def choose_methods(
             _check_drafter(method)
         elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
-    needing = next((name for name in names if name in DRAFT_METHODS), None)
+    given = {EARLY_EXIT} if has_exit_layer else set()
+    needing = next((name for name in names if name in DRAFT_METHODS and name not in given), None)
     if needing is not None and not has_draft_model:
-        raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}: give draft_model=')
+        raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}')
     if has_draft_model and all(name in SELF_DRAFTS for name in names):
         raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
     return chosen
+
+
+def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method: str) -> None:
+    """Raises ForedraftError for an exit_layer that no method of these names uses, or beside a head."""
+    if exit_layer is not None and EARLY_EXIT not in names:
+        raise ForedraftError(f'exit_layer is for the method "early_exit", and the method is "{"+".join(names)}"')
+    if exit_layer is not None and draft_method != "draft_model":
+        raise ForedraftError("exit_layer and a head cannot be combined: leave one of them out")
 
 
 def _check_drafter(method: Drafter) -> None:

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine.methods import DRAFT_METHODS, Method, Methods, draft_of, name_of, names_of
+from foredraft.engine.methods import DRAFT_METHODS, EARLY_EXIT, Method, Methods, draft_of, name_of, names_of
 from foredraft.errors import ModelError, VocabularyError
-from foredraft.heads import AnyHead, attach_head, head_method_of
+from foredraft.heads import AnyHead, EarlyExit, attach_head, head_method_of
 from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -40,7 +40,8 @@ class LoadedModels:
     was given in the place of one, or None.
 
     source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the checkpoint's own. options: of the target;
-    draft_quantization: in place of its quantization, for drafts; None does as for the target.
+    draft_quantization: in place of its quantization, for drafts; None does as for the target. exit_layer: after which an early exit
+    that is not trained drafts; None: there is none.
 
     Raises ForedraftError for models that cannot be loaded, or do not have the same vocabulary.
     """
@@ -53,6 +54,7 @@ class LoadedModels:
         options: LoadOptions,
         draft_quantization: str | None,
         draft_method: str = "draft_model",
+        exit_layer: int | None = None,
     ) -> None:
         has_head = draft_source is not None and draft_method != "draft_model"
         draft_model = None if has_head else draft_source
@@ -75,6 +77,8 @@ class LoadedModels:
             _take_over(draft_model, self.drafts["draft_model"])
         if has_head:
             self.head = _attach_head(draft_source, self.target, self.draft_options)
+        elif exit_layer is not None:
+            self.head = EarlyExit.after(self.target, exit_layer)
 
     @property
     def is_in_memory(self) -> bool:
@@ -84,7 +88,12 @@ class LoadedModels:
     @property
     def has_draft(self) -> bool:
         """Whether there is a draft model, or a head in its place."""
-        return self.head is not None or "draft_model" in self.drafts
+        return "draft_model" in self.drafts or (self.head is not None and not self.has_exit_layer)
+
+    @property
+    def has_exit_layer(self) -> bool:
+        """Whether an early exit that is not trained can draft."""
+        return isinstance(self.head, EarlyExit) and not self.head.config.is_trained
 
     @property
     def end_ids(self) -> list[int]:
@@ -163,9 +172,13 @@ def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_qua
     return options
 
 
-def draft_method_of(draft_source: ModelSource | None, methods: Methods | None, revision: str | None) -> str:
-    """The method that drafts with a draft: the one that the user names, else the one that its files are for."""
-    named = [] if methods is None else [name for name in names_of(methods) if name in DRAFT_METHODS]
+def draft_method_of(
+    draft_source: ModelSource | None, methods: Methods | None, revision: str | None, exit_layer: int | None = None
+) -> str:
+    """The method that drafts with a draft: the one that the user names, else the one that its files are for. With exit_layer, early
+    exit needs no draft."""
+    using = DRAFT_METHODS.keys() - ({EARLY_EXIT} if exit_layer is not None else set())
+    named = [] if methods is None else [name for name in names_of(methods) if name in using]
     if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
         return named[0] if named else "draft_model"
     return head_method_of(os.fspath(draft_source), revision) or "draft_model"

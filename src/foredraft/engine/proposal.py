@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foredraft.engine.cache import Region
 from foredraft.sampling import NO_FAILURES, Failures, Sampler, TokenProbs, joined
 
 CERTAIN = -1
@@ -45,6 +46,9 @@ class DraftRequest:
     max_len: never propose more draft tokens than this; may be 0.
     sampler: turns the drafter's logits into the distribution it must draw from, and draws from it.
     features: hidden states of the target, for a drafter that taps them; None for others.
+    region: the target's keys and values, for a drafter with `shares_cache`; None for others. It is a view, valid during the
+        call of `propose`: what is read through it lies behind the tokens that the target has read, with room for max_len
+        tokens behind the pending one, and the target overwrites it.
     """
 
     seq_id: int
@@ -53,13 +57,21 @@ class DraftRequest:
     sampler: Sampler
     features: Features | None = None
     num_forced: int = 0
+    region: Region | None = None
 
     @property
     def has_all_features(self) -> bool:
-        """Whether the target has read the whole history but its pending token. Not so before the first verification, and
-        for a history of one token there is nothing to read."""
-        num_read = len(self.tokens) - self.num_forced - 1
-        return self.features is not None and len(self.features) == num_read > 0
+        """Whether the target has read the whole history but its pending token, and its features are there. Not so before the
+        first verification, and for a history of one token there is nothing to read."""
+        return self.features is not None and self._is_read(len(self.features))
+
+    @property
+    def has_all_keys(self) -> bool:
+        """The same of its keys and values."""
+        return self.region is not None and self._is_read(len(self.region.tokens))
+
+    def _is_read(self, num_read: int) -> bool:
+        return num_read == len(self.tokens) - self.num_forced - 1 > 0
 
 
 @dataclass(frozen=True)
@@ -187,7 +199,9 @@ class Drafter(Protocol):
     """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
     pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up. One that can keep
     what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
-    names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests."""
+    names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests. One that
+    runs layers of the target over the target's own keys and values has `shares_cache`, a true attribute, and gets those as the
+    `region` of its requests."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""

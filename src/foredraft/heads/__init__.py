@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Ambiguity,
         AnyHeadConfig,
         EagleConfig,
+        ExitConfig,
         HeadCheckpoint,
         HeadConfig,
         MedusaConfig,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
     from foredraft.heads.detection import head_method_of
     from foredraft.heads.eagle import EagleHead, HeadReading
+    from foredraft.heads.early_exit import EarlyExit
     from foredraft.heads.loading import load_head
     from foredraft.heads.medusa import MedusaHead
 
@@ -30,6 +32,8 @@ __all__ = [
     "CompiledEagle",
     "EagleConfig",
     "EagleHead",
+    "EarlyExit",
+    "ExitConfig",
     "HeadCheckpoint",
     "HeadConfig",
     "HeadReading",
@@ -49,6 +53,7 @@ __getattr__ = attributes(
             "Ambiguity",
             "AnyHeadConfig",
             "EagleConfig",
+            "ExitConfig",
             "HeadCheckpoint",
             "HeadConfig",
             "MedusaConfig",
@@ -58,6 +63,7 @@ __getattr__ = attributes(
         "compiled": ("CompiledEagle",),
         "detection": ("head_method_of",),
         "eagle": ("EagleHead", "HeadReading"),
+        "early_exit": ("EarlyExit",),
         "loading": ("load_head",),
         "medusa": ("MedusaHead",),
     },

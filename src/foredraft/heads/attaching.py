@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.heads.compiled import CompiledEagle
-from foredraft.heads.config import EagleConfig, TargetShape
+from foredraft.heads.config import EagleConfig, ExitConfig, TargetShape
 from foredraft.heads.eagle import EagleHead
+from foredraft.heads.early_exit import EarlyExit
 from foredraft.heads.loading import load_head
 from foredraft.heads.medusa import MedusaHead
 from foredraft.kernels import WeightFormat, unquantized
@@ -20,7 +21,7 @@ from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
 
-AnyHead = EagleHead | CompiledEagle | MedusaHead
+AnyHead = EagleHead | CompiledEagle | MedusaHead | EarlyExit
 
 logger = logging.getLogger("foredraft")
 
@@ -43,6 +44,8 @@ def attach_head(
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
         head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window)
         return _compiled(head, target, weight_format) or head
+    if isinstance(checkpoint.config, ExitConfig):
+        return EarlyExit.of(checkpoint, target, weight_format)
     return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype)
 
 
@@ -74,7 +77,7 @@ class TargetEnds:
         logits: Tensor = self._lm_head(x)
         return logits
 
-    @torch.no_grad()
+    @torch.no_grad()  # not inference mode: these rows may stand in a loss
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:
         """Rows of the lm_head, [len(ids), hidden] float32; None: all. Where it is packed, they are computed: its products with the
         unit vectors, which eight bits round."""

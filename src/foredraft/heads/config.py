@@ -1,7 +1,8 @@
 """What a head is: one description for the checkpoints of every form.
 
-A head drafts from hidden states of the target. Two kinds of description: an EAGLE head is one or more decoder layers with
-keys and values of their own, a Medusa head a few independent blocks on one hidden state.
+A head drafts from hidden states of the target. Three kinds of description: an EAGLE head is one or more decoder layers with
+keys and values of their own, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the
+target's own layers.
 """
 
 from __future__ import annotations
@@ -138,7 +139,24 @@ class MedusaConfig(HeadConfig):
     kind: Literal["medusa"] = "medusa"
 
 
-AnyHeadConfig = EagleConfig | MedusaConfig
+@dataclass(frozen=True, kw_only=True)
+class ExitConfig(HeadConfig):
+    """An early exit (arXiv:2404.16710): the target's first layers draft, sharing weights, keys and values.
+
+    layer: how many of them. is_trained: whether it has a norm, and an adapter where adapter_size is above 0, of its own;
+    otherwise the target's final norm follows. norm_bias: whether norms have one.
+    """
+
+    layer: int
+    is_trained: bool = True
+    adapter_size: int = 0
+    norm_bias: bool = False
+    taps: tuple[int, ...] = ()
+    owns_lm_head: bool = False
+    kind: Literal["early_exit"] = "early_exit"
+
+
+AnyHeadConfig = EagleConfig | MedusaConfig | ExitConfig
 
 
 @dataclass(frozen=True)

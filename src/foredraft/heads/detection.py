@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foredraft.heads.files import HeadFiles, weight_files
-from foredraft.heads.formats import FORMATS
+from foredraft.heads.formats import FORMATS, early_exit
 from foredraft.model.checkpoint import CONFIG, raw_config
 
 _EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
@@ -21,7 +21,7 @@ _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 
 
 def head_method_of(name: str, revision: str | None = None) -> str | None:
-    """The method that drafts with this checkpoint, "eagle" or "medusa"; None for one that is no head, or not to be read.
+    """The method that drafts with this checkpoint, "eagle", "medusa" or "early_exit"; None for one that is no head, or not to be read.
 
     name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
     method= from the user.
@@ -59,6 +59,8 @@ def _hub_config(name: str, revision: str | None) -> dict[str, Any]:
 
 
 def _method_by_config(config: Mapping[str, Any]) -> str | None:
+    if config.get("speculators_model_type") == early_exit.KIND:
+        return early_exit.FORMAT.method
     if config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
         return "medusa"
     if config.get("model_type") == "eagle" or any(key in config for key in _EAGLE_KEYS):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.errors import ModelError
-from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.config import EagleConfig, ExitConfig, HeadCheckpoint, TargetShape
 from foredraft.heads.eagle import EagleHead
+from foredraft.heads.early_exit import empty_exit
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats import FORMATS
 from foredraft.heads.formats.base import HeadFormat
@@ -46,6 +47,8 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
     """The head's module with empty weights, on the meta device."""
     if isinstance(checkpoint.config, EagleConfig):
         return EagleHead(checkpoint.config, _no_target, _no_target)
+    if isinstance(checkpoint.config, ExitConfig):
+        return empty_exit(checkpoint.config)
     return MedusaHead(checkpoint.config, _no_target)
 
 

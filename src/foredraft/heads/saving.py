@@ -1,9 +1,9 @@
-"""EAGLE-3 heads as files, in the form of `speculators`, which other engines read too."""
+"""Trained heads as files: EAGLE-3 in the form of `speculators`, which other engines read too, and early exits in one like it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from foredraft.heads.config import EagleConfig
 from foredraft.heads.eagle import EagleHead
+from foredraft.heads.formats import early_exit
 from foredraft.model.checkpoint import CONFIG
+from foredraft.model.exits import Exit
 
 WEIGHTS = "model.safetensors"
 _SPECULATORS = "0.9.0"
@@ -40,9 +42,36 @@ def save_eagle3(
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
     tensors |= _tables(config)
+    _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
+
+
+def save_exit(
+    exit: Exit,
+    layer: int,
+    folder: Path,
+    verifier: str,
+    architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """An early exit after so many layers. verifier, architectures: see save_eagle3."""
+    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in exit.state_dict().items()}
+    fields = {
+        "architectures": ["EarlyExitDraftModel"],
+        "speculators_model_type": early_exit.KIND,
+        "dtype": str(dtype).removeprefix("torch."),
+        "early_exit_layer": layer,
+        "adapter_size": 0 if exit.adapter is None else exit.adapter.gate_proj.out_features,
+        "hidden_act": "silu",
+        "norm_bias": "norm.bias" in tensors,
+        "target_hidden_size": tensors["norm.weight"].shape[0],
+        "speculators_config": _speculators_config(early_exit.KIND, verifier, architectures, 5),
+    }
+    _write(folder, tensors, fields)
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    fields = _fields(config, verifier, architectures, dtype, speculative_tokens)
+    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
@@ -58,12 +87,6 @@ def _tables(config: EagleConfig) -> dict[str, Tensor]:
 def _fields(
     config: EagleConfig, verifier: str, architectures: Sequence[str], dtype: torch.dtype, speculative_tokens: int
 ) -> dict[str, Any]:
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": speculative_tokens,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -79,10 +102,22 @@ def _fields(
         "embed_requires_grad": config.owns_embeddings,
         "tie_word_embeddings": False,
         "transformer_layer_config": config.layer.to_dict(),
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
-        },
+        "speculators_config": _speculators_config("eagle3", verifier, architectures, speculative_tokens),
+    }
+
+
+def _speculators_config(
+    algorithm: str, verifier: str, architectures: Sequence[str], speculative_tokens: int
+) -> dict[str, Any]:
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "algorithm": algorithm,
+        "proposal_methods": [proposal],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
     }

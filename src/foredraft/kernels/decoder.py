@@ -84,7 +84,7 @@ NO_NORM = NormWeights()
 class StackLayer:
     """norms: of what attention and the MLP read and, post, of what they write. residual_norm: of the residual stream itself,
     where the layer begins. is_fused: attention reads the embedding of a row's token, under embedding_norm, and behind it the
-    hidden state: qkv is [.., 2 * hidden]. q_norm, k_norm: [D] or [heads, D] float32, or
+    hidden state: qkv is [.., 2 * hidden]. qkv, out: None for an MLP without attention. q_norm, k_norm: [D] or [heads, D] float32, or
     None. mlps: one, or an expert each; router: [experts, hidden] of a mixture. sinks: [heads] float32. window: how many keys
     a query sees; 0: all. rotary_table: which one; -1: no rotation."""
 
@@ -94,8 +94,8 @@ class StackLayer:
     mlp_post_norm: NormWeights
     q_norm: Tensor | None
     k_norm: Tensor | None
-    qkv: PackedMatrix
-    out: PackedMatrix
+    qkv: PackedMatrix | None
+    out: PackedMatrix | None
     mlps: Sequence[StackMlp]
     router: PackedMatrix | None = None
     sinks: Tensor | None = None
@@ -161,6 +161,7 @@ class Stack:
         self.num_layers, self.vocab_size = len(layers), head.out_features
         self.num_kv_heads, self.head_dim = form.num_kv_heads, form.head_dim
         self.num_embeddings, self.hidden_size = embedding.shape
+        self.form = form
         self._num_experts_read = c_int64()
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
         self.is_stateful = stateful is not None
@@ -186,6 +187,15 @@ class Stack:
             **asdict(form),
         )
 
+    def first_layers(
+        self, num_layers: int, behind: Sequence[StackLayer] = (), final_norm: NormWeights | None = None
+    ) -> Stack:
+        """A decoder of the first layers alone, over the same matrices. behind: layers to run after them, which must have no
+        attention. final_norm: None takes this decoder's."""
+        layers, _, embedding, norm, head, _ = self.keeps
+        norm = norm if final_norm is None else final_norm
+        return Stack([*layers[:num_layers], *behind], embedding, norm, head, self.form)
+
     @property
     def num_experts_read(self) -> int:
         """How often an expert's weights were read, over all layers of all passes."""
@@ -204,7 +214,7 @@ def _layer_struct(layer: StackLayer) -> LayerStruct:
     return LayerStruct(
         *map(_norm_struct, norms),
         *map(address, (layer.q_norm, layer.k_norm)),
-        *(layer.qkv.struct, layer.out.struct),
+        *(MatrixStruct() if matrix is None else matrix.struct for matrix in (layer.qkv, layer.out)),
         (MlpStruct * len(layer.mlps))(*(MlpStruct(mlp.up.struct, mlp.down.struct) for mlp in layer.mlps)),
         MatrixStruct() if layer.router is None else layer.router.struct,
         address(layer.sinks),

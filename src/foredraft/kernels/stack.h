@@ -316,6 +316,10 @@ void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t
 void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
     const Layer& layer = s.layers[index];
     const int64_t T = b.num_rows, heads = s.num_heads + 2 * s.num_kv_heads;
+    if (layer.qkv.n == 0) {
+        run_up(s, layer, layer.mlp_norm, w, T, team);
+        return run_down(s, layer, w, T, team);
+    }
     if (layer.residual_norm.weight != nullptr) norm_residual(s, layer.residual_norm, w, T, team);
     Rows x = layer.is_fused ? prepare_fused(s, layer.qkv, layer.embedding_norm, layer.attention_norm, w, T, team)
                             : prepare_normed(s, layer.qkv, layer.attention_norm, w, T, team, [](int64_t r) { return r; });

@@ -37,7 +37,7 @@ struct Layer {
     Norm residual_norm;                    // [hidden] of the residual stream itself, where the layer begins
     Norm embedding_norm;                   // [hidden] of the embedding that a fused layer reads
     const float *q_norm, *k_norm;          // [D] or [heads, D]; null: none
-    Matrix qkv, out;
+    Matrix qkv, out;                       // qkv.n 0: the layer is an MLP without attention
     const Mlp* mlps;                       // one, or an expert each
     Matrix router;                         // [num_experts, hidden]
     const float* sinks;                    // [num_heads] or null

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from foredraft.engine.cache import KVCache, Region
+from foredraft.engine.cache import Region, Regions
 from foredraft.kernels import CacheSpan, StackBatch
 
 
@@ -75,7 +75,7 @@ class Reading(NamedTuple):
     hidden: Tensor | None = None
 
 
-def flatten(reads: Sequence[Read], cache: KVCache, num_generated: Sequence[int] | None = None) -> RaggedBatch:
+def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] | None = None) -> RaggedBatch:
     """One batch that reads each sequence on from what the cache holds of it. num_generated: how many tokens will be generated after
     each read. Raises RuntimeError if no room has been reserved."""
     ids: list[int] = []

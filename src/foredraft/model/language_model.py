@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool
+from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool, Regions
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten
@@ -119,7 +119,7 @@ class LanguageModel:
             cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
         return cache
 
-    def read(self, reads: Sequence[Read], cache: KVCache) -> Tensor:
+    def read(self, reads: Sequence[Read], cache: Regions) -> Tensor:
         """One pass over all reads; afterwards the cache holds their tokens too, and their features if it has taps. Room must have
         been reserved.
 
@@ -137,7 +137,7 @@ class LanguageModel:
         return logits
 
     def generate(
-        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: KVCache, specs: Sequence[DrawSpec]
+        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: Regions, specs: Sequence[DrawSpec]
     ) -> Generated:
         """Read, and generate lens[i] >= 1 tokens after reads[i], of the first vocab_size ids, as specs[i] says. The last token is
         not read, the others are in the cache afterwards. A row of logits with a NaN ends the tokens of its read.

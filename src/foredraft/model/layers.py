@@ -26,6 +26,7 @@ from foredraft.kernels import (
     dequantized,
     read_all,
 )
+from foredraft.model.exits import ExitAdapter
 from foredraft.model.families import Family, Mixture, rotary_table_of, window_of
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back
@@ -87,6 +88,18 @@ def _take_layer(hf: Any, index: int, family: Family, form: StackForm, packer: _P
         window=window_of(hf, family, index),
         rotary_table=rotary_table_of(hf, family, index),
     )
+
+
+def take_adapter(
+    adapter: ExitAdapter, family: Family, form: StackForm, kernels: Kernels, weight_format: WeightFormat
+) -> StackLayer:
+    """An exit's adapter as a layer without attention."""
+    gates, ups = (InMemory(linear.weight, weight_format) for linear in (adapter.gate_proj, adapter.up_proj))
+    # what a layer adds to the residual stream is scaled, and what an adapter adds is not
+    down = InMemory(adapter.down_proj.weight.detach() / form.residual_scale, weight_format)
+    none = NormWeights()
+    mlp = StackMlp(kernels.pack(Interleaved(gates, ups)), kernels.pack(down))
+    return StackLayer(none, take_norm(adapter.norm, family), none, none, None, None, None, None, [mlp])
 
 
 def take_norm(norm: Any, family: Family) -> NormWeights:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foredraft.errors import ModelError
-from foredraft.kernels import Kernels
+from foredraft.kernels import Kernels, WeightFormat
 from foredraft.model.attention import AttentionMetadata
 from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.exits import Exit
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
+from foredraft.model.structure import decoder_layers, shortened
 from foredraft.model.warm_up import WarmUpSizes
 
 
@@ -49,6 +50,12 @@ class LibraryBody:
             logits = logits[index]
         hidden = [last_layer.tapped(outputs.hidden_states, tap)[0, :num_rows] for tap in taps]
         return Reading(logits[: len(wanted)], torch.cat(hidden, dim=-1) if hidden else None)
+
+    def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> LibraryBody:
+        """See ExitingBody. An exit's matrices are used as they are."""
+        body = LibraryBody(shortened(self._hf, num_layers, exit), self.kernels)
+        body._is_taken_over = self._is_taken_over
+        return body
 
     def _padded(self, batch: RaggedBatch) -> RaggedBatch:
         """With as many rows as the row rule asks for. The new ones belong to no sequence."""
@@ -107,14 +114,3 @@ class _LastLayer:
             return hidden_states[tap]
         assert self._output is not None
         return self._output
-
-
-def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
-    """A decoder's layers, whatever its family calls them. Raises ModelError if none of its lists has as many entries."""
-    num_layers = hf.config.get_text_config().num_hidden_layers
-    for module in hf.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ModelError(
-        f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
-    )

@@ -7,17 +7,30 @@ so, and the probe compares their logits with the library's forward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foredraft.kernels import DrawSpec, Kernels, PackedMatrix, Stack, StackBatch, WeightFormat, unquantized
+from foredraft.errors import ModelError
+from foredraft.kernels import (
+    SILU,
+    DrawSpec,
+    Kernels,
+    PackedMatrix,
+    Stack,
+    StackBatch,
+    StackLayer,
+    WeightFormat,
+    unquantized,
+)
 from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.exits import Exit, ExitAdapter
 from foredraft.model.families import Family, family_of, form_of, layer_types_of
 from foredraft.model.generation import Generated
-from foredraft.model.layers import take_layers, take_norm
+from foredraft.model.layers import take_adapter, take_layers, take_norm
 from foredraft.model.packed import NativeEmbedding, NativeLinear, pack_embedding
 from foredraft.model.pages import give_back
 from foredraft.model.rotary import rotation_table
@@ -50,6 +63,25 @@ class StackBody:
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         return Reading(*self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch), taps))
+
+    def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> StackBody:
+        """See ExitingBody."""
+        body = copy(self)
+        if exit is None:
+            body._stack = self._stack.first_layers(num_layers)
+        else:
+            adapters = [] if exit.adapter is None else [self._take_adapter(exit.adapter, weight_format)]
+            body._stack = self._stack.first_layers(num_layers, adapters, take_norm(exit.norm, self._family))
+        return body
+
+    def _take_adapter(self, adapter: ExitAdapter, weight_format: WeightFormat) -> StackLayer:
+        """Raises ModelError where its activation is not that of the target's MLPs, which one form describes."""
+        form = self._stack.form
+        if not form.is_gated or form.activation != SILU:
+            raise ModelError(
+                "an exit with an adapter needs a target with SiLU-gated MLPs: train one without an adapter"
+            )
+        return take_adapter(adapter, self._family, form, self.kernels, weight_format)
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """All specs are supported."""

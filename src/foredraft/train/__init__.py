@@ -2,6 +2,7 @@
 
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
+from foredraft.train.exit_head import ExitKind
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.head_training import train_head
@@ -15,6 +16,7 @@ __all__ = [
     "FINE_TUNING",
     "Data",
     "Eagle3Kind",
+    "ExitKind",
     "Expectation",
     "HeadKind",
     "KindReport",

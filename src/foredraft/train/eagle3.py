@@ -62,7 +62,7 @@ class Eagle3Kind:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
         return self._to_train(EagleHead.of(checkpoint, ends.embed, ends.lm_head))
 
-    def num_logits(self, head: EagleHead) -> int:
+    def num_logits(self, head: EagleHead, target: LanguageModel) -> int:
         """See HeadKind."""
         return head.config.draft_vocab_size * self.num_steps
 

@@ -37,7 +37,7 @@ class HeadKind(Protocol[Head]):
     def load(self, source: str, target: LanguageModel) -> Head:
         """A saved head, as `new` gives them. Raises ForedraftError for one of another kind."""
 
-    def num_logits(self, head: Head) -> int:
+    def num_logits(self, head: Head, target: LanguageModel) -> int:
         """How many logits the objective computes for each token of a text."""
 
     def objectives(self, head: Head, target: LanguageModel, kl_until: float) -> MakeObjective:

@@ -108,7 +108,7 @@ class _HeadRun:
     ) -> Trainer:
         return Trainer(
             head,
-            self.kind.num_logits(head),
+            self.kind.num_logits(head, target),
             partial(self._save, head, target),
             Optimiser(head, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
             tasks,

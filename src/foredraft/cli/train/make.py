@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,6 +30,32 @@ if TYPE_CHECKING:
     from foredraft.train import Outcome, Watch
 
 _INTERRUPTED = 130
+
+
+class _HeadKind(NamedTuple):
+    """name: of the class in foredraft.train. options: its fields that the command sets. needed: those that must be given."""
+
+    name: str
+    options: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+
+
+_HEAD_KINDS = {
+    "eagle3": _HeadKind(
+        "Eagle3Kind",
+        (
+            "taps",
+            "draft_vocab_size",
+            "layers",
+            "intermediate_size",
+            "shares_lm_head",
+            "num_steps",
+            "decay",
+        ),
+    ),
+    "exit": _HeadKind("ExitKind", ("exit_layer", "adapter_size"), ("exit_layer",)),
+}
+_FLAGS = {"num_steps": "--unroll", "shares_lm_head": "--share-lm-head"}
 
 
 @train.command()
@@ -107,8 +133,8 @@ def head(
     documents: DocumentOptions,
     distillation: DistillationOptions,
     recipe: RecipeOptions,
-    kind: Annotated[str, typer.Option(help="What to train: eagle3.")] = "eagle3",
-    init: Annotated[str | None, typer.Option(help="An EAGLE-3 head of this target to train further.")] = None,
+    kind: Annotated[str, typer.Option(help="What to train: eagle3, or exit (an early exit).")] = "eagle3",
+    init: Annotated[str | None, typer.Option(help="A head of this kind and target to train further.")] = None,
     taps: Annotated[
         list[int] | None,
         typer.Option(help="A layer of the target whose input the head reads; repeatable. Default: three of them."),
@@ -116,7 +142,7 @@ def head(
     draft_vocab_size: Annotated[
         int | None, typer.Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None,
-    layers: Annotated[int, typer.Option(help="Of the head.")] = 1,
+    layers: Annotated[int | None, typer.Option(help="Of an EAGLE-3 head. Default: 1.")] = None,
     intermediate_size: Annotated[
         int | None, typer.Option("--intermediate-size", help="Of the head's MLP. Default: the target's.")
     ] = None,
@@ -124,8 +150,19 @@ def head(
         bool,
         typer.Option("--share-lm-head", help="Keep the target's lm_head: a smaller file, less to train and to learn."),
     ] = False,
-    unroll: Annotated[int, typer.Option(help="How many drafted tokens deep the loss goes.")] = 5,
-    decay: Annotated[float, typer.Option(help="The weight of a drafted token over that of the one before it.")] = 0.8,
+    unroll: Annotated[int | None, typer.Option(help="How many drafted tokens deep the loss goes. Default: 5.")] = None,
+    decay: Annotated[
+        float | None, typer.Option(help="The weight of a drafted token over that of the one before it. Default: 0.8.")
+    ] = None,
+    exit_layer: Annotated[
+        int | None, typer.Option("--exit-layer", help="How many of the target's layers an early exit runs.")
+    ] = None,
+    adapter_size: Annotated[
+        int | None,
+        typer.Option(
+            "--adapter-size", help="How wide an exit's adapter is; 0: a norm alone. Default: the target's width."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a head for a target: it drafts from the target's own hidden states.
@@ -133,18 +170,45 @@ def head(
     Give the same command again to continue after a kill. docs/guides/heads.md
     says what a head is, and what is written to --out.
     """
-    if kind != "eagle3":
-        raise ForedraftError(f"--kind must be eagle3, not {kind!r}")
+    options = {
+        "taps": tuple(taps) if taps else None,
+        "draft_vocab_size": draft_vocab_size,
+        "layers": layers,
+        "intermediate_size": intermediate_size,
+        "shares_lm_head": share_lm_head or None,
+        "num_steps": unroll,
+        "decay": decay,
+        "exit_layer": exit_layer,
+        "adapter_size": adapter_size,
+    }
+    given = _options_of(kind, options)
     _check(data, recipe, None, target, init)
-    from foredraft.train import Eagle3Kind, train_head
+    from foredraft import train as training
 
-    made = Eagle3Kind(
-        tuple(taps) if taps else None, draft_vocab_size, layers, intermediate_size, share_lm_head, unroll, decay, init
-    )
+    head_kind = getattr(training, _HEAD_KINDS[kind].name)(**given, init=init)
     with _watch() as watch:
         settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
-        outcome = train_head(target, data.of(documents), made, settings, out, watch)
+        outcome = training.train_head(target, data.of(documents), head_kind, settings, out, watch)
     _report(outcome, out, as_json)
+
+
+def _options_of(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are given. Raises ForedraftError for one that this kind does not have, and one that it needs."""
+    known = _HEAD_KINDS.get(kind)
+    if known is None:
+        raise ForedraftError(f"--kind must be one of {', '.join(_HEAD_KINDS)}, not {kind!r}")
+    given = {name: value for name, value in options.items() if value is not None}
+    unusable = next((name for name in given if name not in known.options), None)
+    missing = next((name for name in known.needed if name not in given), None)
+    if unusable is not None:
+        raise ForedraftError(f"{_flag(unusable)} is not for --kind {kind}: leave it out")
+    if missing is not None:
+        raise ForedraftError(f"--kind {kind} needs {_flag(missing)}")
+    return given
+
+
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def _check(data: DataOptions, recipe: RecipeOptions, architecture: Path | None, *models: str | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from foredraft.heads.formats import (
     deepspec,
+    early_exit,
     medusa_legacy,
     medusa_vllm,
     nemo,
@@ -17,6 +18,7 @@ from foredraft.heads.formats import (
 from foredraft.heads.formats.base import HeadFormat
 
 FORMATS: Sequence[HeadFormat] = (
+    early_exit.FORMAT,
     speculators.FORMAT,
     medusa_vllm.FORMAT,
     medusa_legacy.FORMAT,

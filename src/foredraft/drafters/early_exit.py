@@ -1,0 +1,89 @@
+"""The target's first layers draft, over the target's own keys and values (LayerSkip, arXiv:2404.16710).
+
+A draft token's keys and values in these layers are written behind those of the history. They are the target's own numbers, and the
+target's pass writes them again all the same: no text depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
+from foredraft.drafters.context import DrafterContext
+from foredraft.engine.cache import Region
+from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.errors import ForedraftError
+from foredraft.heads import EarlyExit
+from foredraft.model import Read
+from foredraft.sampling import TokenProbs, draw_specs
+
+
+class EarlyExitDrafter:
+    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities. Nothing is kept from step
+    to step.
+
+    A sequence whose history the target has not read yet gets a proposal of zero.
+    """
+
+    shares_cache = True
+
+    def __init__(self, exit: EarlyExit, vocab_size: int) -> None:
+        self._model = exit.model
+        self._vocab_size = vocab_size
+
+    @classmethod
+    def build(cls, context: DrafterContext) -> EarlyExitDrafter:
+        if not isinstance(context.head, EarlyExit):
+            raise ForedraftError(
+                'method "early_exit" needs a layer: give exit_layer=, or draft_model= the directory of a trained exit'
+            )
+        return cls(context.head, context.vocab_size)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        drafts = [Draft(request, request.max_len if request.has_all_keys else 0) for request in requests]
+        token_probs: list[TokenProbs] = []
+        ready = [draft for draft in drafts if draft.max_len > 0]
+        regions = _Regions(ready)
+        self._write([draft for draft in ready if is_written(draft)], regions, token_probs)
+        self._extend_all([draft for draft in ready if not is_written(draft)], regions, token_probs)
+        return as_proposal(drafts, token_probs)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """Nothing is held."""
+
+    def _write(self, drafts: Sequence[Draft], regions: _Regions, token_probs: list[TokenProbs]) -> None:
+        """Each whole draft in one call, where the target's body can do that."""
+        if not drafts:
+            return
+        lens = [draft.max_len for draft in drafts]
+        specs = draw_specs([draft.row for draft in drafts], lens)
+        reads = [regions.rest_of(draft) for draft in drafts]
+        written = self._model.generate(reads, lens, self._vocab_size, regions, specs)
+        take_generated(drafts, written, specs, token_probs)
+
+    def _extend_all(self, drafts: Sequence[Draft], regions: _Regions, token_probs: list[TokenProbs]) -> None:
+        """A pass for each token."""
+        reads = [regions.rest_of(draft) for draft in drafts]
+        while drafts:
+            extend(drafts, self._model.read(reads, regions), self._vocab_size, token_probs)
+            drafts = [draft for draft in drafts if draft.has_room]
+            reads = [Read(draft.request.seq_id, draft.ids[-1:], 1) for draft in drafts]
+
+
+class _Regions:
+    """The views of the target's cache that the requests bring."""
+
+    taps = ()
+
+    def __init__(self, drafts: Sequence[Draft]) -> None:
+        self._regions = {draft.request.seq_id: draft.request.region for draft in drafts}
+
+    def region(self, seq_id: int) -> Region:
+        region = self._regions[seq_id]
+        assert region is not None
+        return region
+
+    def rest_of(self, draft: Draft) -> Read:
+        """The pending token, and those that are forced."""
+        request = draft.request
+        return Read(request.seq_id, request.tokens[len(self.region(request.seq_id).tokens) :], 1)

@@ -1,0 +1,39 @@
+"""Early exits as `foredraft train head --kind exit` writes them: a configuration like speculators', a norm and an adapter."""
+
+from __future__ import annotations
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import ExitConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.settings import Settings
+
+KIND = "early_exit"
+_WITHOUT_EFFECT = ("architectures", "dtype", "speculators_version", "speculators_config", "transformers_version")
+
+
+def matches(files: HeadFiles) -> bool:
+    return files.config.get("speculators_model_type") == KIND
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    settings = Settings(files.config)
+    settings.expect(speculators_model_type=KIND, hidden_act="silu")
+    config = ExitConfig(
+        layer=settings.integer("early_exit_layer"),
+        adapter_size=settings.integer("adapter_size", 0),
+        norm_bias=settings.flag("norm_bias"),
+        target_hidden_size=settings.integer("target_hidden_size"),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+    )
+    settings.take(_WITHOUT_EFFECT)
+    settings.refuse_unread()
+    if not 1 <= config.layer < target.num_layers:
+        raise ModelError(
+            f"it exits after layer {config.layer}, and the target has {target.num_layers}: it belongs to another target"
+        )
+    return HeadCheckpoint(config, files.tensors)
+
+
+FORMAT = HeadFormat("early exit", matches, read, "early_exit")

@@ -1,0 +1,67 @@
+"""Where a Hugging Face decoder keeps its layers and its final norm, and the same decoder with fewer layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foredraft.errors import ModelError
+
+
+def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
+    """A decoder's layers, whatever its family calls them. Raises ModelError if none of its lists has as many entries."""
+    num_layers = hf.config.get_text_config().num_hidden_layers
+    for module in hf.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ModelError(
+        f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
+    )
+
+
+def final_norm_of(hf: PreTrainedModel) -> nn.Module:
+    """The norm behind the last layer, whatever its family calls it: of the layers' siblings the last one with a vector of weights.
+    Raises ModelError where there is none."""
+    width = (int(hf.config.get_text_config().hidden_size),)
+    siblings: list[nn.Module] = list(_parent_of(hf, decoder_layers(hf)).children())
+    for module in reversed(siblings):
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.shape == width:
+            return module
+    raise ModelError(f"{type(hf).__name__}: it has no norm behind its last layer, and a trained exit takes its place")
+
+
+def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> PreTrainedModel:
+    """The model with the first layers alone: new modules on the way to what changes, the same ones everywhere else. exit: in
+    the place of the final norm."""
+    layers = decoder_layers(hf)
+    parent = _parent_of(hf, layers)
+    changed: dict[str, nn.Module] = {_path_of(hf, parent, layers): nn.ModuleList(layers[:num_layers])}
+    if exit is not None:
+        changed[_path_of(hf, parent, final_norm_of(hf))] = exit
+    shorter: PreTrainedModel = _with_modules(hf, changed)
+    return shorter
+
+
+def _parent_of(hf: PreTrainedModel, child: nn.Module) -> nn.Module:
+    modules: Iterator[nn.Module] = hf.modules()
+    return next(module for module in modules if any(each is child for each in module.children()))
+
+
+def _path_of(hf: PreTrainedModel, parent: nn.Module, child: nn.Module) -> str:
+    name = next(name for name, module in parent.named_children() if module is child)
+    return next(f"{path}.{name}" if path else name for path, module in hf.named_modules() if module is parent)
+
+
+def _with_modules(module: Any, changed: dict[str, nn.Module]) -> Any:
+    """A copy with other modules at these paths. What does not lie on the way is the same object, parameters included."""
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    for name in {path.split(".")[0] for path in changed}:
+        inside = {path.partition(".")[2]: new for path, new in changed.items() if path.split(".")[0] == name}
+        other._modules[name] = inside[""] if "" in inside else _with_modules(module._modules[name], inside)
+    return other

@@ -1,0 +1,114 @@
+"""Early exits as a kind of head to train: the norm, and an adapter, behind one of the target's own layers.
+
+A drafted token runs through the same layers, over the same keys and values, as a token of the text. So there is nothing to
+unroll: what the exit gives behind a text is what it gives behind a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import ExitConfig, TargetEnds, TargetShape, load_head
+from foredraft.heads.early_exit import load_exit, new_exit
+from foredraft.heads.saving import save_exit
+from foredraft.model import LanguageModel
+from foredraft.model.exits import Exit
+from foredraft.train.blocks import IGNORED
+from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.losses import LossSums, distillation_loss
+from foredraft.train.model_card import Student, distilled_by
+from foredraft.train.objectives import kl_share
+from foredraft.train.recipe import Recipe
+from foredraft.train.unrolled_drafts import TargetStates
+
+_ADAPTER_MULTIPLE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ExitKind:
+    """exit_layer: how many of the target's layers draft. adapter_size: how wide the adapter's MLP is, 0 for a norm alone; None: the
+    target's hidden size. init: an exit to train further."""
+
+    exit_layer: int
+    adapter_size: int | None = None
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        size = self.adapter_size or 0
+        if size < 0 or size % _ADAPTER_MULTIPLE:
+            raise ForedraftError(f"--adapter-size must be a multiple of {_ADAPTER_MULTIPLE}, or 0, not {size}")
+
+    def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> Exit:
+        """See HeadKind."""
+        shape = TargetShape.of(target.hf.config)
+        if not 1 <= self.exit_layer < shape.num_layers:
+            raise ForedraftError(f"--exit-layer must be from 1 to {shape.num_layers - 1}, not {self.exit_layer}")
+        size = shape.hidden_size if self.adapter_size is None else self.adapter_size
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return new_exit(target, size)
+
+    def load(self, source: str, target: LanguageModel) -> Exit:
+        """See HeadKind."""
+        checkpoint = load_head(source, TargetShape.of(target.hf.config))
+        config = checkpoint.config
+        if not isinstance(config, ExitConfig) or config.layer != self.exit_layer:
+            raise ForedraftError(f"{source}: a trained exit after layer {self.exit_layer} is needed")
+        if self.adapter_size not in (None, config.adapter_size):
+            raise ForedraftError(f"{source}: its --adapter-size is {config.adapter_size}, not {self.adapter_size}")
+        return load_exit(config, checkpoint.tensors, target)
+
+    def num_logits(self, head: Exit, target: LanguageModel) -> int:
+        """See HeadKind."""
+        return TargetShape.of(target.hf.config).vocab_size
+
+    def objectives(self, head: Exit, target: LanguageModel, kl_until: float) -> MakeObjective:
+        """See HeadKind."""
+        states, rows = TargetStates(target, (self.exit_layer,)), TargetEnds(target.hf).lm_head_rows(None)
+        return lambda loss, temperature: ExitDistillation(states, rows, loss, temperature, kl_until)
+
+    def save(self, head: Exit, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
+        """See HeadKind."""
+        architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
+        save_exit(head, self.exit_layer, folder, target_name, architectures, dtype)
+
+    def describe(self, head: Exit, target_name: str, recipe: Recipe) -> Student:
+        """See HeadKind."""
+        size = 0 if head.adapter is None else head.adapter.gate_proj.out_features
+        adapter = f", and an adapter {size} wide that adds nothing yet" if size else ""
+        origin = f"the target's final norm{adapter}" if self.init is None else f"`{self.init}`"
+        return Student(
+            "head",
+            f"An early exit after layer {self.exit_layer} of `{target_name}`",
+            origin,
+            ("tags: [speculative-decoding, early-exit]",),
+            distilled_by(recipe),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExitDistillation:
+    """The target's distribution behind every position. states: of the target, for the input of the first layer that is skipped.
+    lm_head_rows: [V, H], the target's. loss, temperature, kl_until: as in Distillation."""
+
+    states: TargetStates
+    lm_head_rows: Tensor
+    loss: str = "kl+tv"
+    temperature: float = 1.0
+    kl_until: float = 0.5
+
+    def __call__(self, student: Exit, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        """See Objective."""
+        mask = next_ids != IGNORED
+        with torch.no_grad():
+            hidden, final = self.states(ids)
+            target_logits = final[mask] @ self.lm_head_rows.T
+        logits = student(hidden[mask]) @ self.lm_head_rows.T
+        return distillation_loss(logits, target_logits, self.temperature, kl_share(self.loss, self.kl_until, progress))
