@@ -25,6 +25,9 @@ any_settings = st.builds(
     quantization=st.none() | st.sampled_from(["int8", "int4", "int4-all"]),
     draft_quantization=st.none() | st.just("none"),
     num_threads=st.none() | numbers,
+    head_window=st.none() | st.integers(0, 4096),
+    head_settings=st.none()
+    | st.fixed_dictionaries({"taps": st.lists(numbers, max_size=3), "norm_output": st.booleans()}),
 )
 
 
@@ -50,6 +53,7 @@ BAD = {
     "no TOML": ("method = suffix", ("TOML",)),
     "wrong kind": ("method = 3", ("method", "text", "3")),
     "a truth": ("speculative_tokens = true", ("speculative_tokens", "True")),
+    "no table": ("head_settings = true", ("head_settings", "table", "True")),
     "a fraction": ("speculative_tokens = 1.5", ("speculative_tokens", "1.5")),
 }
 

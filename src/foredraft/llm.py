@@ -22,6 +22,7 @@ from foredraft.engine.models import LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.errors import ForedraftError
+from foredraft.heads import HeadOptions
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
 from foredraft.policy import Guard, Policy
 from foredraft.sampling import AUTO, SamplingParams
@@ -32,7 +33,7 @@ from foredraft.text.grammar import Grammars
 from foredraft.text.inputs import Messages, as_conversations, as_prompts, params_for_each, priority_for_each
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
-from foredraft.utils.arguments import check_draft_len, check_numbers, check_threads
+from foredraft.utils.arguments import check_draft_len, check_head_options, check_numbers, check_threads
 from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 MAX_SPECULATIVE_TOKENS = 8
@@ -54,6 +55,10 @@ class LLM:
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
+    head_window: how many tokens a row of an EAGLE head sees at most; 0: all. None: the length of its training texts, where
+        its files tell.
+    head_settings: settings of a head, by name, in the place of those of its files, such as {"norm_before_residual": True} (see
+        docs/guides/heads.md). None: its files' own; what they leave open is tried on a short text.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
     quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
@@ -86,6 +91,8 @@ class LLM:
         max_speculative_tokens: int | None = None,
         min_acceptance_rate: float | None = None,
         max_draft_memory: int | None = None,
+        head_window: int | None = None,
+        head_settings: Mapping[str, Any] | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -114,6 +121,8 @@ class LLM:
             quantization=quantization,
             draft_quantization=draft_quantization,
             num_threads=num_threads,
+            head_window=head_window,
+            head_settings=head_settings,
         )
         limits, rules = Limits(max_num_seqs, max_num_batched_tokens), checked_rules(verification_rules or {})
         thresholds = Thresholds(min_acceptance_rate, max_draft_memory)
@@ -380,6 +389,7 @@ def _load(
     draft_len = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
+    check_head_options(settings.head_window, settings.head_settings)
     exit_layer = settings.exit_layer
     check_numbers(exit_layer=(exit_layer, 1))
     draft_method = draft_method_of(settings.draft_model, settings.method, options.revision, exit_layer)
@@ -392,8 +402,16 @@ def _load(
     check_exit_layer(exit_layer, names_of(methods), draft_method)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
+    head_options = HeadOptions(settings.head_window, settings.head_settings or {})
     models = LoadedModels(
-        settings.model, settings.draft_model, tokenizer, options, settings.draft_quantization, draft_method, exit_layer
+        settings.model,
+        settings.draft_model,
+        tokenizer,
+        options,
+        settings.draft_quantization,
+        draft_method,
+        head_options,
+        exit_layer,
     )
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0

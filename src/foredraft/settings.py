@@ -1,4 +1,4 @@
-"""The settings of an LLM in a flat TOML file, with a key for each argument."""
+"""The settings of an LLM in a TOML file, with a key for each argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tomli_w
 from foredraft.errors import ForedraftError
 
 MEASURED = "measured"
-"""The one table that a file may hold: the measurements behind the settings. `Settings.read` ignores it."""
+"""A table that a file may hold: the measurements behind the settings. `Settings.read` ignores it."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
@@ -26,6 +26,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "quantization": (str,),
     "draft_quantization": (str,),
     "num_threads": (int,),
+    "head_window": (int,),
+    "head_settings": (dict,),
 }
 
 
@@ -42,6 +44,8 @@ class Settings:
     quantization: str | None = None
     draft_quantization: str | None = None
     num_threads: int | None = None
+    head_window: int | None = None
+    head_settings: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Settings:
@@ -59,7 +63,9 @@ class Settings:
             if name not in _KINDS:
                 raise ForedraftError(f"{path}: unknown setting {name!r}: known are {', '.join(_KINDS)}")
             if isinstance(value, bool) or not isinstance(value, _KINDS[name]):
-                kinds = " or ".join({str: "a text", int: "a whole number"}[kind] for kind in _KINDS[name])
+                kinds = " or ".join(
+                    {str: "a text", int: "a whole number", dict: "a table"}[kind] for kind in _KINDS[name]
+                )
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
         return cls(**values)
 

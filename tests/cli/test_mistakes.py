@@ -69,6 +69,8 @@ EARLY: dict[str, tuple[str, ...]] = {
     "threads": (*COMMANDS["generate"], "--num-threads", "100000"),
     "verification": (*COMMANDS["generate"], "--verification", "trust"),
     "trace": (*COMMANDS["generate"], "--trace", "/nowhere/trace.jsonl"),
+    "head settings": (*COMMANDS["generate"], "--head-settings", "norm_output=true"),
+    "head window": (*COMMANDS["generate"], "--head-window", "-1"),
     "settings": (*COMMANDS["generate"], "--config", "/nowhere.toml"),
     "chat": ("chat", "--model", "/nowhere"),
     "demo": ("demo", "--model", "/nowhere"),

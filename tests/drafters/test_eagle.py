@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from foredraft.drafters import DrafterContext, EagleDrafter
 from foredraft.engine.cache import MemoryPool
+from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import DraftRequest, Features, Proposal
+from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError
-from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.heads import CompiledEagle, EagleHead, HeadOptions, TargetEnds, TargetShape, attach_head, load_head
 from foredraft.model import LanguageModel, Read
+from foredraft.policy import FixedPolicy
+from foredraft.policy.base import NO_DRAFTING, DraftBudget
+from foredraft.sampling import SamplingParams
 from foredraft.testing import DrafterContract
 from foredraft.testing.requests import request_for
-from tests.heads.random_heads import random_head
+from tests.heads.random_heads import embedded_head, random_head
 
 HISTORY = [0, 549, 300, 11, 12, 300, 11, 12, 77, 78, 79, 80]
 GREEDY: dict[str, object] = {}
@@ -91,6 +97,63 @@ def test_a_draft_does_not_depend_on_those_before(
         assert draft(drafter.propose([request_now])) == draft(fresh)
 
 
+class RestingPolicy(FixedPolicy):
+    """Drafts in every seventh step of a text only, as "auto" rests where drafts do not pay."""
+
+    def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
+        return super().draft_budget(sequence) if sequence.num_output % 7 == 6 else NO_DRAFTING
+
+
+class NeverSkipped:
+    """Drafts with an EAGLE head, and compares each draft with that of a drafter that has seen nothing before. num_passes: how many
+    passes the head took for each draft."""
+
+    def __init__(self, head: EagleHead | CompiledEagle, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_passes: list[int] = []
+        self.num_wrong = 0
+        self._head, self._drafter, self._calls = head, new_drafter(head), 0
+        self.taps = self._drafter.taps
+        for name in ("read", "generate"):
+            if hasattr(head, name):
+                monkeypatch.setattr(head, name, self._counting(getattr(head, name)))
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        self._calls = 0
+        proposal = self._drafter.propose(requests)
+        if any(len(ids) > 0 for ids in draft(proposal)):
+            self.num_passes.append(self._calls)
+        self.num_wrong += draft(proposal) != draft(new_drafter(self._head).propose(requests))
+        return proposal
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self._drafter.forget(seq_ids)
+
+    def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self._calls += 1
+            return method(*args)
+
+        return counted
+
+
+def test_after_steps_without_a_draft_a_head_catches_up_in_one_pass(
+    target: LanguageModel, head: EagleHead | CompiledEagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafts are those of a head that was never skipped, and cost no pass more: one that reads what stands, and in plain
+    PyTorch one for each further token."""
+    drafter = NeverSkipped(head, monkeypatch)
+    engine = Engine(target, drafter, MemoryPool(1 << 28), policy=RestingPolicy("NeverSkipped"), seed=0)
+    params = SamplingParams(max_tokens=40, temperature=0.0, speculative_tokens=3, ignore_eos=True).resolve({})
+    sequence = engine.add(HISTORY, params)
+    while engine.has_work:
+        engine.step()
+    assert sequence.error is None
+    assert sequence.num_output == 40
+    assert len(drafter.num_passes) >= 4
+    assert drafter.num_wrong == 0
+    assert set(drafter.num_passes) == {1 if isinstance(head, CompiledEagle) else 3}
+
+
 def test_another_history_under_the_same_id_is_read_anew(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
     drafter = new_drafter(head)
     drafter.propose([request(target, head, HISTORY)])
@@ -107,6 +170,31 @@ def test_a_batch_and_small_passes_give_the_drafts_of_each_alone(
     for max_rows in (512, 8):
         requests = [request(target, head, history, 3, seq_id) for seq_id, history in enumerate(histories)]
         assert draft(new_drafter(head, max_rows=max_rows).propose(requests)) == alone
+
+
+def test_beyond_its_window_a_head_drafts_as_if_the_text_began_there(target: LanguageModel) -> None:
+    """The first draft token is drawn as by a head that has read the last tokens alone, at every length of the text. The module and
+    the compiled head agree."""
+    window, history = 8, [*HISTORY, *range(300, 320), *HISTORY]
+    capped = attach_head(str(embedded_head("eagle")), target, options=HeadOptions(window))
+    checkpoint, ends = load_head(str(embedded_head("eagle")), TargetShape.of(target.hf.config)), TargetEnds(target.hf)
+    module = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window)
+    whole = random_head("eagle", target)
+    assert isinstance(capped, EagleHead | CompiledEagle)
+    assert isinstance(whole, EagleHead | CompiledEagle)
+    drafters = [new_drafter(capped), new_drafter(module)]
+    for end in (len(history) - 4, len(history)):
+        asked = request(target, capped, history[:end], 1, temperature=1.0)
+        assert asked.features is not None
+        features = Features(asked.features.since(end - 1 - window))
+        recent = DraftRequest(0, history[end - 1 - window : end], 1, asked.sampler, features)
+        expected, unlimited = (new_drafter(whole).propose([each]).probs for each in (recent, asked))
+        assert expected is not None
+        assert unlimited is not None
+        for drafter in drafters:
+            probs = drafter.propose([asked]).probs
+            assert probs is not None
+            assert (probs - expected).abs().sum() < 0.2 * (probs - unlimited).abs().sum()
 
 
 def test_forced_tokens_are_read_with_the_heads_own_states(

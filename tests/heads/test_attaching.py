@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from foredraft import LLM, ForedraftError, ModelError, SamplingParams
 from foredraft.heads import CompiledEagle, EagleHead, TargetEnds, attach_head
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
+from foredraft.settings import Settings
 from foredraft.tools.inspection import inspect_models
 from tests.heads.random_heads import HEAD_METHODS, embedded_head
 
@@ -51,6 +55,24 @@ def test_cache_memory_covers_features_and_the_heads_own_keys_and_values() -> Non
     assert llm.engine.cache.taps == (2, 4, 5)
     features = 3 * target.hf.config.hidden_size * target.hf.dtype.itemsize
     assert llm.engine.cache.bytes_per_token == target.traits.bytes_per_token + features
+
+
+def test_options_of_a_head_reach_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "foredraft.toml"
+    taps = {"taps": [1, 3, 4], "norm_output": False, "norm_before_residual": False}
+    Settings(str(EMBEDDED / "target"), str(embedded_head("eagle")), head_window=9, head_settings=taps).write(file)
+    with caplog.at_level(logging.INFO, "foredraft"):
+        head = LLM(config=file)._builder.models.head
+    assert isinstance(head, EagleHead | CompiledEagle)
+    assert (head.config.taps, head.windows) == ((1, 3, 4), [9])
+    assert not caplog.records  # nothing is left open
+
+
+def test_what_the_files_leave_open_is_tried_on_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "foredraft"):
+        LLM(EMBEDDED / "target", embedded_head("eagle"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f'{embedded_head("eagle")}: uses {{"taps": [2, 4, 5], ')
 
 
 def test_a_compiled_target_has_a_compiled_head(target: LanguageModel) -> None:

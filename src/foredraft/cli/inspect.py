@@ -31,7 +31,9 @@ def inspect(
     models: Annotated[
         ModelOptions,
         WITHOUT_DRAFTER,
-        Without("settings_file", "cache_memory", "draft_quantization", "batch_invariant"),
+        Without(
+            "settings_file", "cache_memory", "draft_quantization", "batch_invariant", "head_window", "head_settings"
+        ),
     ],
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Load the models and measure, or only predict.")

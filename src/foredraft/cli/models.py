@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typer import Option
 from foredraft.cli.groups import Without
 from foredraft.cli.inputs import parse_bytes
 from foredraft.engine.methods import EARLY_EXIT, choose_methods
+from foredraft.errors import ForedraftError, shown
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.sampling import AUTO
 from foredraft.settings import Settings
@@ -77,6 +79,22 @@ class ModelOptions:
         str | None,
         Option("--max-draft-memory", help="Pause a drafter that holds more cache memory than this, as 512MiB."),
     ] = None
+    head_window: Annotated[
+        int | None,
+        Option(
+            "--head-window",
+            help="How many tokens an EAGLE head sees at most; 0: all. Default: as in its training, where its files tell.",
+        ),
+    ] = None
+    head_settings: Annotated[
+        str | None,
+        Option(
+            "--head-settings",
+            metavar="JSON",
+            help="Settings of a head in the place of its files', as '{\"norm_before_residual\": true}'. Default: what its files "
+            "leave open is tried on a short text.",
+        ),
+    ] = None
     cache_memory: Annotated[
         str | None,
         Option("--cache-memory", help="For keys and values, as 4GiB. Default: by context and free memory."),
@@ -113,6 +131,21 @@ class ModelOptions:
         return int(text) if text is not None and text.isdecimal() else text
 
     @property
+    def head_values(self) -> dict[str, Any] | None:
+        """`head_settings`, read. Raises ForedraftError for what is no JSON object."""
+        if self.head_settings is None:
+            return None
+        try:
+            values = json.loads(self.head_settings)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict):
+            raise ForedraftError(
+                f"--head-settings must be a JSON object, as '{{\"norm_before_residual\": true}}', not {shown(self.head_settings)}"
+            )
+        return values
+
+    @property
     def max_draft_bytes(self) -> int | None:
         return None if self.max_draft_memory is None else parse_bytes(self.max_draft_memory)
 
@@ -136,6 +169,7 @@ class ModelOptions:
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
         arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
+        arguments.check_head_options(settings.head_window, settings.head_settings)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
         exit_layer = settings.exit_layer
         method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
@@ -162,6 +196,8 @@ class ModelOptions:
                 speculative_tokens=self.draft_len,
                 min_acceptance_rate=self.min_acceptance_rate,
                 max_draft_memory=self.max_draft_bytes,
+                head_window=self.head_window,
+                head_settings=self.head_values,
                 cache_memory=self.cache_bytes,
                 dtype=self.dtype,
                 device=self.device,
@@ -198,6 +234,8 @@ class ModelOptions:
             quantization=self.quantization,
             draft_quantization=self.draft_quantization,
             num_threads=self.num_threads,
+            head_window=self.head_window,
+            head_settings=self.head_values,
         )
 
 

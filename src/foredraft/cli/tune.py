@@ -124,6 +124,8 @@ def _write(result: TuneResult, models: ModelOptions, output: Path) -> None:
         quantization=models.quantization,
         draft_quantization=models.draft_quantization,
         num_threads=models.num_threads,
+        head_window=models.head_window,
+        head_settings=models.head_values,
     )
     settings.write(output, measured)
 
@@ -134,9 +136,12 @@ def _from_settings_file(models: ModelOptions) -> ModelOptions:
 
     if models.settings_file is None:
         return models
-    names = ("model", "draft_model", "quantization", "draft_quantization", "num_threads")
-    settings = Settings.read(models.settings_file).override(**{name: getattr(models, name) for name in names})
-    return replace(models, settings_file=None, **{name: getattr(settings, name) for name in names})
+    names = ("model", "draft_model", "quantization", "draft_quantization", "num_threads", "head_window")
+    given = {name: getattr(models, name) for name in names} | {"head_settings": models.head_values}
+    settings = Settings.read(models.settings_file).override(**given)
+    head_settings = None if settings.head_settings is None else json.dumps(settings.head_settings)
+    taken = {name: getattr(settings, name) for name in names}
+    return replace(models, settings_file=None, head_settings=head_settings, **taken)
 
 
 def _absolute(model: str | None) -> str | None:

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.methods import DRAFT_METHODS, EARLY_EXIT, Method, Methods, draft_of, name_of, names_of
-from foredraft.errors import ModelError, VocabularyError
-from foredraft.heads import AnyHead, EarlyExit, attach_head, head_method_of
+from foredraft.errors import ForedraftError, ModelError, VocabularyError
+from foredraft.heads import TEXT, AnyHead, EarlyExit, HeadOptions, attach_head, head_method_of
 from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -39,9 +39,9 @@ class LoadedModels:
     """A target and its drafts, loaded. `drafts` has draft models by `draft_of` of the methods that use them; `head` is what
     was given in the place of one, or None.
 
-    source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the checkpoint's own. options: of the target;
-    draft_quantization: in place of its quantization, for drafts; None does as for the target. exit_layer: after which an early exit
-    that is not trained drafts; None: there is none.
+    source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the
+    checkpoint's own. options: of the target; draft_quantization: in place of its quantization, for drafts; None does as for the
+    target. head_options: of a head. exit_layer: after which an early exit that is not trained drafts; None: there is none.
 
     Raises ForedraftError for models that cannot be loaded, or do not have the same vocabulary.
     """
@@ -54,10 +54,16 @@ class LoadedModels:
         options: LoadOptions,
         draft_quantization: str | None,
         draft_method: str = "draft_model",
+        head_options: HeadOptions | None = None,
         exit_layer: int | None = None,
     ) -> None:
         has_head = draft_source is not None and draft_method != "draft_model"
         draft_model = None if has_head else draft_source
+        if not has_head and head_options is not None and head_options.are_given:
+            raise ForedraftError(
+                "head_window and head_settings are for heads: give draft_model= the directory or hub id of one"
+            )
+        self.head_options = head_options or HeadOptions()
         self.source = source
         self.options = options
         self.draft_options = options_of_draft(draft_model, options, draft_quantization)
@@ -76,7 +82,7 @@ class LoadedModels:
         if draft_model is not None:
             _take_over(draft_model, self.drafts["draft_model"])
         if has_head:
-            self.head = _attach_head(draft_source, self.target, self.draft_options)
+            self.head = self._attach_head(draft_source)
         elif exit_layer is not None:
             self.head = EarlyExit.after(self.target, exit_layer)
 
@@ -144,7 +150,7 @@ class LoadedModels:
         return {
             "machine": asdict(this_machine()),
             "drafters": list(drafters),
-            **({} if self.head is None else {"head": repr(self.head.config)}),
+            **({} if self.head is None else {"head": repr((self.head.config, self.head_options.window))}),
             **{
                 role: (model.traits, options, type(model.body).__name__)
                 for role, (model, options) in models.items()
@@ -160,6 +166,18 @@ class LoadedModels:
             return draft
         check_vocabulary(self.tokenizer, load_tokenizer(source, options))
         return load_model(source, options)
+
+    def _attach_head(self, source: ModelSource | None) -> AnyHead:
+        if source is None or isinstance(source, PreTrainedModel):
+            raise ModelError("a head is given by its directory or hub id, not as a model object")
+        draft_options = self.draft_options
+        weight_format = (
+            quantize_int8 if draft_options.is_rounded else unquantized
+        )  # four bits are too few for so small a network
+        text = [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
+        return attach_head(
+            os.fspath(source), self.target, draft_options.revision, self.head_options, weight_format, text
+        )
 
 
 def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
@@ -182,13 +200,6 @@ def draft_method_of(
     if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
         return named[0] if named else "draft_model"
     return head_method_of(os.fspath(draft_source), revision) or "draft_model"
-
-
-def _attach_head(source: ModelSource | None, target: LanguageModel, options: LoadOptions) -> AnyHead:
-    if source is None or isinstance(source, PreTrainedModel):
-        raise ModelError("a head is given by its directory or hub id, not as a model object")
-    weight_format = quantize_int8 if options.is_rounded else unquantized  # four bits are too few for so small a network
-    return attach_head(os.fspath(source), target, options.revision, weight_format=weight_format)
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:

@@ -8,6 +8,7 @@ from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.heads.attaching import AnyHead, TargetEnds, attach_head
+    from foredraft.heads.calibration import TEXT
     from foredraft.heads.compiled import CompiledEagle
     from foredraft.heads.config import (
         Ambiguity,
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from foredraft.heads.early_exit import EarlyExit
     from foredraft.heads.loading import load_head
     from foredraft.heads.medusa import MedusaHead
+    from foredraft.heads.options import HeadOptions
 
 __all__ = [
+    "TEXT",
     "Ambiguity",
     "AnyHead",
     "AnyHeadConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "ExitConfig",
     "HeadCheckpoint",
     "HeadConfig",
+    "HeadOptions",
     "HeadReading",
     "MedusaConfig",
     "MedusaHead",
@@ -60,11 +64,13 @@ __getattr__ = attributes(
             "TargetShape",
         ),
         "attaching": ("AnyHead", "TargetEnds", "attach_head"),
+        "calibration": ("TEXT",),
         "compiled": ("CompiledEagle",),
         "detection": ("head_method_of",),
         "eagle": ("EagleHead", "HeadReading"),
         "early_exit": ("EarlyExit",),
         "loading": ("load_head",),
         "medusa": ("MedusaHead",),
+        "options": ("HeadOptions",),
     },
 )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from foredraft.errors import ModelError
+from foredraft.heads.calibration import MIN_TOKENS, calibrate
 from foredraft.heads.compiled import CompiledEagle
-from foredraft.heads.config import EagleConfig, ExitConfig, TargetShape
+from foredraft.heads.config import EagleConfig, ExitConfig, HeadCheckpoint, MedusaConfig, TargetShape
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import EarlyExit
 from foredraft.heads.loading import load_head
 from foredraft.heads.medusa import MedusaHead
+from foredraft.heads.options import HeadOptions, overridden, window_of
 from foredraft.kernels import WeightFormat, unquantized
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
@@ -25,28 +29,65 @@ AnyHead = EagleHead | CompiledEagle | MedusaHead | EarlyExit
 
 logger = logging.getLogger("foredraft")
 
+_NO_OPTIONS = HeadOptions()
+
 
 def attach_head(
     name: str,
     target: LanguageModel,
     revision: str | None = None,
-    window: int | None = None,
+    options: HeadOptions = _NO_OPTIONS,
     weight_format: WeightFormat = unquantized,
+    text: Sequence[int] = (),
 ) -> AnyHead:
-    """The head in a directory or under a hub id, in the target's precision. How its files were read is logged, where they leave
-    something open. window: caps how many tokens a row of an EAGLE head sees. Raises ModelError, see load_head."""
-    checkpoint, ends = load_head(name, TargetShape.of(target.hf.config), revision), TargetEnds(target.hf)
+    """The head in a directory or under a hub id, in the target's precision and on its device. How its files were read is logged,
+    where they leave something open.
+
+    text: tokens that the target reads, if the files leave something open, to find out what is right (see calibration.py); without
+    it the format's own defaults hold. Raises ModelError, see load_head and overridden.
+    """
+    shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
+    checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
     for note in checkpoint.notes:
         logger.info("%s: %s", name, note)
-    if isinstance(checkpoint.config, EagleConfig):
-        if not checkpoint.config.owns_lm_head and checkpoint.config.target_ids is not None:
-            # rows of its own, so that those of other ids are not computed
-            checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
-        head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window)
-        return _compiled(head, target, weight_format) or head
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
-    return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype)
+    if isinstance(checkpoint.config, MedusaConfig):
+        return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype).to(target.device)
+    window = _window(name, checkpoint.config, options, target)
+    checkpoint = _calibrated(name, checkpoint, target, ends, text)
+    if not checkpoint.config.owns_lm_head and checkpoint.config.target_ids is not None:
+        # rows of its own, so that those of other ids are not computed
+        checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
+    head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
+    return _compiled(head, target, weight_format) or head
+
+
+def _with_options(name: str, checkpoint: HeadCheckpoint, options: HeadOptions, shape: TargetShape) -> HeadCheckpoint:
+    try:
+        return overridden(checkpoint, options.settings, shape)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+
+
+def _calibrated(
+    name: str, checkpoint: HeadCheckpoint, target: LanguageModel, ends: TargetEnds, text: Sequence[int]
+) -> HeadCheckpoint:
+    """With what fits the target best, where the files leave something open."""
+    if not checkpoint.config.ambiguities or len(text) < MIN_TOKENS:
+        return checkpoint
+    calibration = calibrate(checkpoint, target, ends.embed, ends.lm_head, text)
+    level = logging.INFO if calibration.keeps_defaults else logging.WARNING
+    logger.log(level, "%s: %s", name, calibration)
+    return checkpoint.with_settings(**calibration.fields, ambiguities=())
+
+
+def _window(name: str, config: EagleConfig, options: HeadOptions, target: LanguageModel) -> int | None:
+    context_len = getattr(target.hf.config.get_text_config(), "max_position_embeddings", None)
+    window = window_of(config, options.window, context_len)
+    if window is not None and options.window is None:
+        logger.info("%s: sees %d tokens at a time, as in its training; head_window changes that", name, window)
+    return window
 
 
 def _compiled(head: EagleHead, target: LanguageModel, weight_format: WeightFormat) -> CompiledEagle | None:

@@ -53,7 +53,7 @@ class CompiledEagle:
         kernels: Kernels,
         weight_format: WeightFormat = unquantized,
     ) -> None:
-        self.config, self.dtype = head.config, torch.bfloat16
+        self.config, self.dtype, self.windows = head.config, torch.bfloat16, head.windows
         self.bytes_per_token = head.config.bytes_per_token(self.dtype)
         self._head, self._kernels, self._pack = head, kernels, _Packer(kernels, weight_format)
         if head.config.kind != "eagle1" and head.config.applies_fc:

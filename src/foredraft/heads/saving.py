@@ -1,8 +1,10 @@
-"""Trained heads as files: EAGLE-3 in the form of `speculators`, which other engines read too, and early exits in one like it."""
+"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators`, Medusa in vLLM's. Early exits have a form
+like that of `speculators`."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from torch import Tensor
 from foredraft.heads.config import EagleConfig
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.formats import early_exit
+from foredraft.heads.medusa import MedusaHead
 from foredraft.model.checkpoint import CONFIG
 from foredraft.model.exits import Exit
 
 WEIGHTS = "model.safetensors"
+_VLLM_BLOCK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
 _SPECULATORS = "0.9.0"
 """The version whose configuration this is."""
 
@@ -73,6 +77,30 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def save_medusa(head: MedusaHead, folder: Path, target: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    """target: its name."""
+    config = head.config
+    tensors = {_VLLM_BLOCK.sub(r"blocks.\1.layers.\2.", name): weight for name, weight in head.state_dict().items()}
+    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in tensors.items()}
+    if config.target_ids is not None:
+        tensors["token_map"] = config.target_ids
+    fields = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "dtype": str(dtype).removeprefix("torch."),
+        "base_model_name_or_path": target,
+        "hidden_size": config.target_hidden_size,
+        "vocab_size": config.vocab_size,
+        "truncated_vocab_size": config.draft_vocab_size,
+        "num_heads": config.num_heads,
+        "num_hidden_layers": config.num_blocks,
+        "medusa_fc_bias": config.block_bias,
+        "original_lm_head": config.shares_lm_head,
+        "logit_scale": config.logit_scale,
+    }
+    _write(folder, tensors, fields)
 
 
 def _tables(config: EagleConfig) -> dict[str, Tensor]:

@@ -111,9 +111,9 @@ class LanguageModel:
         width, itemsize = self.hf.config.get_text_config().hidden_size, self.hf.dtype.itemsize
         return int(self.traits.bytes_per_token + len(taps) * width * itemsize)
 
-    def scratch_cache(self, lengths: Sequence[int]) -> KVCache:
-        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement."""
-        cache = self.new_cache(MemoryPool(0))
+    def scratch_cache(self, lengths: Sequence[int], taps: Sequence[int] = ()) -> KVCache:
+        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps: as in new_cache."""
+        cache = self.new_cache(MemoryPool(0), taps)
         cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)

@@ -6,6 +6,7 @@ from foredraft.train.exit_head import ExitKind
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.head_training import train_head
+from foredraft.train.medusa import MedusaKind
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
 from foredraft.train.records import StepRecord, ValidationRecord
@@ -21,6 +22,7 @@ __all__ = [
     "HeadKind",
     "KindReport",
     "LearningRates",
+    "MedusaKind",
     "Outcome",
     "Recipe",
     "SpeedPrediction",

@@ -77,7 +77,6 @@ class Optimiser:
 def _matrices(model: nn.Module) -> list[Tensor]:
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     get_head = getattr(model, "get_output_embeddings", lambda: getattr(model, "lm_head", None))
-    head = get_head()
-    if head is not None:
-        tables.add(id(head.weight))
+    lm_heads = [get_head(), *getattr(model, "lm_heads", ())]
+    tables |= {id(head.weight) for head in lm_heads if head is not None}
     return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,16 +58,26 @@ class UnrolledDrafts:
         with torch.no_grad():
             features, final = self.states(ids)
             target_logits = final @ self.lm_head_rows.T
+        steps = unroll(student, features, next_ids.clamp(min=0), self.num_steps)
         share = kl_share(self.loss, self.kl_until, progress)
-        sums: list[LossSums] = []
-        for step, logits in enumerate(unroll(student, features, next_ids.clamp(min=0), self.num_steps)):
-            end = ids.shape[1] - 1 - step
-            mask = next_ids[:, step : step + end] != IGNORED  # the token that a row reads is one of the text
-            theirs = target_logits[:, step + 1 :][mask]
-            sums.append(distillation_loss(logits[:, :end][mask], theirs, self.temperature, share))
-        weights = torch.tensor([self.decay**step for step in range(len(sums))])
-        loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
-        return replace(sums[0], loss=loss)
+        return stepwise_loss(steps, target_logits, next_ids, self.decay, self.temperature, share)
+
+
+def stepwise_loss(
+    steps: Iterable[Tensor], target_logits: Tensor, next_ids: Tensor, decay: float, temperature: float, share: float
+) -> LossSums:
+    """steps: for each drafted token logits [B, L, D], of which the last mean nothing. Row P of step j is compared with the target
+    after the token at P + 1 + j. target_logits: [B, L, D]. next_ids: [B, L]. decay: the weight of a step over that of the one
+    before. share: of KL. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+    sums: list[LossSums] = []
+    for step, logits in enumerate(steps):
+        end = next_ids.shape[1] - 1 - step
+        mask = next_ids[:, step : step + end] != IGNORED  # the last token before the drafted one is one of the text
+        theirs = target_logits[:, step + 1 :][mask]
+        sums.append(distillation_loss(logits[:, :end][mask], theirs, temperature, share))
+    weights = torch.tensor([decay**step for step in range(len(sums))])
+    loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
+    return replace(sums[0], loss=loss)
 
 
 def _of(features: Tensor | None) -> Tensor:

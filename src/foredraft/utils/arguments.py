@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
@@ -58,6 +60,13 @@ def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | 
         raise ForedraftError(f"min_acceptance_rate must be a share between 0 and 1, not {rate!r}")
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory < 0):
         raise ForedraftError(f"max_draft_memory must be a number of bytes, not {memory!r}")
+
+
+def check_head_options(window: int | None, settings: Mapping[str, Any] | None) -> None:
+    """Raises ForedraftError for a window below 0, and for settings that are no mapping from names."""
+    check_numbers(head_window=(window, 0))
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
+        raise ForedraftError(f"head_settings must be a mapping from names to values, not {shown(settings)}")
 
 
 def check_precision(dtype: str, quantization: str | None, draft_quantization: str | None = None) -> None:

@@ -53,9 +53,10 @@ _HEAD_KINDS = {
             "decay",
         ),
     ),
+    "medusa": _HeadKind("MedusaKind", ("num_heads", "layers", "draft_vocab_size", "own_lm_heads", "decay")),
     "exit": _HeadKind("ExitKind", ("exit_layer", "adapter_size"), ("exit_layer",)),
 }
-_FLAGS = {"num_steps": "--unroll", "shares_lm_head": "--share-lm-head"}
+_FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--share-lm-head"}
 
 
 @train.command()
@@ -133,16 +134,18 @@ def head(
     documents: DocumentOptions,
     distillation: DistillationOptions,
     recipe: RecipeOptions,
-    kind: Annotated[str, typer.Option(help="What to train: eagle3, or exit (an early exit).")] = "eagle3",
+    kind: Annotated[str, typer.Option(help="What to train: eagle3, medusa, or exit (an early exit).")] = "eagle3",
     init: Annotated[str | None, typer.Option(help="A head of this kind and target to train further.")] = None,
     taps: Annotated[
         list[int] | None,
-        typer.Option(help="A layer of the target whose input the head reads; repeatable. Default: three of them."),
+        typer.Option(help="EAGLE-3: a layer whose input the head reads; repeatable. Default: three of them."),
     ] = None,
     draft_vocab_size: Annotated[
         int | None, typer.Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Of an EAGLE-3 head. Default: 1.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Of an EAGLE-3 head, or blocks of each Medusa head. Default: 1.")
+    ] = None,
     intermediate_size: Annotated[
         int | None, typer.Option("--intermediate-size", help="Of the head's MLP. Default: the target's.")
     ] = None,
@@ -154,6 +157,12 @@ def head(
     decay: Annotated[
         float | None, typer.Option(help="The weight of a drafted token over that of the one before it. Default: 0.8.")
     ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option("--heads", help="Medusa: heads, each for one more drafted token. Default: 4.")
+    ] = None,
+    own_lm_heads: Annotated[
+        bool, typer.Option("--own-lm-heads", help="Medusa: an lm_head for each head, in place of a shared one.")
+    ] = False,
     exit_layer: Annotated[
         int | None, typer.Option("--exit-layer", help="How many of the target's layers an early exit runs.")
     ] = None,
@@ -178,6 +187,8 @@ def head(
         "shares_lm_head": share_lm_head or None,
         "num_steps": unroll,
         "decay": decay,
+        "num_heads": num_heads,
+        "own_lm_heads": own_lm_heads or None,
         "exit_layer": exit_layer,
         "adapter_size": adapter_size,
     }

@@ -1,0 +1,189 @@
+"""Finds out what a head's files leave open: how many draft tokens the target would accept under each hypothesis, on a short text.
+
+Programs number layers differently and have different defaults for missing settings. A head that is run with the wrong ones drafts
+badly, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foredraft.heads.config import Ambiguity, HeadCheckpoint
+from foredraft.heads.eagle import EagleHead, Embed, LMHead
+from foredraft.heads.options import setting_of
+from foredraft.heads.unrolled import unroll
+from foredraft.model.batch import Read
+from foredraft.model.language_model import LanguageModel
+
+TEXT = """\
+Question: How does a bicycle stay upright when it moves?
+Answer: A moving bicycle stays upright because the rider, and the shape of the bicycle itself, steer it into the fall. When it \
+leans to the left, the front wheel turns a little to the left as well. The wheels then move under the weight again, and the lean \
+is corrected. This happens many times in a minute, and the rider hardly notices it. At low speed there is less time to correct \
+each lean, so it is harder to ride slowly than to ride fast.
+
+Question: Write a function in Python that adds up the even numbers of a list.
+Answer: Here is a function that does this:
+
+def sum_of_even_numbers(numbers):
+    total = 0
+    for number in numbers:
+        if number % 2 == 0:
+            total += number
+    return total
+
+It looks at each number in turn. If the number can be divided by two, it is added to the total. For the list [1, 2, 3, 4] the \
+result is 6.
+"""
+"""What the target reads, once. A fixed text costs one pass, where writing as much would cost one for each token."""
+
+MIN_TOKENS = 4
+MAX_TOKENS = 256
+_NUM_DRAFTED = 2
+_NUM_ERRORS = 2.0
+_LEAST_GAIN = 0.005
+"""A departure from the files must bring more than this many draft tokens, and more than two standard errors."""
+
+_Choice = tuple[int, ...]
+"""For each ambiguity the index of a candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """num_tokens: of the text. accepted: for each combination of candidates, [rows]: of two draft tokens, how many are accepted
+    on average at temperature 1. chosen: the combination kept."""
+
+    ambiguities: Sequence[Ambiguity]
+    num_tokens: int
+    accepted: Mapping[_Choice, Tensor]
+    chosen: _Choice
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The chosen values, by field of the configuration."""
+        return {each.field: each.candidates[i] for each, i in zip(self.ambiguities, self.chosen, strict=True)}
+
+    @property
+    def keeps_defaults(self) -> bool:
+        return not any(self.chosen)
+
+    def __str__(self) -> str:
+        """One line: what was chosen, what it gave, and what each other candidate would have given in its place."""
+        others = [
+            f"{self._settings({place: index})} {self._mean(_with(self.chosen, place, index)):.3f}"
+            for place, ambiguity in enumerate(self.ambiguities)
+            for index in range(len(ambiguity.candidates))
+            if index != self.chosen[place]
+        ]
+        everything = self._settings(dict(enumerate(self.chosen)))
+        origin = (
+            "as its files have it" if self.keeps_defaults else f"its files: {self._mean((0,) * len(self.chosen)):.3f}"
+        )
+        return (
+            f"uses {everything}: {self._mean(self.chosen):.3f} of {_NUM_DRAFTED} draft tokens accepted on {self.num_tokens} tokens of "
+            f"text ({origin}); others: {', '.join(others)}"
+        )
+
+    def _mean(self, choice: _Choice) -> float:
+        return float(self.accepted[choice].mean())
+
+    def _settings(self, choices: Mapping[int, int]) -> str:
+        named = (setting_of(*self.ambiguities[place], index) for place, index in choices.items())
+        return json.dumps(dict(named))
+
+
+def calibrate(
+    checkpoint: HeadCheckpoint, target: LanguageModel, embed: Embed, lm_head: LMHead, text: Sequence[int]
+) -> Calibration:
+    """Every combination of candidates is tried. The files' own is kept unless another one is clearly better.
+
+    text: at least MIN_TOKENS, of which the first MAX_TOKENS are read, in one pass of the target. embed, lm_head: the target's.
+    """
+    ambiguities = checkpoint.config.ambiguities
+    reading = _read(target, text[: min(MAX_TOKENS, target.traits.context_len)], _all_taps(checkpoint))
+    # not in bfloat16 on a CPU: PyTorch's products of many rows take six times as long there, without the instructions for it
+    dtype = torch.float32 if target.device.type == "cpu" else target.hf.dtype
+    checkpoint = replace(checkpoint, tensors={name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()})
+
+    def borrowed_lm_head(x: Tensor) -> Tensor:
+        return lm_head(x.to(target.hf.dtype)).float()
+
+    accepted = {}
+    for choice in _combinations(ambiguities):
+        fields = {each.field: each.candidates[i] for each, i in zip(ambiguities, choice, strict=True)}
+        head = EagleHead.of(checkpoint.with_settings(**fields), embed, borrowed_lm_head, dtype).to(target.device)
+        accepted[choice] = _num_accepted(head, reading)
+    return Calibration(ambiguities, len(reading.tokens), accepted, _best(accepted))
+
+
+class _TargetReading(NamedTuple):
+    """tokens: N of them. features: [N, H] by tap. probs: [N, V], of the token after each."""
+
+    tokens: Sequence[int]
+    features: Mapping[int, Tensor]
+    probs: Tensor
+
+
+def _all_taps(checkpoint: HeadCheckpoint) -> list[int]:
+    """Of all candidates."""
+    open_taps = [each.candidates for each in checkpoint.config.ambiguities if each.field == "taps"]
+    return sorted({tap for taps in (checkpoint.config.taps, *sum(open_taps, ())) for tap in taps})
+
+
+def _read(target: LanguageModel, tokens: Sequence[int], taps: Sequence[int]) -> _TargetReading:
+    cache = target.scratch_cache([len(tokens)], taps)
+    logits = target.read([Read(0, tokens, len(tokens))], cache)
+    features = cache.features(0)
+    assert features is not None
+    parts = features.clone().chunk(len(taps), dim=-1)
+    return _TargetReading(tokens, dict(zip(taps, parts, strict=True)), torch.softmax(logits.float(), dim=-1))
+
+
+@torch.inference_mode()
+def _num_accepted(head: EagleHead, reading: _TargetReading) -> Tensor:
+    """Of the two draft tokens behind each position of the text, [N - 2]: the first is accepted with probability Σ min(p, q)
+    (arXiv:2211.17192), the second if the first is."""
+    features = torch.cat([reading.features[tap] for tap in head.config.taps], dim=-1)[:-1].to(head.dtype)
+    next_ids = torch.tensor(reading.tokens[1:], device=features.device)
+    num_rows = len(reading.tokens) - _NUM_DRAFTED
+    reached, expected = torch.ones(num_rows), torch.zeros(num_rows)
+    for step, logits in enumerate(unroll(head, features[None], next_ids[None], _NUM_DRAFTED)):
+        q = torch.softmax(head.on_target(logits[0, :num_rows].float()), dim=-1)
+        p = reading.probs[step + 1 : step + 1 + num_rows]
+        reached = reached * torch.minimum(p, q).sum(-1).cpu()
+        expected = expected + reached
+    return expected
+
+
+def _combinations(ambiguities: Sequence[Ambiguity]) -> list[_Choice]:
+    """Those that depart least from the files first."""
+    choices = product(*(range(len(each.candidates)) for each in ambiguities))
+    return sorted(choices, key=lambda choice: sum(index > 0 for index in choice))
+
+
+def _best(accepted: Mapping[_Choice, Tensor]) -> _Choice:
+    choices = iter(accepted)
+    best = next(choices)
+    for choice in choices:
+        if _is_clearly_better(accepted[choice], accepted[best]):
+            best = choice
+    return best
+
+
+def _is_clearly_better(these: Tensor, those: Tensor) -> bool:
+    """Row by row, since the same rows are easy for both. A head that gives NaN is never better."""
+    gains = these - those
+    error = float(gains.std()) / math.sqrt(len(gains))
+    return float(gains.mean()) > max(_LEAST_GAIN, _NUM_ERRORS * error)
+
+
+def _with(choice: _Choice, place: int, index: int) -> _Choice:
+    return (*choice[:place], index, *choice[place + 1 :])

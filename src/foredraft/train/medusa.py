@@ -1,0 +1,124 @@
+"""Medusa heads as a kind of head to train (Medusa-1, arXiv:2401.10774): the target stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import MedusaConfig, MedusaHead, TargetEnds, TargetShape, load_head
+from foredraft.heads.saving import save_medusa
+from foredraft.model import LanguageModel
+from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.head_student import frequent_ids
+from foredraft.train.losses import LossSums
+from foredraft.train.model_card import Student, distilled_by
+from foredraft.train.objectives import kl_share
+from foredraft.train.recipe import Recipe
+from foredraft.train.unrolled_drafts import TargetStates, stepwise_loss
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaKind:
+    """num_heads: each drafts one place further. layers: residual blocks of each head. draft_vocab_size: how many ids they can draft;
+    None: all. own_lm_heads: an lm_head for each; one for all is the cheapest to run. decay: the weight of a head over that of the one
+    before. init: heads to train further.
+
+    The result is in vLLM's form.
+    """
+
+    num_heads: int = 4
+    layers: int = 1
+    draft_vocab_size: int | None = None
+    own_lm_heads: bool = False
+    decay: float = 0.8
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or not 0 < self.decay <= 1 or self.layers < 1:
+            raise ForedraftError("--heads and --layers must be at least 1, and --decay above 0 and at most 1")
+
+    def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> MedusaHead:
+        """See HeadKind. Nothing is random: each head begins as the target's lm_head, behind blocks that change nothing."""
+        shape = TargetShape.of(target.hf.config)
+        ids = frequent_ids(texts, self.draft_vocab_size or shape.vocab_size, shape.vocab_size)
+        config = MedusaConfig(
+            num_heads=self.num_heads,
+            num_blocks=self.layers,
+            shares_lm_head=not self.own_lm_heads,
+            target_hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            draft_vocab_size=shape.vocab_size if ids is None else len(ids),
+            target_ids=ids,
+        )
+        ends = TargetEnds(target.hf)
+        head = MedusaHead(config, ends.lm_head)
+        rows = ends.lm_head_rows(ids)
+        weights = {
+            name: rows.clone() if name.startswith("lm_head") else torch.zeros(weight.shape)
+            for name, weight in head.state_dict().items()
+        }
+        head.load_state_dict(weights, assign=True)
+        return head
+
+    def load(self, source: str, target: LanguageModel) -> MedusaHead:
+        """See HeadKind."""
+        checkpoint = load_head(source, TargetShape.of(target.hf.config))
+        if not isinstance(checkpoint.config, MedusaConfig) or not checkpoint.config.owns_lm_head:
+            raise ForedraftError(f"{source}: Medusa heads with an lm_head of their own are needed")
+        return MedusaHead.of(checkpoint, TargetEnds(target.hf).lm_head).requires_grad_(True)
+
+    def num_logits(self, head: MedusaHead, target: LanguageModel) -> int:
+        """See HeadKind."""
+        return head.config.draft_vocab_size * head.config.num_heads
+
+    def objectives(self, head: MedusaHead, target: LanguageModel, kl_until: float) -> MakeObjective:
+        """See HeadKind."""
+        states, rows = TargetStates(target, ()), TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
+        return lambda loss, temperature: PlacedDrafts(states, rows, self.decay, loss, temperature, kl_until)
+
+    def save(self, head: MedusaHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
+        """See HeadKind."""
+        save_medusa(head, folder, target_name, dtype)
+
+    def describe(self, head: MedusaHead, target_name: str, recipe: Recipe) -> Student:
+        """See HeadKind."""
+        config = head.config
+        lm_heads = "one lm_head for all" if config.shares_lm_head else "an lm_head for each"
+        origin = "the target's lm_head behind blocks that change nothing" if self.init is None else f"`{self.init}`"
+        return Student(
+            "head",
+            f"Medusa heads for `{target_name}`",
+            f"{origin}; {config.num_heads} heads of {config.num_blocks} blocks with {lm_heads}, which draft {config.draft_vocab_size} of "
+            f"{config.vocab_size} ids",
+            ("tags: [speculative-decoding, medusa]",),
+            f"{distilled_by(recipe)}, each head at its own place (Medusa-1, arXiv:2401.10774) and weighing {self.decay:g} of the one "
+            "before",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDrafts:
+    """What Medusa heads are trained on: head h of position P, against the target's distribution after the token at P + 1 + h.
+    states: of the target, without taps. lm_head_rows: [D, H], the target's, of the ids that the heads can draft. decay, loss,
+    temperature, kl_until: as in UnrolledDrafts."""
+
+    states: TargetStates
+    lm_head_rows: Tensor
+    decay: float = 0.8
+    loss: str = "kl+tv"
+    temperature: float = 1.0
+    kl_until: float = 0.5
+
+    def __call__(self, student: nn.Module, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        """ids, next_ids: [B, L] -> see stepwise_loss"""
+        with torch.no_grad():
+            _, final = self.states(ids)
+            target_logits = final @ self.lm_head_rows.T
+        logits: Tensor = student(final.flatten(0, 1)).unflatten(0, ids.shape)
+        share = kl_share(self.loss, self.kl_until, progress)
+        return stepwise_loss(logits.unbind(2), target_logits, next_ids, self.decay, self.temperature, share)
