@@ -21,16 +21,30 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 
-from foredraft.kernels import AttentionShape, Kernels, PackedMatrix, Stack, StackBatch, StackLayer, build
-from foredraft.kernels.decoder import CacheSpan
+from foredraft.kernels import (
+    AttentionShape,
+    CacheSpan,
+    Kernels,
+    NormWeights,
+    PackedMatrix,
+    Stack,
+    StackBatch,
+    StackForm,
+    StackLayer,
+    StackMlp,
+    build,
+    quantize_int4,
+    quantize_int8,
+    unquantized,
+)
 from foredraft.kernels.start import usable_instructions
-from foredraft.kernels.weights import quantize_int8, unquantized
 
 _LAYERS, _HIDDEN, _INTERMEDIATE, _VOCABULARY = 30, 576, 1536, 49_152
 _HEADS, _KV_HEADS, _HEAD_DIM = 9, 3, 64
@@ -40,7 +54,7 @@ _SHAPES = (
     (2 * _INTERMEDIATE, _HIDDEN),
     (_HIDDEN, _INTERMEDIATE),
 )
-_FORMATS = {"bfloat16": unquantized, "int8": quantize_int8}
+_FORMATS = {"bfloat16": unquantized, "int8": quantize_int8, "int4": quantize_int4}
 _CHUNK = 512
 _PEAK_STEPS = 4_000_000
 
@@ -53,7 +67,7 @@ def timed(function: Callable[[], object]) -> float:
 
 
 class Peak:
-    """What the processor can multiply, pairs a second: in bfloat16 or, without such an instruction, float32; and in int8."""
+    """What the processor can multiply, pairs a second: in bfloat16 or, without such an instruction, float32; in int8; in int4."""
 
     def __init__(self, instructions: str) -> None:
         source = Path(__file__).with_name("peak.cpp")
@@ -62,7 +76,11 @@ class Peak:
             flags = [*build._FLAGS, *build.INSTRUCTIONS[instructions]]
             subprocess.run([build._compiler(), *flags, str(source), "-o", str(library)], check=True)
             loaded = ctypes.CDLL(str(library))
-        self._functions = {"bfloat16": loaded.multiply_floats, "int8": loaded.multiply_int8}
+        self._functions = {
+            "bfloat16": loaded.multiply_floats,
+            "int8": loaded.multiply_int8,
+            "int4": loaded.multiply_int4,
+        }
         for function in self._functions.values():
             function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * 2
 
@@ -90,23 +108,16 @@ class Reader:
         def packed(n: int, k: int) -> PackedMatrix:
             return kernels.pack(_FORMATS[precision](torch.randn(n, k, generator=generator) / k**0.5))
 
-        norm = torch.ones(_HIDDEN)
-        self.layers = [
-            StackLayer(norm, norm, None, None, *(packed(n, k) for n, k in _SHAPES), window=0) for _ in range(_LAYERS)
+        norm, none = NormWeights(torch.ones(_HIDDEN)), NormWeights()
+        self.matrices = [[packed(n, k) for n, k in _SHAPES] for _ in range(_LAYERS)]
+        layers = [
+            StackLayer(norm, norm, none, none, None, None, qkv, out, [StackMlp(up, down)])
+            for qkv, out, up, down in self.matrices
         ]
         self.head = packed(_VOCABULARY, _HIDDEN)
         embedding = torch.randn(_VOCABULARY, _HIDDEN, generator=generator).to(torch.bfloat16)
-        self.stack = Stack(
-            self.layers,
-            embedding,
-            norm,
-            self.head,
-            num_heads=_HEADS,
-            num_kv_heads=_KV_HEADS,
-            head_dim=_HEAD_DIM,
-            epsilon=1e-5,
-            scale=_HEAD_DIM**-0.5,
-        )
+        form = StackForm(_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM, epsilon=1e-5, scale=_HEAD_DIM**-0.5)
+        self.stack = Stack(layers, embedding, norm, self.head, form)
 
 
 class Prompt:
@@ -118,7 +129,7 @@ class Prompt:
         shape = (num_sequences, _LAYERS, 2, _KV_HEADS, self.capacity, _HEAD_DIM)
         self.store = torch.zeros(shape, dtype=torch.bfloat16)
         angles = torch.arange(length)[:, None] * 1e4 ** (-torch.arange(_HEAD_DIM // 2) / (_HEAD_DIM / 2))
-        self.rotation = (angles.cos().contiguous(), angles.sin().contiguous())
+        self.rotation = (angles.cos()[None].contiguous(), angles.sin()[None].contiguous())
         self.ids = torch.randint(_VOCABULARY, (num_sequences, length), generator=torch.Generator().manual_seed(1))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
@@ -162,9 +173,8 @@ class Prompt:
         for first, end in self.chunks():
             rows = (end - first) * self.num_sequences
             inputs = {k: torch.ones(rows, k, dtype=torch.bfloat16) for _, k in _SHAPES}
-            for layer in reader.layers:
-                for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                    reader.kernels.linear(matrix, inputs[matrix.in_features])
+            for matrix in chain.from_iterable(reader.matrices):
+                reader.kernels.linear(matrix, inputs[matrix.in_features])
         reader.kernels.linear(reader.head, inputs[_HIDDEN][: self.num_sequences])
 
     def split(self, reader: Reader) -> Split:

@@ -96,11 +96,8 @@ Mask16 at_least(F32x16 a, F32x16 b) { return compared<_CMP_GE_OQ>(a, b); }
 Mask16 equal(F32x16 a, F32x16 b) { return compared<_CMP_EQ_OQ>(a, b); }
 Mask16 is_nan_ps(F32x16 x) { return compared<_CMP_UNORD_Q>(x, x); }
 
-// y where x is at least `least`, x where it is NaN, else 0
-__m256 zero_below(__m256 y, __m256 x, __m256 least) {
-    const __m256 kept = _mm256_and_ps(y, _mm256_cmp_ps(x, least, _CMP_GE_OQ));
-    return _mm256_blendv_ps(kept, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
+// y where x is at least `least` or NaN, as y is then; else 0
+__m256 zero_below(__m256 y, __m256 x, __m256 least) { return _mm256_and_ps(y, _mm256_cmp_ps(x, least, _CMP_NLT_UQ)); }
 
 F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return {zero_below(y.low, x.low, least.low), zero_below(y.high, x.high, least.high)}; }
 
@@ -265,7 +262,7 @@ int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / 1
 constexpr int VECTORS_OF_SIXTEEN = 2;
 
 // Where vector v of a tile lies, from the tile's first one on. sixteen: bytes from 16 outputs to the next, vector: to the next 8
-inline __attribute__((always_inline)) const char* vector_at(const char* at, int64_t sixteen, int64_t vector, int v) {
+INLINE const char* vector_at(const char* at, int64_t sixteen, int64_t vector, int v) {
     return at + v / VECTORS_OF_SIXTEEN * sixteen + v % VECTORS_OF_SIXTEEN * vector;
 }
 
@@ -273,7 +270,7 @@ inline __attribute__((always_inline)) const char* vector_at(const char* at, int6
 #define NOINLINE __attribute__((noinline))
 
 // Whole numbers that stay in their order and in registers: GCC 12 adds products first, and keeps sums in memory then.
-inline __attribute__((always_inline)) __m256i pinned(__m256i x) {
+INLINE __m256i pinned(__m256i x) {
     asm volatile("" : "+x"(x));
     return x;
 }
@@ -286,7 +283,7 @@ __m256i spread_four(const char* from) {
 
 // Two inputs of int8 weights by those of rows of 16 bits.
 template <int R, int V>
-inline __attribute__((always_inline)) void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t stride, __m256i (*sums)[V]) {
+INLINE void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t stride, __m256i (*sums)[V]) {
     __m256i w[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) w[v] = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)vector_at(at, sixteen, 16, v)));
@@ -381,7 +378,7 @@ constexpr int EIGHT_BIT_ZERO = 0;       // what stands for 0 among packed codes 
 
 // Up to four lines of codes 0 .. 15: two products of a pair fit 16 bits, and so do the sums of eight pairs.
 template <int R, int V, bool IS_FIRST>
-inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at, int64_t sixteen, const char* in, int64_t stride,
+INLINE void add_nibbles(int lines, const char* at, int64_t sixteen, const char* in, int64_t stride,
                                                        Prefetch& ahead, __m256i (*sums)[V]) {
     const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i part[R][V];
@@ -418,7 +415,7 @@ inline __attribute__((always_inline)) void add_nibbles(int lines, const char* at
 
 // Signed weights, as magnitudes times rows that have taken their signs: 2 * 128 * 127 is still below 2^15.
 template <int R, int V>
-inline __attribute__((always_inline)) void add_signed(const __m256i* weights, const char* in, int64_t stride, __m256i (*sums)[V]) {
+INLINE void add_signed(const __m256i* weights, const char* in, int64_t stride, __m256i (*sums)[V]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i magnitudes[V];
 #pragma GCC unroll 8
@@ -435,7 +432,7 @@ inline __attribute__((always_inline)) void add_signed(const __m256i* weights, co
 }
 
 template <int R, int V>
-inline __attribute__((always_inline)) void add_levels(__m256i table, const char* at, int64_t sixteen, const char* in, int64_t stride,
+INLINE void add_levels(__m256i table, const char* at, int64_t sixteen, const char* in, int64_t stride,
                                                       __m256i (*sums)[V]) {
     const __m256i low_bits = _mm256_set1_epi8(15);
 #pragma GCC unroll 2
@@ -452,7 +449,7 @@ inline __attribute__((always_inline)) void add_levels(__m256i table, const char*
 
 // A group's whole numbers.
 template <int R, int V, int KIND>
-inline __attribute__((always_inline)) void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in,
+INLINE void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in,
                                                      int64_t stride, Prefetch& ahead, __m256i (*sums)[V]) {
     if (KIND == INT4_GROUPS) {
         add_nibbles<R, V, true>((int)std::min<int64_t>(g.steps, 4), at, sixteen, in, stride, ahead, sums);
@@ -576,14 +573,14 @@ int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }
 F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) { return fmadd_ps(set1_ps(*query), load_ps(keys), sum); }
 
 // 16 numbers from the i-th on, lane l holding the two that `score_eight` gives to its lane l; 0 past the end
-__m256i load_pairs(const uint16_t* from, int64_t i, int64_t dim) {
+INLINE __m256i load_pairs(const uint16_t* from, int64_t i, int64_t dim) {
     if (i + 16 <= dim) return _mm256_loadu_si256((const __m256i*)(from + i));
     alignas(32) uint16_t each[16] = {};
     for (int64_t j = 0; i + j < dim; j++) each[j % 8 * 2 + j / 8] = from[i + j];
     return _mm256_load_si256((const __m256i*)each);
 }
 
-void store_pairs(__m256i pairs, Unit* first, Unit* second) {
+INLINE void store_pairs(__m256i pairs, Unit* first, Unit* second) {
     _mm256_store_ps(first, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
     _mm256_store_ps(second, _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000))));
 }
@@ -593,7 +590,7 @@ void unpack_query(const uint16_t* from, int64_t dim, Unit* to) {
     for (int64_t i = 0; i < dim; i += 16) store_pairs(load_pairs(from, i, dim), to + i, to + i + PARTS);
 }
 
-void transpose(__m256i* x) {  // 8 x 8
+INLINE void transpose(__m256i* x) {  // 8 x 8
     __m256i a[8], b[8];
     for (int i = 0; i < 8; i += 2) a[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]), a[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
     for (int i = 0; i < 8; i += 4)

@@ -11,7 +11,7 @@
 namespace {
 
 // exp for -87 <= x <= 0. Polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], error about 1e-7.
-F32x16 exp_above(F32x16 x) {
+INLINE F32x16 exp_above(F32x16 x) {
     const F32x16 whole = round_ps(mul_ps(x, set1_ps(1.44269504f)));
     F32x16 rest = fnmadd_ps(whole, set1_ps(0.693359375f), x);
     rest = fnmadd_ps(whole, set1_ps(-2.12194440e-4f), rest);
@@ -26,30 +26,30 @@ F32x16 exp_above(F32x16 x) {
 }
 
 // exp for x <= 0; exactly 0 below -87; NaN stays NaN.
-F32x16 exp_nonpositive(F32x16 x) {
+INLINE F32x16 exp_nonpositive(F32x16 x) {
     const F32x16 least = set1_ps(-87.0f);
-    return zero_below(exp_above(max_ps(x, least)), x, least);
+    return zero_below(exp_above(max_ps(least, x)), x, least);  // the second operand is the one that stays where it is NaN
 }
 
 // factor * sigmoid(x), through exp(-|x|) so that nothing overflows
-F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
+INLINE F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
     const F32x16 one = set1_ps(1.0f);
     const F32x16 e = exp_nonpositive(sub_ps(setzero_ps(), abs_ps(x)));
     const Mask16 positive = at_least(x, setzero_ps());
     return div_ps(mul_ps(factor, mask_mov_ps(e, positive, one)), add_ps(one, e));
 }
 
-F32x16 silu(F32x16 x) { return sigmoid_times(x, x); }
+INLINE F32x16 silu(F32x16 x) { return sigmoid_times(x, x); }
 
 // GELU by its tanh approximation (arXiv:1606.08415): 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
-F32x16 gelu_tanh(F32x16 x) {
+INLINE F32x16 gelu_tanh(F32x16 x) {
     const F32x16 cubic = fmadd_ps(mul_ps(x, x), set1_ps(0.07135481627f), set1_ps(1.595769122f));
     return sigmoid_times(mul_ps(x, cubic), x);
 }
 
 // tanh(x), to 2e-7 of it. Below 0.625 a polynomial, of the least squares of tanh(x) / x - 1 over x^2: a difference of
 // exponentials would lose digits there. NaN stays NaN.
-F32x16 tanh_ps(F32x16 x) {
+INLINE F32x16 tanh_ps(F32x16 x) {
     const F32x16 one = set1_ps(1.0f), size = abs_ps(x), square = mul_ps(x, x);
     F32x16 sum = set1_ps(-0.00605369752f);
     sum = fmadd_ps(sum, square, set1_ps(0.0209681871f));
@@ -64,6 +64,6 @@ F32x16 tanh_ps(F32x16 x) {
 }
 
 // cap * tanh(x / cap)
-F32x16 soft_cap(F32x16 x, float cap) { return mul_ps(tanh_ps(div_ps(x, set1_ps(cap))), set1_ps(cap)); }
+INLINE F32x16 soft_cap(F32x16 x, float cap) { return mul_ps(tanh_ps(div_ps(x, set1_ps(cap))), set1_ps(cap)); }
 
 }  // namespace
