@@ -24,6 +24,7 @@ from foredraft.model import EMBEDDED
 from foredraft.server import ServerSettings, create_app
 from foredraft.settings import Settings
 from foredraft.testing import check_drafter
+from tests.heads.random_heads import embedded_head
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
@@ -37,6 +38,7 @@ PROMPTS = ("def count_words(text):", "Once upon a time", "def area(width, height
 
 DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
     "bigram": lambda names, vocab_size: names["BigramDrafter"](),
+    "nearest state": lambda names, vocab_size: names["NearestStateDrafter"](),
     "frequency": lambda names, vocab_size: names["FrequencyDrafter"](vocab_size),
 }
 
@@ -196,7 +198,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fill_in(words: list[str]) -> list[str]:
     shorter = [SHORTER.get(word, word) if before == "--budget" else word for before, word in pairwise(["", *words])]
-    filled = [MODELS.get(word, word) for word in shorter]
+    filled = [str(embedded_head("eagle")) if word == "HEAD" else MODELS.get(word, word) for word in shorter]
     if words[1] in ("bench", "tune") and "--budget" not in words:
         filled += ["--budget", "12s"]
     return [*filled, "--overwrite"] if words[1] == "tune" else filled

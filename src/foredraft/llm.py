@@ -18,11 +18,11 @@ from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
-from foredraft.engine.models import LoadedModels, ModelSource, draft_method_of
+from foredraft.engine.models import HeadIdentity, LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.errors import ForedraftError
-from foredraft.heads import HeadOptions
+from foredraft.heads import AnyHead, HeadOptions
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
 from foredraft.policy import Guard, Policy
 from foredraft.sampling import AUTO, SamplingParams
@@ -209,6 +209,16 @@ class LLM:
     def draft(self) -> LanguageModel | None:
         """The draft model of the first drafter, if it has one."""
         return self._builder.models.draft_for(self._builder.methods[0])
+
+    @property
+    def head(self) -> AnyHead | None:
+        """What was given in the place of a draft model."""
+        return self._builder.models.head
+
+    @property
+    def head_identity(self) -> HeadIdentity | None:
+        """The same as reports name it."""
+        return self._builder.models.head_identity
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

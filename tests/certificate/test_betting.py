@@ -22,10 +22,10 @@ from foredraft.certificate.distribution import (
     every_token,
     first_of_step,
 )
+from foredraft.certificate.surprise import centred_surprise
 from foredraft.certificate.texts import Text
 from foredraft.certificate.verification import (
     SortedRatios,
-    centred_surprise,
     other_residual,
     stands,
     temperature_score,

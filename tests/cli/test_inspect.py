@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from foredraft.model import EMBEDDED
 from tests.command_line import BABYLLAMA, QUICK, assert_refused, json_lines, run
+from tests.heads.random_heads import embedded_head, save_eagle3
 
 
 def test_inspect_says_that_the_embedded_pair_fits() -> None:
@@ -49,6 +51,29 @@ def test_inspect_measures_quality_on_a_text(tmp_path: Path) -> None:
     assert re.search(r"quality: bfloat16 with int8 weights against float32, over 300 tokens", shown.stdout)
     assert re.search(r"perplexity: [0-9.]+ against [0-9.]+ \([+-][0-9.]+ %\)", shown.stdout)
     assert re.search(r"agreement: the same likeliest token at [0-9.]+ % of positions", shown.stdout)
+
+
+def test_inspect_describes_a_head(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("def area(width, height):\n    return width * height\n" * 20)
+    options = ("--draft-model", embedded_head("eagle"), "--coverage", text, "--no-load", *QUICK)
+    (found,) = json_lines(run("inspect", "--json", *options))
+    assert found["draft"] is None
+    assert found["head"]["kind"] == "eagle3"
+    assert found["head"]["taps"] == [2, 4, 5]
+    assert 0 < found["head"]["coverage"] < 1
+    shown = run("inspect", *options)
+    assert shown.exit_code == 0, shown.stderr
+    assert re.search(r"1,024 of 4,096 ids: [0-9.]+% of the text's tokens", shown.stdout)
+    assert re.search(r"[0-9.]+ MiB in int8, [0-9.]+% of a pass of the target", shown.stdout)
+
+
+def test_mistakes_about_heads_are_one_line(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Hello.")
+    assert_refused(run("inspect", "--no-load", "--coverage", text, *QUICK), "--coverage", "give --draft-model a head")
+    other = save_eagle3(AutoConfig.from_pretrained(EMBEDDED / "draft", hidden_size=128), tmp_path / "other")
+    assert_refused(run("inspect", "--no-load", "--draft-model", other, *QUICK), "belongs to another target")
 
 
 def test_inspect_without_quality_says_nothing_of_it() -> None:

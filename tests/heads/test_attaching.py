@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from foredraft import LLM, ForedraftError, ModelError, SamplingParams
+from foredraft.bench.environment import Environment
 from foredraft.heads import CompiledEagle, EagleHead, TargetEnds, attach_head
 from foredraft.kernels import load_kernels
-from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
+from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.settings import Settings
-from foredraft.tools.inspection import inspect_models
+from foredraft.trace.recorder import header_of, record
 from tests.heads.random_heads import HEAD_METHODS, embedded_head
 
 PROMPTS = ["def add(a, b):", "Once upon a time"]
@@ -45,8 +47,6 @@ def test_what_a_method_cannot_use_is_refused() -> None:
         LLM(EMBEDDED / "target", method="medusa", draft_model=embedded_head("eagle"))
     with pytest.raises(ModelError, match="its files are no head of a known form"):
         LLM(EMBEDDED / "target", method="eagle", draft_model=EMBEDDED / "draft")
-    with pytest.raises(ModelError, match="is a head, and inspections are of models"):
-        inspect_models(EMBEDDED / "target", embedded_head("eagle"), LoadOptions(), load=False)
 
 
 def test_cache_memory_covers_features_and_the_heads_own_keys_and_values() -> None:
@@ -86,3 +86,29 @@ def test_borrowed_ends_are_the_targets(target: LanguageModel) -> None:
     assert torch.equal(ends.embed(ids), target.hf.get_input_embeddings().weight[ids])
     x = torch.randn(2, target.hf.config.hidden_size).to(target.hf.dtype)
     assert ends.lm_head(x).shape == (2, target.traits.vocab_size)
+
+
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_reports_name_the_head_in_the_place_of_a_draft_model(method: str) -> None:
+    llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method), quantization="int8")
+    is_rounded = isinstance(llm.head, CompiledEagle)
+    assert llm.draft is None
+    assert llm.head_identity == (str(embedded_head(method)), "bfloat16", "int8" if is_rounded else None)
+    header = header_of(llm)
+    assert header.draft is not None
+    assert (header.method, header.draft.name) == (method, str(embedded_head(method)))
+    environment = Environment.of(llm)
+    assert environment.draft is None
+    assert environment.head is not None
+    assert environment.head.name == str(embedded_head(method))
+
+
+def test_a_trace_has_the_probabilities_that_a_head_drew_from(tmp_path: Path) -> None:
+    llm = LLM(EMBEDDED / "target", draft_model=embedded_head("eagle"), speculative_tokens=3)
+    with record(llm, tmp_path / "trace.jsonl"):
+        llm.generate(PROMPTS[:1], SamplingParams(max_tokens=12, temperature=0.8))
+    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    drafted = [token for line in lines if line["type"] == "round" for token in line["draft"]]
+    assert drafted
+    assert all(0 < token["q"] <= 1 for token in drafted)
+    assert {line["drafter"] for line in lines if line["type"] == "round" and line["draft"]} == {"eagle"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +55,18 @@ def compiled(name: str, folder: Path, weight_format: WeightFormat = unquantized)
     if weight is not None:
         plain._target_modules = (plain._target_modules[0], lambda x: x @ weight.bfloat16().float().T)
     return CompiledEagle(head, table.bfloat16(), lm_head, kernels(), weight_format), plain
+
+
+def test_weights_are_there_once(tmp_path: Path) -> None:
+    """Packed, and not as the module had them too."""
+    plain = head_of("safeailab_eagle3", tmp_path, torch.bfloat16)
+    original = weakref.ref(plain.layers[0].mlp.gate_proj.weight)  # type: ignore[union-attr,arg-type]
+    table = torch.zeros(plain.config.layer.vocab_size, plain.config.hidden_size, dtype=torch.bfloat16)
+    head = CompiledEagle(plain, table, kernels().pack(InMemory(table), None), kernels())
+    del plain
+    gc.collect()
+    assert original() is None
+    assert head.weight_bytes > 0
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foredraft import ModelError
 from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.heads import MedusaConfig
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LoadOptions
 from foredraft.model.packed import packs
 from foredraft.tools.inspection import inspect_models, resident_bytes
+from foredraft.tools.inspection.heads import coverage_of
+from tests.heads.random_heads import HEAD_METHODS, embedded_head
 
 TARGET, DRAFT = EMBEDDED / "target", EMBEDDED / "draft"
 BABYLLAMA = Path(__file__).parents[3] / "shared" / "models" / "babyllama105"
@@ -219,6 +223,64 @@ def test_a_layer_is_there_in_both_forms_while_it_is_laid_out(tmp_path: Path) -> 
         expected = 2 * gate_and_up + rounded + each * (attention + gate_and_up)
         if load_kernels() is not None or quantization:
             assert report.load_bytes == pytest.approx(file + expected, rel=0.04)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_what_is_predicted_of_a_head_is_what_loading_finds(method: str, quantization: str | None) -> None:
+    options = LoadOptions(dtype="bfloat16", device="cpu", quantization=quantization)
+    found = inspect_models(TARGET, embedded_head(method), options)
+    head = found.head
+    assert head is not None
+    assert found.draft is None
+    assert head.measured is not None
+    assert head.measured.weight_bytes == pytest.approx(head.predicted.weight_bytes, rel=1e-3)
+    assert head.measured.cache_bytes_per_token == head.predicted.cache_bytes_per_token
+    assert found.memory.cache_bytes_per_token == 8192 + head.predicted.cache_bytes_per_token
+    assert found.memory.weight_bytes == found.target.measured.weight_bytes + head.measured.weight_bytes
+
+
+def test_a_head_is_described_from_its_files() -> None:
+    found = inspect_models(TARGET, embedded_head("eagle"), LoadOptions(device="cpu"), load=False, text="def add(a, b):")
+    head, width = found.head, 256
+    assert head is not None
+    assert (head.kind, head.form, head.num_layers) == ("eagle3", "SafeAILab EAGLE-3", 1)
+    assert head.reads == ["input of layer 2", "input of layer 4", "input of layer 5"]
+    assert (head.draft_vocab_size, head.vocab_size, head.borrows) == (1024, 4096, ["embeddings"])
+    assert head.open_settings["norm_before_residual"] == [False, True]
+    assert head.feature_bytes_per_token == 3 * width * 2
+    # of queries, keys and values of 2 * width; of two key and value heads; and of an MLP of 2 * width
+    keys = head.own_cache_bytes_per_token // 4
+    layer = width * 2 * width + 2 * keys * 2 * width + width * width + 3 * 2 * width * width
+    assert head.step_bytes["bfloat16"] == 2 * (layer + 1024 * width)
+    assert head.step_bytes["int8"] == pytest.approx(layer + 1024 * width, rel=0.05)
+    assert head.target_pass_bytes == found.target.pass_bytes
+    assert head.step_share("bfloat16") == head.step_bytes["bfloat16"] / found.target.pass_bytes["bfloat16"]
+    json.dumps(found.as_dict())
+
+
+def test_a_medusa_draft_reads_every_lm_head() -> None:
+    head = inspect_models(TARGET, embedded_head("medusa"), LoadOptions(device="cpu"), load=False).head
+    assert head is not None
+    assert head.step_bytes["bfloat16"] == 4 * 2 * (256 * 256 + 4096 * 256)
+    assert head.own_cache_bytes_per_token == 0
+
+
+def test_the_share_of_a_text_is_that_of_the_ids_with_a_column() -> None:
+    ids = torch.tensor([0, 3, 7])
+    config = MedusaConfig(
+        num_heads=1, target_hidden_size=8, vocab_size=9, draft_vocab_size=3, target_ids=ids, owns_lm_head=True
+    )
+    assert coverage_of(config, [0, 3, 4, 7, 7]) == 0.8
+    assert coverage_of(replace(config, target_ids=None), [0, 1, 2, 3]) == 0.75
+    assert coverage_of(config, []) is None
+
+
+def test_a_pass_reads_every_matrix_once() -> None:
+    report = inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).target
+    assert report.pass_bytes is not None
+    # all weights but the norms; the embedding is read as the lm_head
+    assert report.pass_bytes["bfloat16"] == pytest.approx(2 * report.num_parameters, rel=1e-3)
 
 
 # The peak since this program was started. ru_maxrss would also count what its parent held when it started it.

@@ -17,7 +17,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.model import EMBEDDED
 from foredraft.train.evaluate import measured_tau
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.text_acceptance import acceptance_on
+from foredraft.train.text_acceptance import acceptance_on, draft_of
 from foredraft.verify import Case, next_weights, rejection_law
 
 probabilities = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=7)
@@ -123,6 +123,13 @@ def test_the_mean_over_the_targets_texts_is_that_of_the_verifier(seed: int) -> N
     assert mean == pytest.approx(rounds_of_the_verifier(p, q), abs=1e-12)
 
 
+def test_a_place_has_its_own_acceptance() -> None:
+    """Two rounds: the first token is the target's own; then tokens 1 and 2 are drafted, at the places 1 and 2."""
+    found = expect([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0]], 2, num_undrafted=1)
+    assert found.num_rounds == pytest.approx(1 + 1 + 0.5)
+    assert found.accepted.tolist() == pytest.approx([1.0, 0.5])
+
+
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(EMBEDDED / "target", EMBEDDED / "draft", dtype="float32", speculative_tokens=3, num_threads=1)
@@ -137,8 +144,10 @@ def test_the_rounds_of_greedy_text_are_predicted_exactly(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     total = Expectation.zero(3)
     for prompt, output in zip(prompts, llm.with_drafter("none").generate(prompts, params), strict=True):
-        of_tokens, _ = acceptance_on(llm, [*prompt, *output.outputs[0].token_ids], 0.0, first=len(prompt))
-        total += expect(of_tokens.tolist(), 3)
+        of_tokens, _ = acceptance_on(
+            llm.target, draft_of(llm), [*prompt, *output.outputs[0].token_ids], 0.0, first=len(prompt)
+        )
+        total += expect(of_tokens.numpy(), 3)
     assert measured_tau(llm, prompts, params, 3) == pytest.approx(total.tau, rel=0.03)
 
 
@@ -155,7 +164,7 @@ def test_acceptance_is_that_of_the_warped_laws(llm: LLM) -> None:
             )[:-1]
             for name in ("target", "draft")
         )
-    of_tokens, of_draws = acceptance_on(llm, ids, 0.7)
+    of_tokens, of_draws = (places[0] for places in acceptance_on(llm.target, draft_of(llm), ids, 0.7))
     after = torch.tensor(ids[1:])[:, None]
     assert of_draws.tolist() == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-4)
     assert of_tokens.tolist() == pytest.approx(

@@ -1,5 +1,5 @@
-"""Tests of the tests: every seeded bug must break a law that holds without it. The broken verifiers are those of the certificate's
-catalogue; the other bugs are in single parts, and are put in here."""
+"""Tests of the tests: every seeded bug must break a law that holds without it. The broken verifiers, caches and drafters are those of
+the certificate's catalogue; the other bugs are in single parts, and are put in here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ import foredraft.verify.law as law_module
 from foredraft.certificate.controls import CONTROLS, Control
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
 from foredraft.drafters import ScriptedDrafter
+from foredraft.drafters._drafts import Draft, as_proposal, extend
 from foredraft.engine.cache import KVCache, Region
 from foredraft.engine.engine import Engine
+from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel
-from foredraft.sampling import Row, Sampler, SamplingParams, pick
+from foredraft.sampling import Row, Sampler, SamplingParams, TokenProbs, pick
 from foredraft.sampling.token_probs import inverse_cdf
+from foredraft.testing import DrafterContract
 from foredraft.verify import Case, OutcomeLaw, Verifier, next_weights, verify, walk
 from foredraft.verify.mutations import drops_unlikely_drafts
 from tests.laws import (
@@ -60,7 +63,12 @@ def case() -> Toy:
 
 # --- the catalogue of broken verifiers ----------------------------------------------------------------------------
 
-DRAWS = [c for c in CONTROLS if {SAMPLED, DRAWN} & set(c.kinds) and not c.target and c.needs != "rows in step"]
+BROKEN_DRAFTERS = [c for c in CONTROLS if c.drafter]
+DRAWS = [
+    c
+    for c in CONTROLS
+    if {SAMPLED, DRAWN} & set(c.kinds) and not c.target and not c.drafter and c.needs != "rows in step"
+]
 CHOICES = [(c, kind) for c in CONTROLS for kind in (GREEDY, SEEDED) if kind in c.kinds and not c.target]
 
 
@@ -128,6 +136,56 @@ def test_a_broken_cache_breaks_the_law_of_the_cache(
     assert control.target is not None
     assert violations(target) == 0
     assert violations(control.target(target)) > 0
+
+
+class ToyHead:
+    """Draft token i comes from softmax(features of the newest token, turned by i), whatever stands before it."""
+
+    taps = (0,)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        drafts = [Draft(request, request.max_len if request.has_all_features else 0) for request in requests]
+        token_probs: list[TokenProbs] = []
+        for draft in drafts:
+            features = draft.request.features
+            while draft.has_room:
+                assert features is not None
+                place = draft.request.num_forced + len(draft.ids)
+                logits = 3 * features.since(len(features) - 1).roll(place, 1)
+                extend([draft], logits, logits.shape[1], token_probs)
+        return as_proposal(drafts, token_probs)
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """Nothing is held."""
+
+
+class HeadContract(DrafterContract):
+    vocab_size = feature_size = 16
+    invisible = False
+
+    def __init__(self, broken: Callable[[Drafter], Drafter] = lambda drafter: drafter) -> None:
+        self._broken = broken
+
+    def make_drafter(self, vocab_size: int) -> Drafter:
+        return self._broken(ToyHead())
+
+
+@pytest.mark.parametrize("control", BROKEN_DRAFTERS, ids=lambda control: control.name)
+def test_a_broken_drafter_breaks_the_law_of_the_contract(control: Control) -> None:
+    """Every token of a draft, not only the first."""
+    assert control.drafter is not None
+    HeadContract().test_drawn_ids_come_from_the_law_they_name()
+    broken = HeadContract(control.drafter)
+    with pytest.raises(AssertionError, match="draft token 1 is not drawn from the law it names"):
+        broken.test_drawn_ids_come_from_the_law_they_name()
+    named, drawn_from = (next(contract._draws()) for contract in (broken, HeadContract()))
+    assert named.draft_ids == drawn_from.draft_ids
+    by_token = [
+        proposal.token_probs.after(rows[place]).dense(16)[0]
+        for place in range(3)
+        for proposal, (rows,) in ((named, named.draft_prob_rows), (drawn_from, drawn_from.draft_prob_rows))
+    ]
+    assert not any(torch.equal(a, b) for a, b in zip(by_token[::2], by_token[1::2], strict=True))
 
 
 def plain_texts(make_engine: MakeEngine, prompts: Sequence[list[int]]) -> list[list[int]]:

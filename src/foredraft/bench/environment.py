@@ -13,12 +13,13 @@ from foredraft.utils.machine import MachineReport, this_machine
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """quantization: of the linear layers, applied while loading; None: not quantised."""
+    """quantization: of the linear layers, applied while loading; None: not quantised. row_exact: None for a head, where nothing
+    depends on it."""
 
     name: str
     dtype: str
     quantization: str | None
-    row_exact: bool
+    row_exact: bool | None
 
     @classmethod
     def of(cls, model: LanguageModel, options: LoadOptions) -> ModelIdentity:
@@ -32,7 +33,8 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """date: the day and the minute, with the offset from UTC. draft: None where no draft model was loaded."""
+    """date: the day and the minute, with the offset from UTC. draft: None where no draft model was loaded.
+    head: what was given in its place."""
 
     date: str
     foredraft: str
@@ -40,6 +42,7 @@ class Environment:
     machine: MachineReport
     target: ModelIdentity
     draft: ModelIdentity | None
+    head: ModelIdentity | None = None
 
     @classmethod
     def of(cls, llm: LLM) -> Environment:
@@ -50,4 +53,5 @@ class Environment:
             machine=this_machine(),
             target=ModelIdentity.of(llm.target, llm.options),
             draft=None if llm.draft is None else ModelIdentity.of(llm.draft, llm.draft_options),
+            head=None if llm.head_identity is None else ModelIdentity(*llm.head_identity, row_exact=None),
         )

@@ -216,6 +216,7 @@ def _facts(result: BenchResult) -> Iterator[str]:
     yield f"{environment.date}, foredraft {environment.foredraft}"
     yield f"target {_model(environment.target)}"
     yield f"draft model {_model(environment.draft)}" if environment.draft else ""
+    yield f"head {_model(environment.head)}" if environment.head else ""
     yield (
         f"{machine.processor} ({', '.join([machine.cpu_capability, *machine.cpu_features])}), {machine.num_threads} threads, "
         f"device {environment.device}{f' ({machine.gpus[0]})' if environment.device.startswith('cuda') else ''}"
@@ -256,7 +257,7 @@ def _differences(result: BenchResult) -> Iterator[str]:
 
 def _model(model: ModelIdentity) -> str:
     rounded = f", linear layers in {model.quantization}" if model.quantization else ""
-    return f"{model.name} ({model.dtype}{rounded}{'' if model.row_exact else ', rows not bit-exact here'})"
+    return f"{model.name} ({model.dtype}{rounded}{', rows not bit-exact here' if model.row_exact is False else ''})"
 
 
 def _position_rows(result: BenchResult) -> list[list[str]]:

@@ -31,7 +31,6 @@ _SHARES = (0.9, 0.5, 0.25, 0.12, 0.06, 0.03)
 """Of the largest stake that a bet allows, in both directions."""
 _QUANTILE = 2.326
 """Of the normal distribution, for a power of 0.99."""
-_MOST_SURPRISE = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,7 @@ class Bet:
 
 
 SURPRISE = Bet("tokens are too likely or too unlikely on average")
-
-
-def surprise(p: Tensor) -> Tensor:
-    """-log p, bounded and scaled to at most 1: what the bet SURPRISE is on, before its mean is taken off."""
-    return (-p.clamp(min=1e-300).log()).clamp(max=_MOST_SURPRISE) / _MOST_SURPRISE
+"""On surprise(p), without its mean."""
 
 
 class Account:
@@ -190,8 +185,8 @@ def _power_of_ten(log10: float) -> str:
 class TokenSource(ABC):
     """Makes tokens and bets on them, a batch at a time, until there are num_wanted.
 
-    num_texts: or steps. num_drafted: draft tokens; num_sampled: those that were drawn from a distribution. texts: the last
-    ones, if it writes texts.
+    num_texts: or steps. num_drafted: draft tokens; num_sampled: those that were drawn from a distribution;
+    num_by_heads: those of them by drafters that read hidden states. texts: the last ones, if it writes texts.
     """
 
     texts: Sequence[Text] = ()
@@ -199,7 +194,7 @@ class TokenSource(ABC):
     def __init__(self, bets: Bets, num_wanted: int) -> None:
         self.bets = bets
         self.num_wanted = num_wanted
-        self.num_texts = self.num_tokens = self.num_drafted = self.num_sampled = 0
+        self.num_texts = self.num_tokens = self.num_drafted = self.num_sampled = self.num_by_heads = 0
 
     @property
     def is_complete(self) -> bool:
@@ -252,7 +247,8 @@ class BettingCheck:
             false_alarm=FALSE_ALARM,
         )
         cut = f"{self.kind} tokens behind {source.num_tokens:,}, of {source.num_wanted:,}: the time was over"
-        return CheckRun([result], source.num_drafted, source.num_sampled, left_out=[] if source.is_complete else [cut])
+        left_out = [] if source.is_complete else [cut]
+        return CheckRun([result], source.num_drafted, source.num_sampled, source.num_by_heads, left_out=left_out)
 
     def reject(self, control: Control) -> ControlResult | None:
         """Check a broken verifier, after `run`, on as many tokens at most. -> None if time ran out before it was rejected"""

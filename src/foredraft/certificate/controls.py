@@ -1,4 +1,4 @@
-"""The catalogue of broken verifiers: negative controls, each of which the checks must reject where it can show.
+"""The catalogue of broken verifiers, caches and drafters: negative controls, each of which the checks must reject where it can show.
 
 tests/verify/test_seeded_bugs.py goes through the same catalogue: each of them breaks a law that `verify` keeps.
 """
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from foredraft.certificate.broken_drafters import with_features_one_off
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED, CheckRun, ControlResult
 from foredraft.engine.cache import KVCache, MemoryPool, Region
+from foredraft.engine.proposal import Drafter
 from foredraft.model import LanguageModel
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify
@@ -99,10 +101,10 @@ def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], Language
 @dataclass(frozen=True, slots=True)
 class Control:
     """One mistake. description: what is broken. kinds: of tokens in which it shows (report.py). verifier: the broken one.
-    target: what else is broken, given the target.
+    target: what else is broken, given the target. drafter: the same, given a drafter.
 
     needs: what must happen for it to make a difference. "": nothing; "drafts"; "sampled": drafts drawn from a
-    distribution; "block": those, under that rule; "deep": those, long ones; "far drafts": in long texts; "penalties";
+    distribution; "block": those, under that rule; "deep": those, long ones; "heads": those, by a drafter that reads hidden states; "far drafts": in long texts; "penalties";
     "rows in step": steps that use their noise in the same order.
     """
 
@@ -112,6 +114,7 @@ class Control:
     needs: str = ""
     verifier: Verifier = verify
     target: Callable[[LanguageModel], LanguageModel] | None = None
+    drafter: Callable[[Drafter], Drafter] | None = None
 
     def result(self, kind: str, by: str | None, num_tokens: int, power: float | None = None) -> ControlResult:
         """See ControlResult."""
@@ -194,6 +197,10 @@ CONTROLS: tuple[Control, ...] = (
         "cooler", "the temperature a fifth lower than asked for", (SAMPLED,), "",
         broken.with_params(temperature=lambda t: 0.8 * t),
     ),
+    Control(
+        "features one off", "a head reports q for tokens paired with the hidden states of the token before", (SAMPLED,),
+        "heads", drafter=with_features_one_off,
+    ),
 )  # fmt: skip
 
 
@@ -224,6 +231,8 @@ def _missing(needs: str, run: CheckRun, params: SamplingParams) -> str | None:
         return "nothing was drafted"
     if needs in ("sampled", "block", "deep") and not run.num_sampled:
         return "no draft token was drawn from a law"
+    if needs == "heads" and not run.num_by_heads:
+        return "no draft token was drawn by a drafter that reads hidden states"
     if needs == "block" and params.verifier != "block":
         return f"drafts are verified by {params.verifier}"
     if needs == "block" and length < 2:

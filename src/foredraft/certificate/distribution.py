@@ -5,6 +5,8 @@ a step began, and what was drafted there first: a distribution, or a certain tok
 distribution, because that one and the target's are drawn together. The token with which a step begins has the target's
 distribution given all that came before the step, including how earlier steps ended; this does not hold for the next ones,
 because whether they belong to the same step is decided together with them. One more bet is on bonus tokens.
+
+The last bet is on the drafter itself: whether its draft tokens come from the distributions that it names.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foredraft.certificate.betting import SURPRISE, Bet, Bets, BettingCheck, TokenSource, surprise
+from foredraft.certificate.betting import SURPRISE, Bet, Bets, BettingCheck, TokenSource
 from foredraft.certificate.controls import Control
 from foredraft.certificate.report import SAMPLED
 from foredraft.certificate.setting import Setting
+from foredraft.certificate.surprise import surprise
 from foredraft.certificate.texts import (
     FirstLaw,
     Text,
@@ -50,6 +53,7 @@ OF_STEPS = {
     "noise, steps": Bet("the last token of a step depends on the noise of the next step"),
     "noise, bonus": Bet("the bonus token of a step depends on the noise of the next step's"),
 }
+OF_DRAFTS = {"draft's surprise": Bet("draft tokens are too likely or too unlikely under the law they name")}
 
 _FIRST_SHARE, _FIRST_LENGTH = 24, 24
 """The first round has one in so many of all tokens, in texts of at most so many: a gross mistake shows in few. Each round
@@ -67,7 +71,7 @@ class TextSource(TokenSource):
     """Round after round of texts."""
 
     def __init__(self, setting: Setting, control: Control | None, num_wanted: int) -> None:
-        super().__init__(Bets(EVERY_TOKEN | OF_STEPS if setting.drafters else EVERY_TOKEN), num_wanted)
+        super().__init__(Bets(EVERY_TOKEN | OF_STEPS | OF_DRAFTS if setting.drafters else EVERY_TOKEN), num_wanted)
         self._setting = setting
         self._trial = setting.trial(control)
         self._num_rounds = self._num_prompts = 0
@@ -84,10 +88,17 @@ class TextSource(TokenSource):
         self._num_prompts += count
         params = shortened(replace(setting.params_of(SAMPLED), n=copies), length)
         self.texts = self._trial.write(prompts, params)
+        if surprises := self._trial.take_draft_surprises():
+            self.bets.update("draft's surprise", torch.cat(surprises))
         bet_on_texts(self.bets, setting.llm.target, self.texts, setting.noise)
         self.num_texts += len(self.texts)
         self.num_tokens += num_tokens(self.texts)
-        self.num_drafted, self.num_sampled = self._trial.record.num_drafted, self._trial.record.num_sampled
+        record = self._trial.record
+        self.num_drafted, self.num_sampled, self.num_by_heads = (
+            record.num_drafted,
+            record.num_sampled,
+            record.num_by_heads,
+        )
 
     def _next_round(self) -> tuple[int, int, int]:
         """-> (tokens of a text, prompts, texts of each)"""

@@ -59,7 +59,7 @@ class IdentityCheck:
             detail = f"a text failed that plain decoding writes: {error}"
             return CheckRun([CheckResult("identity", self.kind, 0, 0, 0, False, detail, "no chance involved", {})])
         max_len = max(len(text.tokens) for text in self._plain)
-        return CheckRun(results, trial.record.num_drafted, trial.record.num_sampled, max_len, left_out)
+        return CheckRun(results, trial.record.num_drafted, trial.record.num_sampled, max_len=max_len, left_out=left_out)
 
     def reject(self, control: Control) -> ControlResult | None:
         """Check a broken verifier, after `run`: first on short texts of a few prompts, then on all there is.

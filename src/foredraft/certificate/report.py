@@ -37,12 +37,13 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """A check of the real verifier, and what it had to do. num_sampled: draft tokens that were drawn from a distribution.
-    max_len: tokens of the longest text, prompt included. left_out: what could not be tested, a line each."""
+    """A check of the real verifier, and what it had to do. num_sampled: draft tokens that were drawn from a distribution;
+    num_by_heads: those of them by drafters that read hidden states. max_len: tokens of the longest text, prompt included. left_out: what could not be tested, a line each."""
 
     results: Sequence[CheckResult]
     num_drafted: int = 0
     num_sampled: int = 0
+    num_by_heads: int = 0
     max_len: int = 0
     left_out: Sequence[str] = ()
 

@@ -167,7 +167,7 @@ def measured(setting: Setting) -> Setting:
     trial = setting.trial()
     trial.write(prompts[:1], params)  # what only a first pass has to do
     wall, processor = time.perf_counter(), time.process_time()
-    texts = trial.write(prompts, replace(params, speculative_tokens=0))
+    texts = trial.write(prompts, params)
     # while other processes run, the wall clock goes on and the process's own does not
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rate = sum(len(text.output_ids) for text in texts) / max(min(wall, processor), 1e-6)
@@ -182,7 +182,7 @@ def share_in_time(wall: float, processor: float) -> float:
 
 
 def planned(setting: Setting, rate: float) -> Setting:
-    """rate: tokens that plain decoding writes in a second."""
+    """rate: tokens that are written in a second, with drafts."""
     budget, num_prompts, copies = setting.deadline.seconds, len(setting.prompts), setting.num_copies
     affordable = _IDENTITY_SHARE * budget * rate / _NUM_COMPLETIONS * 2 / copies
     length = int(min(setting.length, max(8, affordable / num_prompts)))

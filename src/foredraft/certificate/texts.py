@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foredraft.certificate.controls import Control
+from foredraft.certificate.surprise import surprise_of_drawn
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
@@ -62,17 +63,26 @@ FirstLaw = int | TokenProbs
 
 @dataclass(slots=True)
 class Record:
-    """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution. first_laws: of the
-    steps of each sequence, by their position in its tokens; only where tokens are drawn independently of the drafts."""
+    """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution;
+    num_by_heads: those of them by drafters that read hidden states. first_laws: of the steps of each sequence, by their position in its tokens; only where tokens are drawn independently of the drafts.
+    draft_surprises: of draft tokens that were drawn (surprise_of_drawn), a tensor for each proposal with some."""
 
     num_drafted: int = 0
     num_sampled: int = 0
+    num_by_heads: int = 0
     first_laws: dict[int, dict[int, FirstLaw]] = field(default_factory=dict)
+    draft_surprises: list[Tensor] = field(default_factory=list)
 
-    def add(self, proposal: Proposal, requests: Sequence[DraftRequest]) -> None:
+    def add(self, proposal: Proposal, requests: Sequence[DraftRequest], *, by_head: bool) -> None:
+        if (token_probs := proposal.token_probs) is not None:
+            drawn = proposal.drafted & (proposal.prob_rows != CERTAIN)
+            at = (each[drawn].to(token_probs.probs.device) for each in (proposal.prob_rows, proposal.ids))
+            self.draft_surprises.append(surprise_of_drawn(token_probs, *at).cpu())
         for b, (request, prob_rows) in enumerate(zip(requests, proposal.draft_prob_rows, strict=True)):
             self.num_drafted += len(prob_rows)
-            self.num_sampled += sum(row != CERTAIN for row in prob_rows)
+            num_sampled = sum(row != CERTAIN for row in prob_rows)
+            self.num_sampled += num_sampled
+            self.num_by_heads += num_sampled if by_head else 0
             if prob_rows and not _is_certain(request):
                 self.first_laws.setdefault(request.seq_id, {})[len(request.tokens)] = _first_law(proposal, b)
 
@@ -101,7 +111,7 @@ class RecordedDrafter:
             for request, (ids, prob_rows) in zip(requests, rows, strict=True)
         ]
         proposal = Proposal.of([ids for ids, _ in drafts], [prob_rows for _, prob_rows in drafts], proposal.token_probs)
-        self.record.add(proposal, requests)
+        self.record.add(proposal, requests, by_head=bool(self.taps))
         return proposal
 
     @property
@@ -190,7 +200,7 @@ class Text(NamedTuple):
 
 
 class Trial:
-    """An engine like the LLM's that writes texts. control: its broken verifier; None: the real one. policy: None: like the
+    """An engine like the LLM's that writes texts. control: what is broken in it; None: nothing. policy: None: like the
     LLM's. length: draft tokens of a step, about. script: full texts to draft from, in the order in which they are written
     (RecordedDrafter).
 
@@ -208,13 +218,19 @@ class Trial:
     ) -> None:
         self.record = Record()
         texts, wrong_every = {i: text.tokens for i, text in enumerate(script)}, max(3, 2 * length - 1)
+        broken = control.drafter if control and control.drafter else (lambda drafter: drafter)
         drafters = {
-            name: drafter if name == NO_DRAFT else RecordedDrafter(drafter, self.record, texts, wrong_every)
+            name: drafter if name == NO_DRAFT else RecordedDrafter(broken(drafter), self.record, texts, wrong_every)
             for name, drafter in llm.drafters.items()
         }
         target = control.target(llm.target) if control and control.target else None
         verifier = control.verifier if control else verify
         self._frontend = llm.trial(drafters, target=target, policy=policy, seed=seed, verifier=verifier)
+
+    def take_draft_surprises(self) -> list[Tensor]:
+        """Those recorded since the last call (Record)."""
+        taken, self.record.draft_surprises = self.record.draft_surprises, []
+        return taken
 
     def write(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Text]:
         """All texts of all prompts, prompt after prompt. Raises RequestError if one of them failed."""

@@ -20,10 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foredraft.certificate.betting import SURPRISE, Bet, Bets, BettingCheck, TokenSource, surprise
+from foredraft.certificate.betting import SURPRISE, Bet, Bets, BettingCheck, TokenSource
 from foredraft.certificate.controls import Control
 from foredraft.certificate.report import DRAWN, SAMPLED
 from foredraft.certificate.setting import Setting
+from foredraft.certificate.surprise import centred_surprise
 from foredraft.certificate.texts import Text, one_thread, read_whole, rows_of, step_starts
 from foredraft.engine.proposal import Proposal
 from foredraft.model import LanguageModel
@@ -282,12 +283,6 @@ class SortedRatios:
         """The mass of max(scale p - q, 0). [N] -> [N]"""
         mass, weighted = self.below(scale)
         return scale * mass - weighted
-
-
-def centred_surprise(p: Tensor) -> Tensor:
-    """[V] -> [V]"""
-    h = surprise(p)
-    return h - (p * h).sum()
 
 
 def stands(ratios: SortedRatios, r: Tensor, scale: Tensor) -> Tensor:

@@ -47,9 +47,16 @@ def inspect(
     quality_tokens: Annotated[
         int, typer.Option("--quality-tokens", help="The most tokens of that text to use.")
     ] = _QUALITY_TOKENS,
+    coverage: Annotated[
+        Path | None,
+        typer.Option(metavar="TEXTFILE", help="With a head: also the share of this text's tokens that it can draft."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do two models fit, what memory will they take, and what exactness does this machine give?
+
+    --draft-model may be a head of the target: what it reads and drafts, and
+    what a drafted token costs beside a pass of the target.
 
     The exit code is 0 if they fit and 2 if not. What does not fit is not loaded.
 
@@ -61,7 +68,9 @@ def inspect(
     if quality is not None and not load:
         raise ForedraftError("--quality has to load the target: leave out --no-load")
     text = None if quality is None else read_text(quality)
-    inspection = _inspect(models, load)
+    inspection = _inspect(models, load, None if coverage is None else read_text(coverage))
+    if coverage is not None and inspection.head is None:
+        raise ForedraftError("--coverage is of a head's vocabulary: give --draft-model a head")
     report = None if text is None or not inspection.fits else _measure_quality(models, text, quality_tokens)
     if as_json:
         typer.echo(json.dumps(inspection.as_dict() | {"quality": None if report is None else asdict(report)}))
@@ -75,7 +84,7 @@ def _target(models: ModelOptions) -> str:
     return models.model or str(EMBEDDED / "target")
 
 
-def _inspect(models: ModelOptions, load: bool) -> Inspection:
+def _inspect(models: ModelOptions, load: bool, text: str | None) -> Inspection:
     from foredraft.cli.render.progress import spinner
     from foredraft.tools.inspection import inspect_models
 
@@ -83,7 +92,7 @@ def _inspect(models: ModelOptions, load: bool) -> Inspection:
     startup.ready()
     set_threads(models.num_threads)
     with spinner("inspecting"):
-        return inspect_models(_target(models), draft, models.load_options(), load=load)
+        return inspect_models(_target(models), draft, models.load_options(), load=load, text=text)
 
 
 def _measure_quality(models: ModelOptions, text: str, max_tokens: int) -> QualityReport:
@@ -96,10 +105,12 @@ def _measure_quality(models: ModelOptions, text: str, max_tokens: int) -> Qualit
 
 def _print(inspection: Inspection, quality: QualityReport | None) -> None:
     from foredraft.cli.render.console import output_console, write_lines
-    from foredraft.cli.render.inspection import inspection_lines, inspection_table, quality_lines
+    from foredraft.cli.render.inspection import head_table, inspection_lines, inspection_table, quality_lines
 
     console = output_console()
     console.print(inspection_table(inspection))
+    if inspection.head is not None:
+        console.print(head_table(inspection.head))
     write_lines(console, inspection_lines(inspection))
     if quality is not None:
         write_lines(console, quality_lines(quality))

@@ -6,14 +6,14 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.methods import DRAFT_METHODS, EARLY_EXIT, Method, Methods, draft_of, name_of, names_of
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
-from foredraft.heads import TEXT, AnyHead, EarlyExit, HeadOptions, attach_head, head_method_of
+from foredraft.heads import TEXT, AnyHead, CompiledEagle, EarlyExit, HeadOptions, attach_head, head_method_of
 from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -33,6 +33,14 @@ ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 """A hub id, a directory, a GGUF file, or a loaded transformers model."""
 
 _MAX_PADDING = 512
+
+
+class HeadIdentity(NamedTuple):
+    """A head as reports name it. quantization: of its matrices, where they are rounded."""
+
+    name: str
+    dtype: str
+    quantization: str | None
 
 
 class LoadedModels:
@@ -76,6 +84,7 @@ class LoadedModels:
         self.target = load_model(source, options)
         self.drafts: dict[str, LanguageModel] = {}
         self.head: AnyHead | None = None
+        self.head_identity: HeadIdentity | None = None
         if draft_model is not None:
             self.drafts["draft_model"] = self._load_draft(draft_model, self.draft_options)
         _take_over(source, self.target)
@@ -83,6 +92,7 @@ class LoadedModels:
             _take_over(draft_model, self.drafts["draft_model"])
         if has_head:
             self.head = self._attach_head(draft_source)
+            self.head_identity = _identity_of(self.head, os.fspath(draft_source), self.draft_options)  # type: ignore[arg-type]
         elif exit_layer is not None:
             self.head = EarlyExit.after(self.target, exit_layer)
 
@@ -200,6 +210,11 @@ def draft_method_of(
     if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
         return named[0] if named else "draft_model"
     return head_method_of(os.fspath(draft_source), revision) or "draft_model"
+
+
+def _identity_of(head: AnyHead, name: str, options: LoadOptions) -> HeadIdentity:
+    is_rounded = options.is_rounded and isinstance(head, CompiledEagle)
+    return HeadIdentity(name, str(head.dtype).removeprefix("torch."), "int8" if is_rounded else None)
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:

@@ -56,10 +56,7 @@ def attach_head(
         return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype).to(target.device)
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
-    if not checkpoint.config.owns_lm_head and checkpoint.config.target_ids is not None:
-        # rows of its own, so that those of other ids are not computed
-        checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
-    head = EagleHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
+    head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
     return _compiled(head, target, weight_format) or head
 
 
@@ -111,6 +108,13 @@ class TargetEnds:
         if isinstance(self._embedding, NativeEmbedding | StoredEmbedding):
             return self._embedding.rows(ids)
         return nn.functional.embedding(ids, self._embedding.weight)
+
+    def with_rows(self, checkpoint: HeadCheckpoint) -> HeadCheckpoint:
+        """A head that drafts a part of the vocabulary with the target's lm_head gets those rows, so that no others are computed."""
+        config = checkpoint.config
+        if config.owns_lm_head or config.target_ids is None:
+            return checkpoint
+        return checkpoint.with_lm_head(self.lm_head_rows(config.target_ids))
 
     @torch.inference_mode()
     def lm_head(self, x: Tensor) -> Tensor:

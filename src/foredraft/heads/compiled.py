@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ _FIRST_POSITIONS = 512
 class CompiledEagle:
     """The counterpart of EagleHead, in bfloat16, its matrices packed in weight_format.
 
-    head: gives its weights, and computes what is left to PyTorch (norms before fc). embedding, lm_head: the target's, used where
-    the head has none; a head that drafts a part of the vocabulary must have an lm_head.
+    head: gives its weights, and is not kept. embedding, lm_head: the target's, used where the head has none; a head that drafts a
+    part of the vocabulary must have an lm_head.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class CompiledEagle:
     ) -> None:
         self.config, self.dtype, self.windows = head.config, torch.bfloat16, head.windows
         self.bytes_per_token = head.config.bytes_per_token(self.dtype)
-        self._head, self._kernels, self._pack = head, kernels, _Packer(kernels, weight_format)
-        if head.config.kind != "eagle1" and head.config.applies_fc:
-            setattr(head, "fc", NativeLinear(self._pack(head.fc), kernels))  # noqa: B010
+        self._kernels, self._pack = kernels, _Packer(kernels, weight_format)
+        self._unpacked_bytes = _unpacked_bytes(head)
+        self._fusion = self._take_fusion(head)
         self._stack = self._take(head, embedding, lm_head)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=self.dtype)
         self._rotation = self._table(_FIRST_POSITIONS)
@@ -71,7 +72,7 @@ class CompiledEagle:
 
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""
-        return self._head.fuse(features)
+        return self._fusion.fuse(features)
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
@@ -116,9 +117,24 @@ class CompiledEagle:
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
 
     @property
+    def weight_bytes(self) -> int:
+        """Of its own weights, packed."""
+        tensors = [tensor for matrix in self._pack.packed for tensor in matrix.tensors.values()]
+        return self._unpacked_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @property
     def _tap(self) -> int:
         """Of the state that a row hands on."""
         return FINAL_NORM if self.config.norm_output else self.config.num_layers
+
+    def _take_fusion(self, head: EagleHead) -> EagleHead:
+        """What comes before the layers is left to PyTorch, but for its product. The same head without the modules of the others."""
+        fusion = copy(head)
+        names = ("input_norm", "fc_norm", "rotary_emb")
+        fusion._modules = {name: module for name, module in head._modules.items() if name in names}
+        if head.config.kind != "eagle1" and head.config.applies_fc:
+            fusion.add_module("fc", NativeLinear(self._pack(head.fc), self._kernels))
+        return fusion
 
     def _take(self, head: EagleHead, embedding: Tensor | PackedMatrix, lm_head: PackedMatrix) -> Stack:
         config, layer = head.config, head.config.layer
@@ -174,7 +190,7 @@ class CompiledEagle:
     def _table(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin, [1, num_positions, head_dim / 2] float32 each"""
         half = self._stack.head_dim // 2
-        cos, sin = self._head.rotary_emb(torch.zeros(1), torch.arange(num_positions)[None])
+        cos, sin = self._fusion.rotary_emb(torch.zeros(1), torch.arange(num_positions)[None])
         return cos[..., :half].float().contiguous(), sin[..., :half].float().contiguous()
 
 
@@ -183,15 +199,30 @@ class _Packer:
 
     def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
         self._kernels, self._format = kernels, weight_format
+        self.packed: list[PackedMatrix] = []
 
     def __call__(self, *linears: Any) -> PackedMatrix:
         """Products of one input as one."""
         sources = [InMemory(linear.weight.detach(), self._format) for linear in linears]
-        return self._kernels.pack(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
+        return self._keep(
+            self._kernels.pack(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
+        )
 
     def interleaved(self, gate: Any, up: Any) -> PackedMatrix:
         sources = [InMemory(linear.weight.detach(), self._format) for linear in (gate, up)]
-        return self._kernels.pack(Interleaved(*sources), None)
+        return self._keep(self._kernels.pack(Interleaved(*sources), None))
+
+    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+        self.packed.append(matrix)
+        return matrix
+
+
+def _unpacked_bytes(head: EagleHead) -> int:
+    """Of norms and embeddings, in bfloat16."""
+    packed = {
+        id(tensor) for linear in head.modules() if isinstance(linear, nn.Linear) for tensor in linear.parameters()
+    }
+    return sum(each.numel() for each in head.parameters() if id(each) not in packed) * torch.bfloat16.itemsize
 
 
 def _norm(module: nn.Module) -> NormWeights:

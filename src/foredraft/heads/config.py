@@ -162,11 +162,12 @@ AnyHeadConfig = EagleConfig | MedusaConfig | ExitConfig
 @dataclass(frozen=True)
 class HeadCheckpoint:
     """A head that was read from a file. tensors: by their names in the module (heads/eagle.py, heads/medusa.py).
-    notes: what a user should know of how the file was read, a line each."""
+    notes: what a user should know of how the file was read, a line each. form: whose files they are, by name."""
 
     config: AnyHeadConfig
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
+    form: str = ""
 
     def with_settings(self, **settings: Any) -> HeadCheckpoint:
         """The same weights with other settings, such as a candidate of an ambiguity."""

@@ -16,12 +16,13 @@ from foredraft.model.structure import final_norm_of
 
 
 class EarlyExit:
-    """model: the first layers of the target. It reads and writes the target's own cache."""
+    """model: the first layers of the target. It reads and writes the target's own cache. weight_bytes: of the exit's own weights."""
 
     bytes_per_token = 0
 
-    def __init__(self, config: ExitConfig, model: LanguageModel) -> None:
-        self.config, self.model = config, model
+    def __init__(self, config: ExitConfig, model: LanguageModel, weight_bytes: int = 0) -> None:
+        self.config, self.model, self.weight_bytes = config, model, weight_bytes
+        self.dtype = model.hf.dtype
 
     @classmethod
     def after(cls, target: LanguageModel, layer: int) -> EarlyExit:
@@ -43,7 +44,8 @@ class EarlyExit:
         assert isinstance(checkpoint.config, ExitConfig)
         exit = load_exit(checkpoint.config, checkpoint.tensors, target).to(target.hf.dtype)
         exit.requires_grad_(False).eval()
-        return cls(checkpoint.config, first_layers(target, checkpoint.config.layer, exit, weight_format))
+        weight_bytes = sum(weight.numel() * weight.element_size() for weight in exit.parameters())
+        return cls(checkpoint.config, first_layers(target, checkpoint.config.layer, exit, weight_format), weight_bytes)
 
 
 def new_exit(target: LanguageModel, adapter_size: int) -> Exit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
     """
     files = HeadFiles.of(name, revision)
     try:
-        checkpoint = format_of(files).read(files, target)
+        form = format_of(files)
+        checkpoint = replace(form.read(files, target), form=form.name)
         _check_target(checkpoint, target)
         _check_tensors(checkpoint)
     except ModelError as error:

@@ -68,8 +68,17 @@ def header_of(llm: LLM) -> Header:
         method=llm.method,
         device=str(llm.target.device),
         target=_model_info(llm.target, llm.options.quantization),
-        draft=None if llm.draft is None else _model_info(llm.draft, llm.draft_options.quantization),
+        draft=_draft_info(llm),
     )
+
+
+def _draft_info(llm: LLM) -> ModelInfo | None:
+    """Of the draft model, or of the head in its place."""
+    if llm.head_identity is not None:
+        return ModelInfo(
+            name=llm.head_identity.name, dtype=llm.head_identity.dtype, quantization=llm.head_identity.quantization
+        )
+    return None if llm.draft is None else _model_info(llm.draft, llm.draft_options.quantization)
 
 
 def _model_info(model: LanguageModel, quantization: str | None) -> ModelInfo:

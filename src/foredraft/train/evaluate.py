@@ -9,6 +9,7 @@ import numpy as np
 
 from foredraft.bench import Interval, Workload
 from foredraft.bench.statistics import Samples, bootstrap
+from foredraft.engine.methods import DRAFT_METHODS
 from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
@@ -16,7 +17,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.tokenizing import encode_prompt
 from foredraft.train.blocks import spread_indices
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.text_acceptance import TextAcceptance, acceptance_on
+from foredraft.train.text_acceptance import Draft, TextAcceptance, acceptance_on, draft_of
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
 
@@ -85,12 +86,13 @@ def evaluate(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[KindReport]:
-    """llm: the target with the draft model. texts: held-out documents by kind. The first prompt_len tokens of num_texts of each
+    """llm: the target with the draft model or the head. texts: held-out documents by kind. The first prompt_len tokens of num_texts of each
     kind are the prompts, which the target continues at each temperature. measures: run the draft on the same prompts as well.
 
     Raises ForedraftError if a kind has no document that is long enough.
     """
-    evaluation = _Evaluation(llm, llm.with_drafter("none"), gammas, prompt_len, max_tokens, measures, seed)
+    draft = draft_of(llm)
+    evaluation = _Evaluation(llm, llm.with_drafter("none"), draft, gammas, prompt_len, max_tokens, measures, seed)
     reports = []
     for number, (kind, documents) in enumerate(texts.items()):
         encoded, counts = evaluation.encode(kind, documents, num_texts)
@@ -102,10 +104,11 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """As in evaluate. plain: the target without a drafter."""
+    """As in evaluate. plain: the target without a drafter. draft: what the LLM drafts with."""
 
     llm: LLM
     plain: LLM
+    draft: Draft
     gammas: Sequence[int]
     prompt_len: int
     max_tokens: int
@@ -145,7 +148,10 @@ class _Evaluation:
     def _on_text(self, documents: Sequence[Sequence[int]], temperature: float) -> TextAcceptance:
         acceptance = TextAcceptance(0.0, 0)
         for ids in documents:
-            _, of_draws = acceptance_on(self.llm, ids[: 2 * self.max_tokens], temperature)
+            first = 1 if self.draft.drafts_first else 2
+            _, (of_draws, *_) = acceptance_on(
+                self.llm.target, self.draft, ids[: 2 * self.max_tokens], temperature, first=first
+            )
             acceptance += TextAcceptance(float(of_draws.sum()), len(of_draws))
         return acceptance
 
@@ -158,9 +164,13 @@ class _Evaluation:
         expectations: dict[int, list[Expectation]] = {gamma: [] for gamma in self.gammas}
         for prompt, output in zip(prompts, outputs, strict=True):
             ids = [*prompt, *output.outputs[0].token_ids]
-            of_tokens, _ = acceptance_on(self.llm, ids, temperature, first=len(prompt))
+            of_tokens, _ = acceptance_on(
+                self.llm.target, self.draft, ids, temperature, first=len(prompt), depth=max(self.gammas)
+            )
             for gamma in self.gammas:
-                expectations[gamma].append(expect(of_tokens.tolist(), gamma))
+                expectations[gamma].append(
+                    expect(of_tokens.numpy(), gamma, num_undrafted=0 if self.draft.drafts_first else 1)
+                )
         return expectations
 
 
@@ -170,10 +180,15 @@ def _tau_interval(texts: Sequence[Expectation]) -> Interval | None:
     return bootstrap(len(texts), samples.rate)
 
 
+def drafter_of(llm: LLM) -> str:
+    """The method that drafts with the draft model or the head."""
+    return next((name for name in llm.method.split("+") if name in DRAFT_METHODS), "draft_model")
+
+
 def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, gamma: int) -> float:
     """The engine's tokens per target pass, with rejection sampling."""
     params = replace(params, speculative_tokens=gamma, verification=None if params.is_greedy else "rejection")
-    outputs = llm.with_drafter("draft_model").generate([list(prompt) for prompt in prompts], params)
+    outputs = llm.with_drafter(drafter_of(llm)).generate([list(prompt) for prompt in prompts], params)
     stats = sum((output.metrics.stats for output in outputs), SpeculationStats())
     return stats.num_emitted_tokens / stats.num_steps
 
@@ -184,9 +199,9 @@ def predict_speed(
     """From measured costs of steps and drafts on this machine, at batch size 1. budget: seconds."""
     workload = Workload.of(list(prompts), "held-out beginnings")
     runs = measure(
-        llm, ["draft_model"], (1,), workload, params, most=max(gammas), budget=budget, progress=lambda _: None
+        llm, [drafter_of(llm)], (1,), workload, params, most=max(gammas), budget=budget, progress=lambda _: None
     )
-    predictor = Predictor(runs.drafted("draft_model", 1))
+    predictor = Predictor(runs.drafted(drafter_of(llm), 1))
     plain = float(np.median([step.seconds for trial in runs.plain(1) for step in trial.rounds]))
     verify, draft = predictor.verify_curve(1, max(gammas)), predictor.draft_curve(1, max(gammas))
     return [SpeedPrediction(gamma, plain, verify[gamma], draft[gamma - 1]) for gamma in gammas]

@@ -52,18 +52,21 @@ class Expectation:
         )
 
 
-def expect(acceptance: Sequence[float], gamma: int) -> Expectation:
-    """acceptance: probability of each token of a text, in order. gamma: draft tokens of a round; at the end of the text there
-    are fewer, since the last token is always the target's own."""
-    num_tokens = len(acceptance)
+def expect(acceptance: Sequence[float] | Floats, gamma: int, num_undrafted: int = 0) -> Expectation:
+    """acceptance: [N], probability of each token of a text, in order; or [places, N], where it depends on the token's place in its
+    draft. gamma: draft tokens of a round; at the end of the text there are fewer, since the last token is always the target's own.
+    num_undrafted: rounds that begin with one of so many first tokens have no draft."""
+    rates = np.atleast_2d(np.asarray(acceptance, dtype=np.float64))
+    num_tokens = rates.shape[1]
+    rates = rates[:gamma] if len(rates) > 1 else np.broadcast_to(rates, (gamma, num_tokens))
     starts = np.zeros(num_tokens + 1)  # the probability that a round begins at a position
     starts[0] = 1.0 if num_tokens else 0.0
     evaluated, accepted = np.zeros(gamma), np.zeros(gamma)
     for first in range(num_tokens):
         reach = float(starts[first])
-        depth = min(gamma, num_tokens - first - 1)
+        depth = 0 if first < num_undrafted else min(len(rates), num_tokens - first - 1)
         for position in range(depth):
-            survival = reach * acceptance[first + position]
+            survival = reach * rates[position, first + position]
             evaluated[position] += reach
             accepted[position] += survival
             starts[first + position + 1] += reach - survival

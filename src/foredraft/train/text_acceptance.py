@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling.token_probs import token_probs_under
+from foredraft.train.head_acceptance import HeadOnTexts
 
 GREEDY = 0.0
 _CHUNK = 64
@@ -33,16 +35,65 @@ class TextAcceptance:
         return TextAcceptance(self.total + other.total, self.num_positions + other.num_positions)
 
 
-def acceptance_on(llm: LLM, ids: Sequence[int], temperature: float, *, first: int = 1) -> tuple[Tensor, Tensor]:
-    """From the engine's own logits. ids: [N]. first: the first position to measure.
+class Draft(Protocol):
+    """What drafts, on texts. depends_on_place: whether what it would draft depends on how many draft tokens stand before.
+    drafts_first: whether it drafts behind a prompt that the target has not read yet."""
 
-    -> for each position from `first` on, [N - first] float64: the acceptance probability of the token that stands there,
-    min(1, q / p); and that of a token yet to be drawn, Σ min(p, q)
+    depends_on_place: bool
+    drafts_first: bool
+
+    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
+        """ids: [N]. -> for each place of a draft [N, V]: row t is for the token at position t; that of row 0 means nothing."""
+        ...
+
+
+class DraftModel:
+    """A draft model on texts: what it drafts depends on the tokens before alone."""
+
+    depends_on_place, drafts_first = False, True
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+
+    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
+        """See Draft."""
+        yield torch.nn.functional.pad(_logits(self._model, ids, len(ids) - 1), (0, 0, 1, 0))
+
+
+def draft_of(llm: LLM) -> Draft:
+    """Raises ForedraftError where there is neither a draft model nor a head."""
+    if llm.head is not None:
+        return HeadOnTexts(llm)
+    if llm.draft is None:
+        raise ForedraftError("there is no draft model to evaluate: give one")
+    return DraftModel(llm.draft)
+
+
+def acceptance_on(
+    target: LanguageModel, draft: Draft, ids: Sequence[int], temperature: float, *, first: int = 1, depth: int = 1
+) -> tuple[Tensor, Tensor]:
+    """From the target's own logits. ids: [N]. first: the first position to measure. depth: places of a draft.
+
+    -> for each place of a draft and position from `first` on, [depth, N - first] float64, or [1, N - first] if the place does not
+    matter: the acceptance probability of the token that stands there, min(1, q / p); and that of a token yet to be drawn, Σ min(p, q).
+    Places that the draft never reaches have 0.
     """
-    draft = _draft_of(llm)
-    vocab_size = min(llm.target.traits.vocab_size, draft.traits.vocab_size)
-    target_logits, draft_logits = (_logits(m, ids, len(ids) - first)[:, :vocab_size] for m in (llm.target, draft))
+    target_logits = _logits(target, ids, len(ids) - first)
     tokens = torch.tensor(ids[first:], device=target_logits.device)
+    places = [_acceptance(target_logits, each[first:], tokens, temperature) for each in draft.logits(ids, depth)]
+    if draft.depends_on_place:
+        nothing = torch.zeros(len(tokens), dtype=torch.float64)
+        places += [(nothing, nothing)] * (depth - len(places))
+    of_tokens, of_draws = zip(*places, strict=True)
+    return torch.stack(of_tokens), torch.stack(of_draws)
+
+
+def _acceptance(
+    target_logits: Tensor, draft_logits: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """At one place of a draft: see acceptance_on. [N, V], [N, V'], [N] -> [N], [N]"""
+    vocab_size = min(target_logits.shape[1], draft_logits.shape[1])
+    target_logits, draft_logits = target_logits[:, :vocab_size], draft_logits[:, :vocab_size]
     of_tokens, of_draws = [], []
     chunks = (torch.split(x, _CHUNK) for x in (target_logits, draft_logits, tokens))
     for target_rows, draft_rows, some_tokens in zip(*chunks, strict=True):
@@ -51,12 +102,6 @@ def acceptance_on(llm: LLM, ids: Sequence[int], temperature: float, *, first: in
         of_tokens.append((q.gather(1, index) / p.gather(1, index)).nan_to_num(0.0, posinf=0.0).clamp(max=1.0)[:, 0])
         of_draws.append(torch.minimum(p, q).sum(-1))
     return torch.cat(of_tokens).cpu(), torch.cat(of_draws).cpu()
-
-
-def _draft_of(llm: LLM) -> LanguageModel:
-    if llm.draft is None:
-        raise ForedraftError("there is no draft model to evaluate: give one")
-    return llm.draft
 
 
 def _logits(model: LanguageModel, ids: Sequence[int], count: int) -> Tensor:

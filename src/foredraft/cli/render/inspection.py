@@ -11,7 +11,7 @@ from rich.table import Table
 from foredraft.cli.render.units import bytes_text
 
 if TYPE_CHECKING:
-    from foredraft.tools.inspection import Inspection, MemoryReport, ModelReport
+    from foredraft.tools.inspection import HeadReport, Inspection, MemoryReport, ModelReport
     from foredraft.tools.quality import QualityReport
     from foredraft.utils.machine import MachineReport
 
@@ -24,6 +24,17 @@ def inspection_table(inspection: Inspection) -> Table:
         table.add_column(title, overflow="fold")
     for name, show in _MODEL_ROWS.items():
         table.add_row(name, *(show(model) for model in models))
+    return table
+
+
+def head_table(head: HeadReport) -> Table:
+    """What takes a draft model's place."""
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("", "head"):
+        table.add_column(title, overflow="fold")
+    for name, show in _HEAD_ROWS.items():
+        if text := show(head):
+            table.add_row(name, text)
     return table
 
 
@@ -116,4 +127,61 @@ _MODEL_ROWS: dict[str, Callable[[ModelReport], str]] = {
     "vocabulary": lambda model: "no tokenizer" if model.num_tokens is None else f"{model.num_tokens:,} tokens",
     "logits": lambda model: "unknown" if model.logit_width is None else f"{model.logit_width:,} wide",
     "rows bit-exact here": _row_exact,
+}
+
+
+def _layers(head: HeadReport) -> str:
+    unit = "head" if head.kind == "medusa" else "layer"
+    return (
+        f"{head.num_layers} {unit}{'' if head.num_layers == 1 else 's'}, {head.num_parameters / 1e6:,.1f} M parameters"
+    )
+
+
+def _vocabulary(head: HeadReport) -> str:
+    text = f"{head.draft_vocab_size:,} of {head.vocab_size:,} ids"
+    return text if head.coverage is None else f"{text}: {head.coverage:.1%} of the text's tokens"
+
+
+def _by_precision(amounts: dict[str, int]) -> str:
+    return ", ".join(f"{bytes_text(amount)} in {precision}" for precision, amount in amounts.items())
+
+
+def _head_weights(head: HeadReport) -> str:
+    borrowed = f"; the target's {' and '.join(head.borrows)} beside them" if head.borrows else ""
+    here = _both(head.predicted.weight_bytes, head.measured.weight_bytes if head.measured else None)
+    return f"{_by_precision(head.weight_bytes)}{borrowed}; as it would run: {here}"
+
+
+def _head_cache(head: HeadReport) -> str:
+    features, others = bytes_text(head.feature_bytes_per_token), bytes_text(head.own_cache_bytes_per_token)
+    return f"{features} of hidden states, {others} of its own keys and values"
+
+
+def _step(head: HeadReport) -> str:
+    return "; ".join(
+        f"{bytes_text(amount)} in {precision}{_of_a_pass(head.step_share(precision))}"
+        for precision, amount in head.step_bytes.items()
+    )
+
+
+def _of_a_pass(share: float | None) -> str:
+    return "" if share is None else f", {share:.1%} of a pass of the target"
+
+
+def _open_settings(head: HeadReport) -> str:
+    return "; ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in head.open_settings.items())
+
+
+_HEAD_ROWS: dict[str, Callable[[HeadReport], str]] = {
+    "name": lambda head: head.name,
+    "kind": lambda head: f"{head.kind}, in the form of {head.form}",
+    "size": _layers,
+    "reads": lambda head: f"{'; '.join(head.reads)} (taps {', '.join(map(str, head.taps))})",
+    "vocabulary": _vocabulary,
+    "weights": _head_weights,
+    "per token": _head_cache,
+    "a draft token reads": _step,
+    "trained on": lambda head: "" if head.training_len is None else f"texts of {head.training_len:,} tokens at most",
+    "left open": _open_settings,
+    "notes": lambda head: "; ".join(head.notes),
 }

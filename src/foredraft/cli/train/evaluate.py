@@ -37,7 +37,7 @@ class PairOptions:
     """The two models, loaded to be compared."""
 
     target: Annotated[str, Option(help="Hub id or directory.")]
-    draft: Annotated[str, Option(help="The draft model: hub id, directory or GGUF file.")]
+    draft: Annotated[str, Option(help="The draft model or head: hub id, directory or GGUF file.")]
     dtype: DtypeOption = "auto"
     device: DeviceOption = "auto"
     num_threads: ThreadsOption = None

@@ -2,10 +2,11 @@
 
 from foredraft.tools.inspection.inspect import exactness_of, inspect_models
 from foredraft.tools.inspection.memory import resident_bytes
-from foredraft.tools.inspection.report import Costs, Inspection, MemoryReport, ModelReport
+from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
 
 __all__ = [
     "Costs",
+    "HeadReport",
     "Inspection",
     "MemoryReport",
     "ModelReport",

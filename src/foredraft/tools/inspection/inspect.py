@@ -11,12 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.models import options_of_draft
 from foredraft.errors import ModelError, VocabularyError
-from foredraft.heads import head_method_of
+from foredraft.heads import attach_head, head_method_of
+from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import LanguageModel, LoadOptions, check_vocabulary, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
+from foredraft.text.tokenizing import encode_prompt
+from foredraft.tools.inspection.heads import measured_costs, predict_head
 from foredraft.tools.inspection.memory import memory_report, resident_bytes
 from foredraft.tools.inspection.prediction import predict
-from foredraft.tools.inspection.report import Costs, Inspection, MemoryReport, ModelReport
+from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
 from foredraft.utils.machine import this_machine
 
 logger = logging.getLogger("foredraft")
@@ -25,17 +28,20 @@ logger = logging.getLogger("foredraft")
 Source = str | os.PathLike[str]
 
 
-def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *, load: bool = True) -> Inspection:
+def inspect_models(
+    target: Source, draft: Source | None, options: LoadOptions, *, load: bool = True, text: str | None = None
+) -> Inspection:
     """Predict everything first; load only what fits, and then measure.
 
-    draft: None inspects the target alone. load: False only predicts.
+    draft: a draft model or a head; None inspects the target alone. load: False only predicts. text: of which the share that a
+    head can draft is reported.
 
     Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
     """
+    sources, head_source = [(target, options)], None
     if draft is not None and head_method_of(os.fspath(draft), options.revision) is not None:
-        raise ModelError(f"{draft} is a head, and inspections are of models: leave it out, or give a draft model")
-    sources = [(target, options)]
-    if draft is not None:
+        head_source = draft
+    elif draft is not None:
         sources.append((draft, options_of_draft(draft, options, None)))
     reports = [predict(source, its_options) for source, its_options in sources]
     tokenizers = [_load_tokenizer(source, its_options) for source, its_options in sources]
@@ -43,12 +49,13 @@ def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *
         replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
         for report, tokenizer in zip(reports, tokenizers, strict=True)
     ]
+    head = None if head_source is None else predict_head(head_source, reports[0], options, _ids(tokenizers[0], text))
     # libraries, configurations and tokenizers are loaded by now, weights are not
     process_bytes = resident_bytes() if options.torch_device().type == "cpu" else 0
-    memory = memory_report(reports, options, process_bytes, is_loaded=False)
+    memory = memory_report(reports, options, process_bytes, is_loaded=False, head=head)
     reason = _difference(tokenizers) or _too_big(memory)
     if load and reason is None:
-        reports, memory = _measure(sources, reports, options, process_bytes)
+        reports, head, memory = _measure(sources, reports, head, options, process_bytes)
     return Inspection(
         fits=reason is None,
         reason=reason,
@@ -57,6 +64,7 @@ def inspect_models(target: Source, draft: Source | None, options: LoadOptions, *
         memory=memory,
         machine=this_machine(),
         exactness=exactness_of(reports[0]),
+        head=head,
     )
 
 
@@ -82,6 +90,11 @@ def _load_tokenizer(source: Source, options: LoadOptions) -> PreTrainedTokenizer
         return None
 
 
+def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | None) -> list[int]:
+    """Of the text, as far as there are both."""
+    return [] if tokenizer is None or text is None else encode_prompt(tokenizer, text)
+
+
 def _difference(tokenizers: list[PreTrainedTokenizerBase | None]) -> str | None:
     target, draft = tokenizers[0], tokenizers[-1]
     if len(tokenizers) < 2 or target is None or draft is None:
@@ -105,13 +118,18 @@ def _too_big(memory: MemoryReport) -> str | None:
 def _measure(
     sources: list[tuple[Source, LoadOptions]],
     reports: list[ModelReport],
+    head: HeadReport | None,
     options: LoadOptions,
     process_bytes: int | None,
-) -> tuple[list[ModelReport], MemoryReport]:
+) -> tuple[list[ModelReport], HeadReport | None, MemoryReport]:
     # all stay loaded until the free memory is read
     models = [load_model(source, its_options) for source, its_options in sources]
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
-    return measured, memory_report(measured, options, process_bytes, is_loaded=True)
+    weight_format = quantize_int8 if options.is_rounded else unquantized
+    loaded = None if head is None else attach_head(head.name, models[0], options.revision, weight_format=weight_format)
+    if head is not None and loaded is not None:
+        head = replace(head, measured=measured_costs(loaded, models[0]))
+    return measured, head, memory_report(measured, options, process_bytes, is_loaded=True, head=head)
 
 
 def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from foredraft.model import LoadOptions, available_memory
-from foredraft.tools.inspection.report import MemoryReport, ModelReport
+from foredraft.tools.inspection.report import HeadReport, MemoryReport, ModelReport
 
 CACHE_SHARE = 0.5
 """The most that an engine takes by default for keys and values, of the memory that is free after the weights are loaded."""
 
 
 def memory_report(
-    reports: list[ModelReport], options: LoadOptions, process_bytes: int | None, *, is_loaded: bool
+    models: Sequence[ModelReport],
+    options: LoadOptions,
+    process_bytes: int | None,
+    *,
+    is_loaded: bool,
+    head: HeadReport | None = None,
 ) -> MemoryReport:
-    """process_bytes: resident memory before anything was loaded. is_loaded: whether the models are loaded now."""
+    """models: the target first. process_bytes: resident memory before anything was loaded. is_loaded: whether the models, and the
+    head, are loaded now."""
     device = options.torch_device()
+    reports: list[ModelReport | HeadReport] = [*models] if head is None else [*models, head]
     free = available_memory(device)
     weights = _sum(report.costs.weight_bytes for report in reports)
     per_token = _sum(report.costs.cache_bytes_per_token for report in reports)
-    full = None if per_token is None else per_token * reports[0].context_len
+    full = None if per_token is None else per_token * models[0].context_len
     room = None if free is None or weights is None else CACHE_SHARE * (free - (0 if is_loaded else weights))
     return MemoryReport(
         device=str(device),
@@ -34,15 +41,15 @@ def memory_report(
         full_context_bytes=full,
         num_full_contexts=None if room is None or not full else max(0, int(room // full)),
         process_bytes=process_bytes,
-        peak_bytes=_sum([process_bytes, _peak(reports, device)]),
+        peak_bytes=_sum([process_bytes, _peak(reports, models[0].context_len, device)]),
     )
 
 
-def _peak(reports: list[ModelReport], device: torch.device) -> int | None:
+def _peak(reports: Sequence[ModelReport | HeadReport], context_len: int, device: torch.device) -> int | None:
     """Peak bytes beside the process itself: models are loaded one after the other, on the host; then a text grows to the
     target's context."""
     weights = [report.costs.weight_bytes for report in reports]
-    cache = [_largest_cache(report.costs.cache_bytes_per_token, reports[0].context_len) for report in reports]
+    cache = [_largest_cache(report.costs.cache_bytes_per_token, context_len) for report in reports]
     peaks = [_sum([*weights, *cache])]
     if device.type == "cpu":
         peaks += [_sum([*weights[:i], report.load_bytes]) for i, report in enumerate(reports)]

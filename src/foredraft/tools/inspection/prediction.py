@@ -15,7 +15,7 @@ from foredraft.model import LanguageModel, LoadOptions, Read, Traits
 from foredraft.model.context import context_len_of
 from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.tools.inspection.report import Costs, ModelReport
-from foredraft.tools.inspection.weights import layout_of, load_bytes, predicted_weights
+from foredraft.tools.inspection.weights import layout_of, load_bytes, pass_bytes, predicted_weights
 
 logger = logging.getLogger("foredraft")
 
@@ -41,6 +41,7 @@ def predict(source: str | os.PathLike[str], options: LoadOptions) -> ModelReport
         predicted=Costs(weights, bytes_per_token or _cache_by_config(config, layout.dtype)),
         quantization=layout.quantization,
         load_bytes=load_bytes(skeleton, layout, weights),
+        pass_bytes=pass_bytes(skeleton),
     )
 
 

@@ -24,7 +24,7 @@ class ModelReport:
     predicted: from the configuration and the file headers. measured: after loading; None if the model was not loaded.
     row_exact: whether a row's bits were measured to be independent of the other rows of a pass; None if the model was not
     loaded. quantization: of the linear layers, applied while loading. load_bytes: the predicted peak on the host while
-    loading.
+    loading. pass_bytes: of the matrices that a pass reads, by precision; None where that is not known.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ModelReport:
     row_exact: bool | None = None
     quantization: str | None = None
     load_bytes: int | None = None
+    pass_bytes: dict[str, int] | None = None
 
     @property
     def costs(self) -> Costs:
@@ -48,8 +49,58 @@ class ModelReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadReport:
+    """One head.
+
+    kind: "eagle1" (and 2), "eagle3" or "medusa". form: whose files they are. num_layers: decoder layers; the number of heads of
+    Medusa. taps: the hidden states of the target that it reads, numbered as in model/taps.py; reads: the same in words.
+    coverage: the share of a text's tokens that it can draft; None without a text. borrows: what it takes from the target.
+    training_len: of texts, where the files give it. open_settings: by the name of a setting that the files leave open, the
+    values that it may have; the first one holds by the format's default. notes: of how the files were read.
+
+    weight_bytes: of its own weights, by precision. step_bytes: of the matrices that a drafted token reads, by precision, the
+    target's lm_head included where it is used; of Medusa a whole draft. target_pass_bytes: see ModelReport.pass_bytes.
+    feature_bytes_per_token, own_cache_bytes_per_token: of the hidden states that are kept for it, and of its keys and values.
+    predicted, measured, load_bytes: as in ModelReport.
+    """
+
+    name: str
+    kind: str
+    form: str
+    num_layers: int
+    num_parameters: int
+    taps: tuple[int, ...]
+    reads: list[str]
+    draft_vocab_size: int
+    vocab_size: int
+    borrows: list[str]
+    training_len: int | None
+    open_settings: dict[str, list[Any]]
+    notes: list[str]
+    weight_bytes: dict[str, int]
+    step_bytes: dict[str, int]
+    target_pass_bytes: dict[str, int] | None
+    feature_bytes_per_token: int
+    own_cache_bytes_per_token: int
+    predicted: Costs
+    load_bytes: int
+    coverage: float | None = None
+    measured: Costs | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """Measured if there is a measurement, else predicted."""
+        return self.measured or self.predicted
+
+    def step_share(self, precision: str) -> float | None:
+        """A drafted token's bytes over those of a pass of the target, both in this precision."""
+        passes = self.target_pass_bytes
+        return None if passes is None else self.step_bytes[precision] / passes[precision]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Of target and draft together.
+    """Of target and draft, or head, together.
 
     when: "free", or "free after loading". num_full_contexts: the number of sequences of the target's full context that the
     default cache budget holds. process_bytes: resident memory of this process before anything was loaded, mostly libraries;
@@ -70,7 +121,8 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """fits: whether target and draft can work together on this machine. reason: why not, in one line."""
+    """fits: whether target and draft can work together on this machine. reason: why not, in one line. head: in the place of a
+    draft model."""
 
     fits: bool
     reason: str | None
@@ -79,6 +131,7 @@ class Inspection:
     memory: MemoryReport
     machine: MachineReport
     exactness: str
+    head: HeadReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, for JSON."""

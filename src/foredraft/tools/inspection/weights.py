@@ -18,6 +18,8 @@ from foredraft.model.prepare import compiled_kernels
 from foredraft.utils.arguments import FOUR_BITS
 
 _BYTES_PER_OUTPUT = 8
+PRECISIONS = ("bfloat16", "int8")
+"""In which a head runs, and costs of passes are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,22 @@ def predicted_weights(
     kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
     head = getattr(skeleton.get_output_embeddings(), "weight", None)
     return kept + sum(layout.packed_bytes(weight, out, is_head=weight is head) for weight, out in matrices)
+
+
+def matrix_bytes(weight: Tensor, precision: str) -> int:
+    """Of one matrix [out, in] in one of PRECISIONS."""
+    bfloat16 = torch.bfloat16
+    quantization = None if precision == "bfloat16" else precision
+    return Layout(bfloat16, bfloat16, bfloat16, quantization, is_packed=True).packed_bytes(weight, weight.shape[0])
+
+
+def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
+    """By precision: of the matrices that a pass reads, however few rows it has. None for a mixture of experts, which reads a part of
+    them, and where there is no skeleton."""
+    if skeleton is None or any(parameter.ndim == 3 for parameter in skeleton.parameters()):
+        return None
+    matrices = [(weight if weight.shape[0] == outputs else weight.T) for weight, outputs in _matrices(skeleton)]
+    return {precision: sum(matrix_bytes(weight, precision) for weight in matrices) for precision in PRECISIONS}
 
 
 def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:

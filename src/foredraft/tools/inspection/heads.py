@@ -1,0 +1,171 @@
+"""A head described from its files: what it reads and drafts, what it takes in memory, and what a drafted token costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from foredraft.heads import (
+    AnyHead,
+    AnyHeadConfig,
+    CompiledEagle,
+    EagleConfig,
+    EarlyExit,
+    ExitConfig,
+    HeadCheckpoint,
+    MedusaConfig,
+    TargetShape,
+)
+from foredraft.heads.loading import load_head, module_of
+from foredraft.model import LanguageModel, LoadOptions
+from foredraft.model.loading import load_config
+from foredraft.model.prepare import compiled_kernels
+from foredraft.model.taps import FINAL_NORM
+from foredraft.tools.inspection.report import Costs, HeadReport, ModelReport
+from foredraft.tools.inspection.weights import PRECISIONS, matrix_bytes
+
+_FIRST_PASS = "fc."
+"""What an EAGLE-3 head computes once for each token that the target has read, and not for each that it drafts."""
+
+
+def predict_head(
+    source: str | os.PathLike[str], target: ModelReport, options: LoadOptions, ids: Sequence[int] = ()
+) -> HeadReport:
+    """From its files and the target's configuration. options: the target's. ids: of a text, see HeadReport.coverage.
+
+    Raises ModelError for a head that cannot be read, or does not fit the target.
+    """
+    name = os.fspath(source)
+    target_config = load_config(target.name, options)
+    checkpoint = load_head(name, TargetShape.of(target_config), options.revision)
+    borrowed = _borrowed(checkpoint.config)
+    checkpoint = _with_rows(checkpoint)
+    config, module = checkpoint.config, module_of(checkpoint)
+    dtype = getattr(torch, target.dtype)
+    weights = _weights_by_precision(module)
+    is_rounded = options.is_rounded and isinstance(config, EagleConfig) and compiled_kernels(options) is not None
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    predicted = weights["int8"] if is_rounded else num_parameters * dtype.itemsize
+    feature_bytes = config.feature_size * dtype.itemsize
+    own_bytes = config.bytes_per_token(dtype) if isinstance(config, EagleConfig) else 0
+    return HeadReport(
+        name=name,
+        kind=config.kind,
+        form=checkpoint.form,
+        num_layers=_num_layers(config),
+        num_parameters=num_parameters,
+        taps=config.taps,
+        reads=[tap_name(tap, TargetShape.of(target_config).num_layers) for tap in config.taps],
+        draft_vocab_size=config.draft_vocab_size,
+        vocab_size=config.vocab_size,
+        borrows=borrowed,
+        training_len=getattr(config, "training_len", None),
+        open_settings=_open_settings(checkpoint),
+        notes=list(checkpoint.notes),
+        weight_bytes=weights,
+        step_bytes=_step_bytes(config, module, target_config.get_text_config(), target.pass_bytes),
+        target_pass_bytes=target.pass_bytes,
+        feature_bytes_per_token=feature_bytes,
+        own_cache_bytes_per_token=own_bytes,
+        predicted=Costs(predicted, feature_bytes + own_bytes),
+        load_bytes=predicted + _bytes_of(checkpoint),
+        coverage=coverage_of(config, ids),
+    )
+
+
+def coverage_of(config: AnyHeadConfig, ids: Sequence[int]) -> float | None:
+    """The share of a text's tokens that a head can draft; None for a text without tokens."""
+    if not ids:
+        return None
+    if config.target_ids is None:
+        return sum(token < config.draft_vocab_size for token in ids) / len(ids)
+    known = set(config.target_ids.tolist())
+    return sum(token in known for token in ids) / len(ids)
+
+
+def measured_costs(head: AnyHead, target: LanguageModel) -> Costs:
+    """Of a head that was loaded."""
+    if isinstance(head, CompiledEagle | EarlyExit):
+        weights = head.weight_bytes
+    else:
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in head.state_dict().values())
+    features = target.bytes_per_token(head.config.taps) - target.bytes_per_token()
+    return Costs(weights, features + head.bytes_per_token)
+
+
+def tap_name(tap: int, num_layers: int) -> str:
+    """A hidden state in words, see model/taps.py."""
+    if tap == FINAL_NORM:
+        return "the last hidden state, after the final norm"
+    if tap == num_layers:
+        return f"output of layer {num_layers - 1}"
+    return "embeddings" if tap == 0 else f"input of layer {tap}"
+
+
+def _num_layers(config: AnyHeadConfig) -> int:
+    if isinstance(config, ExitConfig):
+        return config.layer
+    return config.num_layers if isinstance(config, EagleConfig) else config.num_heads
+
+
+def _with_rows(checkpoint: HeadCheckpoint) -> HeadCheckpoint:
+    """As `TargetEnds.with_rows` completes it; the rows have no numbers."""
+    config = checkpoint.config
+    if not isinstance(config, EagleConfig) or config.owns_lm_head or config.target_ids is None:
+        return checkpoint
+    return checkpoint.with_lm_head(torch.empty(config.draft_vocab_size, config.hidden_size, device="meta"))
+
+
+def _borrowed(config: AnyHeadConfig) -> list[str]:
+    owns = {"embeddings": getattr(config, "owns_embeddings", True), "lm_head": config.owns_lm_head}
+    return [name for name, is_own in owns.items() if not is_own]
+
+
+def _open_settings(checkpoint: HeadCheckpoint) -> dict[str, list[Any]]:
+    """By setting: what it may be, the value that the format's default gives first. Tables of ids are too long to list."""
+    return {
+        each.field: [value if not isinstance(value, torch.Tensor) else "a table of ids" for value in each.candidates]
+        for each in checkpoint.config.ambiguities
+    }
+
+
+def _weights_by_precision(module: nn.Module) -> dict[str, int]:
+    """Matrices packed, all else in bfloat16."""
+    linears = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
+    rest = sum(parameter.numel() for parameter in module.parameters()) - sum(weight.numel() for weight in linears)
+    others = rest * torch.bfloat16.itemsize
+    return {precision: others + sum(matrix_bytes(weight, precision) for weight in linears) for precision in PRECISIONS}
+
+
+def _step_bytes(
+    config: AnyHeadConfig, module: nn.Module, target: PretrainedConfig, pass_bytes: Mapping[str, int] | None
+) -> dict[str, int]:
+    """Of the matrices that a drafted token reads (all drafted tokens of Medusa together), the target's lm_head where it is used.
+    target: its configuration. pass_bytes: of one of its passes, by precision; None: not known, so that an early exit's layers are
+    left out."""
+    num_uses = config.num_heads if isinstance(config, MedusaConfig) and config.shares_lm_head else 1
+    once = isinstance(config, EagleConfig) and config.kind == "eagle3"
+    matrices = [
+        (linear.weight, num_uses if name == "lm_head" else 1)
+        for name, linear in module.named_modules()
+        if isinstance(linear, nn.Linear) and not (once and f"{name}.".startswith(_FIRST_PASS))
+    ]
+    lm_head = torch.empty(config.vocab_size, target.hidden_size, device="meta")
+    if not config.owns_lm_head:
+        matrices.append((lm_head, config.num_heads if isinstance(config, MedusaConfig) else 1))
+    share = config.layer / target.num_hidden_layers if isinstance(config, ExitConfig) and pass_bytes else 0.0
+    rest = {precision: size - matrix_bytes(lm_head, precision) for precision, size in (pass_bytes or {}).items()}
+    return {
+        precision: sum(uses * matrix_bytes(weight, precision) for weight, uses in matrices)
+        + round(share * rest.get(precision, 0))
+        for precision in PRECISIONS
+    }
+
+
+def _bytes_of(checkpoint: HeadCheckpoint) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in checkpoint.tensors.values())

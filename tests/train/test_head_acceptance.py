@@ -1,0 +1,86 @@
+"""What heads would draft on texts is what their drafters draft, and foretells the engine's τ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft import LLM, SamplingParams
+from foredraft.engine.proposal import DraftRequest, Features
+from foredraft.heads import TargetEnds
+from foredraft.model import EMBEDDED
+from foredraft.model.taps import FINAL_NORM
+from foredraft.testing.requests import request_for
+from foredraft.train.evaluate import measured_tau
+from foredraft.train.expected import Expectation, expect
+from foredraft.train.head_acceptance import HeadOnTexts, _features
+from foredraft.train.text_acceptance import acceptance_on, draft_of
+from tests.heads.random_heads import HEAD_METHODS, embedded_head
+
+PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    def __init__(self", "The dog and the")
+NUM_HEADS = 3
+
+
+@pytest.fixture(scope="module", params=HEAD_METHODS)
+def llm(request: pytest.FixtureRequest) -> LLM:
+    return LLM(EMBEDDED / "target", embedded_head(request.param), speculative_tokens=3, num_threads=1)
+
+
+def drafted_probs(llm: LLM, ids: list[int], features: Tensor, position: int, place: int) -> Tensor:
+    """The drafter's own q of the token at this position, if it has this place in its draft. [V]"""
+    made = request_for(100 * position + place, ids[:position], 1, temperature=0.7)
+    known = Features(features[: position - place - 1])
+    request = DraftRequest(made.seq_id, made.tokens, 1, made.sampler, known, place)
+    proposal = llm.drafters[llm.method].propose([request])
+    llm.drafters[llm.method].forget([made.seq_id])
+    assert proposal.token_probs is not None
+    return proposal.token_probs.dense(4096)[0]
+
+
+def test_every_place_of_a_draft_has_the_probabilities_that_the_drafter_draws_from(llm: LLM) -> None:
+    ids = list(llm.text_tokenizer("def add(a, b):\n    return a + b\n")["input_ids"])
+    assert llm.head is not None
+    features = _features(llm.target, llm.head.config.taps, ids)
+    places = list(HeadOnTexts(llm).logits(ids, NUM_HEADS))
+    assert len(places) == NUM_HEADS
+    for place, logits in enumerate(places):
+        for position in range(2 + place, len(ids), 3):
+            q = torch.softmax(logits[position].float() / 0.7, -1)
+            theirs = drafted_probs(llm, ids, features, position, place)
+            assert float((q - theirs).abs().sum()) < 0.05  # in bfloat16
+
+
+@torch.inference_mode()
+def fitted_medusa(folder: Path) -> Path:
+    """Heads that see a few tokens ahead: a linear map of the last hidden state to the later ones, by least squares on a text."""
+    llm = LLM(EMBEDDED / "target", method="none", num_threads=1)
+    ids = llm.text_tokenizer(Path(__file__).read_text() + Path(__file__).with_name("conftest.py").read_text())
+    states = _features(llm.target, (FINAL_NORM,), ids["input_ids"][:1500]).float()
+    rows = TargetEnds(llm.target.hf).lm_head_rows(None)
+    tensors = {}
+    for head in range(NUM_HEADS):
+        ahead = torch.linalg.lstsq(states[: -1 - head], states[1 + head :]).solution
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(256, 256)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(256)
+        tensors[f"{head}.1.weight"] = rows @ ahead.T
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    (folder / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
+    return folder
+
+
+def test_the_rounds_of_greedy_text_are_foretold(tmp_path: Path) -> None:
+    """Nothing is drawn: what is expected is what happens, but for near ties. And a head's place in the draft matters."""
+    llm = LLM(EMBEDDED / "target", fitted_medusa(tmp_path), speculative_tokens=NUM_HEADS, num_threads=1)
+    prompts = [llm.text_tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    total = Expectation.zero(NUM_HEADS)
+    for prompt, output in zip(prompts, llm.with_drafter("none").generate(prompts, params), strict=True):
+        ids = [*prompt, *output.outputs[0].token_ids]
+        of_tokens, _ = acceptance_on(llm.target, draft_of(llm), ids, 0.0, first=len(prompt), depth=NUM_HEADS)
+        total += expect(of_tokens.numpy(), NUM_HEADS, num_undrafted=1)
+    measured = measured_tau(llm, prompts, params, NUM_HEADS)
+    assert measured > 1.05
+    assert measured == pytest.approx(total.tau, rel=0.03)
