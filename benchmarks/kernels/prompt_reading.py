@@ -14,13 +14,9 @@ programs disturb it less. Medians.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import statistics
-import subprocess
-import tempfile
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +24,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.kernels.limits import Peak, timed
 from foredraft.kernels import (
     AttentionShape,
     CacheSpan,
@@ -56,38 +53,6 @@ _SHAPES = (
 )
 _FORMATS = {"bfloat16": unquantized, "int8": quantize_int8, "int4": quantize_int4}
 _CHUNK = 512
-_PEAK_STEPS = 4_000_000
-
-
-def timed(function: Callable[[], object]) -> float:
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    function()
-    return clock() - start
-
-
-class Peak:
-    """What the processor can multiply, pairs a second: in bfloat16 or, without such an instruction, float32; in int8; in int4."""
-
-    def __init__(self, instructions: str) -> None:
-        source = Path(__file__).with_name("peak.cpp")
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "peak.so"
-            flags = [*build._FLAGS, *build.INSTRUCTIONS[instructions]]
-            subprocess.run([build._compiler(), *flags, str(source), "-o", str(library)], check=True)
-            loaded = ctypes.CDLL(str(library))
-        self._functions = {
-            "bfloat16": loaded.multiply_floats,
-            "int8": loaded.multiply_int8,
-            "int4": loaded.multiply_int4,
-        }
-        for function in self._functions.values():
-            function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * 2
-
-    def pairs_per_second(self, precision: str) -> float:
-        function, threads = self._functions[precision], torch.get_num_threads()
-        took = timed(lambda: function(_PEAK_STEPS, threads))
-        return _PEAK_STEPS / 10 * function(10, threads) / took
 
 
 class Split(NamedTuple):

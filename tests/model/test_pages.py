@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.model.pages import give_back
+from foredraft.model.pages import free, give_back
 
 SMAPS = Path("/proc/self/smaps")
 SIZE = 4 << 20
@@ -54,3 +54,11 @@ def test_neighbours_in_one_file_are_not_touched(tmp_path: Path) -> None:
     give_back([mapped[SIZE // 2 :]])
     assert bool((mapped[: SIZE // 4] == -1).all())
     assert torch.equal(mapped[SIZE // 2 :], torch.arange(SIZE // 2, SIZE, dtype=torch.int32))
+
+
+def test_freed_parameters_are_empty_and_what_was_taken_from_them_stays() -> None:
+    parameter = torch.nn.Parameter(torch.arange(6.0).view(2, 3), requires_grad=False)
+    kept = parameter.data[1]
+    free([parameter])
+    assert parameter.numel() == 0
+    assert kept.tolist() == [3.0, 4.0, 5.0]

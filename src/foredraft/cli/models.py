@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,7 +188,9 @@ class ModelOptions:
         from foredraft.llm import LLM
 
         startup.ready()
-        with spinner(f"loading {self.target or 'the embedded pair'}"):
+        # what lies here has bars of its own while it loads; a hub id may be downloaded first
+        on_hub = [name for name in (self.model, self.draft_model) if name is not None and not Path(name).exists()]
+        with spinner(f"loading {' and '.join(on_hub)}") if on_hub else nullcontext():
             return LLM(
                 self.model,
                 self.draft_model,

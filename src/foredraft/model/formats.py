@@ -23,6 +23,7 @@ from foredraft.errors import ModelError, one_line
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.gguf import GGUFCheckpoint
+from foredraft.model.memory import float16_to_bfloat16
 from foredraft.model.options import LoadOptions
 from foredraft.model.quantized import is_stored_quantized, load_quantized, quantization_of
 
@@ -79,11 +80,12 @@ class HuggingFaceCheckpoint:
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         if is_stored_quantized(config, self._options.torch_device()):
             return load_quantized(self._name, config, dtype, self._options)
+        is_float16 = dtype == torch.bfloat16 and getattr(config.get_text_config(), "dtype", None) == torch.float16
         try:
             hf, report = AutoModelForCausalLM.from_pretrained(
                 self._name,
                 config=config,
-                dtype=dtype,
+                dtype=torch.float16 if is_float16 else dtype,
                 revision=self._options.revision,
                 trust_remote_code=self._options.trust_remote_code,
                 ignore_mismatched_sizes=True,  # refused below, with the reason
@@ -94,6 +96,8 @@ class HuggingFaceCheckpoint:
         reason = why_half_loaded(self._name, hf.config, report)
         if reason is not None:
             raise ModelError(f"{self._name}: {reason}")
+        if is_float16:
+            float16_to_bfloat16(hf)
         model: PreTrainedModel = hf
         return model
 

@@ -29,7 +29,8 @@ from foredraft.kernels import (
 from foredraft.model.exits import ExitAdapter
 from foredraft.model.families import Family, Mixture, rotary_table_of, window_of
 from foredraft.model.packed import NativeLinear
-from foredraft.model.pages import give_back
+from foredraft.model.pages import free, give_back
+from foredraft.model.progress import with_bar
 from foredraft.model.rotary import pairs_as_halves
 from foredraft.model.stored import StoredExperts, source_of
 
@@ -40,7 +41,7 @@ def take_layers(
     """The layers with their matrices packed. Each is replaced by what holds them, so that it is never there twice."""
     layers: Any = hf.model.layers
     taken = []
-    for index in range(len(layers)):
+    for index in with_bar(range(len(layers)), "Packing"):
         weights = list(layers[index].parameters())
         packer = _Packer(kernels, weight_format)
         taken.append(_take_layer(hf, index, family, form, packer))
@@ -50,13 +51,16 @@ def take_layers(
 
 
 class _Packer:
-    """Packs one layer's matrices. holder: a module that has them, as buffers."""
+    """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed ones,
+    as buffers."""
 
     def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
         self._kernels, self._format = kernels, weight_format
         self.holder = nn.Module()
+        self._being_packed: list[nn.Parameter] = []
 
     def source(self, linear: Any) -> WeightSource:
+        self._being_packed += linear.parameters()
         return source_of(linear, self._format)
 
     def in_memory(self, weight: Tensor) -> WeightSource:
@@ -65,6 +69,8 @@ class _Packer:
     def pack(self, name: str, source: WeightSource, bias: Tensor | None) -> PackedMatrix:
         matrix = self._kernels.pack(source, bias)
         setattr(self.holder, name, NativeLinear(matrix, self._kernels))
+        free(self._being_packed)
+        self._being_packed = []
         return matrix
 
 

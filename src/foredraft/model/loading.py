@@ -11,12 +11,13 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from foredraft.errors import ModelError
 from foredraft.model.context import context_len_of
 from foredraft.model.formats import open_checkpoint
+from foredraft.model.input_rounding import GroupOf, never
 from foredraft.model.language_model import Body, LanguageModel
 from foredraft.model.library import LibraryBody
 from foredraft.model.memory import move, refuse_if_too_big
 from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
-from foredraft.model.prepare import is_quantized, prepare
+from foredraft.model.prepare import is_quantized, prepare, rounded_groups
 from foredraft.model.probe import probe
 from foredraft.model.quantized import quantization_of
 from foredraft.model.rounding import round_to_int4
@@ -114,15 +115,18 @@ def _recurrent(name: str, kind: str) -> ModelError:
 def _rounded_and_examined(hf: PreTrainedModel, name: str, options: LoadOptions) -> LanguageModel:
     if options.quantization in FOUR_BITS:
         round_to_int4(hf, name, options)
-    return _examined(hf, name, prepare_body=lambda ours: prepare(ours, name, options))
+    return _examined(hf, name, lambda ours: prepare(ours, name, options), rounded_groups(options))
 
 
 def _examined(
-    hf: PreTrainedModel, name: str, prepare_body: Callable[[PreTrainedModel], Body] = LibraryBody
+    hf: PreTrainedModel,
+    name: str,
+    prepare_body: Callable[[PreTrainedModel], Body] = LibraryBody,
+    group_of: GroupOf = never,
 ) -> LanguageModel:
     refuse_unsupported(hf.config, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
-    model = probe(hf, name, context_len_of(hf.config, name), prepare_body)
+    model = probe(hf, name, context_len_of(hf.config, name), prepare_body, group_of)
     give_back([])  # what laying out and trying it took is free, and the C library would keep it
     return model

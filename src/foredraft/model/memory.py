@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
+from foredraft.model.pages import give_back
 from foredraft.model.stored import stored_experts, stored_linears
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -82,6 +83,17 @@ def available_memory(device: torch.device) -> int | None:
         return None
     values = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return values[0] if values else None
+
+
+def float16_to_bfloat16(hf: PreTrainedModel) -> None:
+    """In place, one parameter at a time: converted by the library while it loads, the model and its mapped file would be in memory
+    together."""
+    for parameter in hf.parameters():
+        if parameter.dtype == torch.float16:
+            original = parameter.data
+            parameter.data = original.to(torch.bfloat16)
+            give_back([original])
+    hf.config.dtype = torch.bfloat16
 
 
 def move(hf: PreTrainedModel, device: torch.device) -> None:

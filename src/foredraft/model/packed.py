@@ -27,6 +27,7 @@ from foredraft.kernels import (
     unquantized,
 )
 from foredraft.model.pages import give_back
+from foredraft.model.progress import with_bar
 from foredraft.model.stored import StoredEmbedding, StoredLinear, is_linear, source_of, with_rows
 
 _TYPICAL_ROWS = 8
@@ -166,7 +167,7 @@ def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = 
     weight_format: what the weights in memory become; stored ones keep their own.
     """
     count = 0
-    for parent in list(hf.modules()):
+    for parent in with_bar(list(hf.modules()), "Packing"):
         for name, child in list(parent.named_children()):
             if not is_linear(child):
                 continue

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _DONT_NEED = 4
 """Linux's MADV_DONTNEED. Of a file mapped privately and not written to, pages come back from the file if they are read."""
@@ -32,6 +32,14 @@ def give_back(weights: Iterable[Tensor]) -> None:
         if start < end and any(low <= start and end <= high for low, high in files):
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
     library.malloc_trim(ctypes.c_size_t(0))
+
+
+def free(parameters: Iterable[nn.Parameter]) -> None:
+    """Return the memory of parameters that nothing reads any more, and leave them empty."""
+    parameters = list(parameters)
+    give_back(parameters)
+    for parameter in parameters:
+        parameter.data = parameter.data.new_empty(0)
 
 
 def _mapped_files() -> list[tuple[int, int]]:

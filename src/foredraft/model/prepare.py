@@ -12,6 +12,7 @@ from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
+from foredraft.model.input_rounding import GroupOf, everywhere, never, where_stored
 from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
 from foredraft.model.memory import refuse_if_dequantized_too_big
@@ -25,6 +26,7 @@ from foredraft.model.packed import (
     pack_linears,
     packs,
 )
+from foredraft.model.pages import give_back
 from foredraft.model.stack import StackBody, has_stack_form
 from foredraft.model.stored import materialize, materialize_experts
 from foredraft.utils.arguments import FOUR_BITS
@@ -35,6 +37,7 @@ logger = logging.getLogger("foredraft")
 @torch.inference_mode()
 def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
+    give_back(hf.parameters())  # the library's pass has read all of the file; what is wanted again is read again
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
     if hf.device.type == "cuda":
         materialize(hf)
@@ -61,6 +64,15 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     elif packs(hf.dtype, hf.device, is_compiled=False):
         pack_linears(hf, PackedLinear.of)
     return LibraryBody(hf, kernels)
+
+
+def rounded_groups(options: LoadOptions) -> GroupOf:
+    """Which inputs the body rounds that `prepare` makes."""
+    if options.torch_device().type != "cpu":
+        return never
+    if options.quantization == "int8":
+        return everywhere
+    return where_stored if options.kernels == "auto" else never
 
 
 def _fits_a_device(hf: PreTrainedModel) -> bool:

@@ -6,6 +6,7 @@ ahead, or that mixes the sequences of a ragged batch gives other logits, and is 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -22,8 +23,10 @@ from foredraft.kernels import Kernels
 from foredraft.model.attention import AttentionMetadata, attend
 from foredraft.model.batch import Read, Span
 from foredraft.model.diagnosis import why_not_finite
+from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, Traits
 from foredraft.model.library import LibraryBody
+from foredraft.model.progress import bar_of_layers, with_bar
 from foredraft.model.stored import StoredEmbedding
 
 _LENGTHS = (13, 7)
@@ -33,32 +36,52 @@ _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
 
 _PRECISE = (torch.float32, torch.float64)
 
+_PRECISE_TOLERANCE, _TOLERANCE, _LARGEST_TOLERANCE = 1e-3, 0.1, 0.5
+"""Relative errors of a row of logits: in float32, in bfloat16, and where inputs are rounded. Unrelated logits are 1.4 apart."""
+
+_TIMES_ROUNDING = 2.0
+"""Rounding int8 weights moves logits about as far as rounding their inputs does: both together 1.4 times as far. The rest is room."""
+
+_MOST_COLUMNS = 1 << 14
+"""Of logits that are compared with the library's: a row of a large vocabulary takes as much memory as a layer."""
+
+_ROWS_AT_A_TIME = 1024
+
 _LONG, _SHORT = 1056, 64
 """Attention alone is tested on that many keys, past the 1,024 where products change their order, on the last rows."""
 
 
 def probe(
-    hf: PreTrainedModel, name: str, context_len: int, prepare: Callable[[PreTrainedModel], Body] = LibraryBody
+    hf: PreTrainedModel,
+    name: str,
+    context_len: int,
+    prepare: Callable[[PreTrainedModel], Body] = LibraryBody,
+    group_of: GroupOf = never,
 ) -> LanguageModel:
     """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs.
 
-    prepare: makes the model's body, after the library's own forward has run.
+    prepare: makes the model's body, after the library's own forward has run. group_of: which inputs that body rounds.
     """
     _refuse_unsound_embeddings(hf, name)
-    draft, bytes_per_token = _compared(hf, name, context_len, prepare)
+    draft, bytes_per_token = _compared(hf, name, context_len, prepare, group_of)
     traits = replace(draft.traits, bytes_per_token=bytes_per_token, row_exact=_is_row_exact(draft))
     return LanguageModel(hf, traits, draft.body)
 
 
 def _compared(
-    hf: PreTrainedModel, name: str, context_len: int, prepare: Callable[[PreTrainedModel], Body]
+    hf: PreTrainedModel,
+    name: str,
+    context_len: int,
+    prepare: Callable[[PreTrainedModel], Body],
+    group_of: GroupOf,
 ) -> tuple[LanguageModel, int]:
     """The model with its body, whose logits were compared with the library's, and the bytes of a token in its cache."""
     sequences = _random_sequences(hf, [max(1, min(n, context_len)) for n in _LENGTHS])
     first = sequences[0]
-    *reference, beginning = _references(hf, name, [*sequences, first[: (len(first) + 1) // 2]])
+    batch = [*sequences, first[: (len(first) + 1) // 2], first]
+    vocab_size, (*reference, beginning, rounded) = _references(hf, name, batch, group_of)
     _refuse_if_it_looks_ahead(name, beginning, reference[0])
-    vocab_size = reference[0].shape[1]
+    tolerance = _tolerance(rounded, reference[0])
     body = prepare(hf)
     draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False), body)
     together, region = _read_in_two_passes(draft, sequences)
@@ -66,9 +89,10 @@ def _compared(
         raise ModelError(
             f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
         )
-    is_precise = _is_precise(region)
+    if _is_precise(region):
+        tolerance = _PRECISE_TOLERANCE
     for ours, theirs in zip(together, reference, strict=True):
-        if not _agree(ours, theirs, is_precise):
+        if not _distance(ours, theirs) < tolerance:
             raise ModelError(
                 f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
                 "that attention alone does not explain); use a decoder whose only memory is keys and values"
@@ -84,19 +108,29 @@ def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[
 
 
 @torch.inference_mode()
-def _references(hf: PreTrainedModel, name: str, sequences: Sequence[list[int]]) -> list[Tensor]:
-    """The library's logits of each sequence. In one pass: a model whose weights are stored dequantizes them in every one. Shorter
-    sequences are padded behind, where a causal model does not look."""
+def _references(
+    hf: PreTrainedModel, name: str, sequences: Sequence[list[int]], group_of: GroupOf
+) -> tuple[int, list[Tensor]]:
+    """The library's number of logits, and some columns of each sequence's; of the last one with inputs rounded. In one pass: a model whose weights are stored dequantizes
+    them in every one. Shorter sequences are padded behind, where a causal model does not look."""
     longest = max(len(tokens) for tokens in sequences)
     ids = torch.tensor([tokens + tokens[-1:] * (longest - len(tokens)) for tokens in sequences], device=hf.device)
     try:
-        out = hf(input_ids=ids, use_cache=False)
+        with bar_of_layers(hf, "Reading"), rounded_inputs(hf, group_of, len(sequences) - 1):
+            out = hf(input_ids=ids, use_cache=False)
         logits: Tensor = out.logits
     except Exception as error:
         raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
     if bool((torch.isnan(logits) | torch.isposinf(logits)).any()):
         raise ModelError(f"{name}: {why_not_finite(hf)}")
-    return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
+    columns = _some_columns(logits)
+    return logits.shape[-1], [rows[: len(tokens)] for rows, tokens in zip(columns, sequences, strict=True)]
+
+
+def _some_columns(logits: Tensor) -> Tensor:
+    """[..., V] -> [..., at most _MOST_COLUMNS], evenly spaced, in memory of their own"""
+    step = -(-logits.shape[-1] // _MOST_COLUMNS)
+    return logits[..., ::step].clone()
 
 
 def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
@@ -105,25 +139,28 @@ def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
     if isinstance(embedding, StoredEmbedding):
         return  # the reader of its file has checked it
     weight = embedding.weight
-    if weight.is_floating_point() and not bool(torch.isfinite(weight.detach().sum(dtype=torch.float32))):
+    # in parts: PyTorch sums a copy in float32
+    sums = [part.sum(dtype=torch.float32) for part in weight.detach().split(_ROWS_AT_A_TIME)]
+    if weight.is_floating_point() and not bool(torch.isfinite(torch.stack(sums)).all()):
         raise ModelError(f"{name}: {why_not_finite(hf)}")
 
 
 def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> None:
     """beginning: the logits of the first tokens of `whole`, with others behind them."""
-    if not _agree(beginning, whole[: len(beginning)], beginning.dtype in _PRECISE):
+    tolerance = _PRECISE_TOLERANCE if beginning.dtype in _PRECISE else _TOLERANCE
+    if not _distance(beginning, whole[: len(beginning)]) < tolerance:
         raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
 
 
 def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tuple[list[Tensor], Region]:
-    """Each sequence's logits, all sequences flattened together, each cut in two at a different place."""
+    """Some columns of each sequence's logits, all sequences flattened together, each cut in two at a different place."""
     cache = model.scratch_cache([len(tokens) for tokens in sequences])
     parts = []
     try:
         for half in (0, 1):
             halves = [(tokens[:n], tokens[n:])[half] for tokens, n in zip(sequences, _SPLITS, strict=True)]
             reads = [Read(i, tokens, len(tokens)) for i, tokens in enumerate(halves)]
-            logits = model.read(reads, cache)
+            logits = _some_columns(model.read(reads, cache))
             parts.append(torch.split(logits, [len(tokens) for tokens in halves]))
     except Exception as error:
         raise ModelError(
@@ -155,15 +192,19 @@ def _states_if_rows_agree(model: LanguageModel) -> tuple[Tensor, Tensor] | None:
     num_compared = min(length, _CUTS[2])
     whole = model.scratch_cache([len(neighbour), length])
     with _Float32Products() as products:
-        expected = model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:]
+        expected = _digests(model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:])
     if products.seen:
         return None
     pieces = model.scratch_cache([length])
     ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
     wanted = [max(1, min(b - a, b - length + num_compared)) for a, b in pairwise(ends)]
-    cuts = zip(pairwise(ends), wanted, strict=True)
-    alone = torch.cat([model.read([Read(0, tokens[a:b], count)], pieces) for (a, b), count in cuts])
-    if not torch.equal(alone[-num_compared:], expected) or not _same_bits(whole.region(1), pieces.region(0)):
+    cuts = list(zip(pairwise(ends), wanted, strict=True))
+    alone = [
+        row
+        for (a, b), count in with_bar(cuts, "Checking")
+        for row in _digests(model.read([Read(0, tokens[a:b], count)], pieces))
+    ]
+    if alone[-num_compared:] != expected or not _same_bits(whole.region(1), pieces.region(0)):
         return None
     keys, values = pieces.region(0).layer(next(iter(pieces.region(0).layers)))
     return keys.new_empty(keys.shape[0], 0, keys.shape[2]), values.new_empty(values.shape[0], 0, values.shape[2])
@@ -197,6 +238,11 @@ def _attend_in_pieces(states: list[Tensor], ends: Sequence[int], kernels: Kernel
         metadata = AttentionMetadata([Span(region, 0, end - start, start)], kernels=kernels)
         parts.append(attend(layer, query, key, value, None, attention_metadata=metadata)[0][0])
     return torch.cat(parts)
+
+
+def _digests(rows: Tensor) -> list[bytes]:
+    """Of each row's bits. Rows of a large vocabulary would take much memory."""
+    return [hashlib.sha256(row.contiguous().view(torch.uint8).numpy(force=True)).digest() for row in rows]
 
 
 def _same_bits(a: Region, b: Region) -> bool:
@@ -236,9 +282,14 @@ def _is_precise(region: Region) -> bool:
     return all(keys.dtype in _PRECISE for keys, _ in map(region.layer, region.layers))
 
 
-def _agree(a: Tensor, b: Tensor, is_precise: bool) -> bool:
-    """Most rows alike: a leak moves every row, a router at a tie in low precision moves one."""
-    tolerance = 1e-3 if is_precise else 0.1
+def _tolerance(rounded: Tensor, exact: Tensor) -> float:
+    """How far a body's logits may be from the library's, by how far the library's own go where inputs are rounded as the body does
+    it: in every layer, so a deep model's go farther."""
+    return min(max(_TOLERANCE, _TIMES_ROUNDING * _distance(rounded, exact)), _LARGEST_TOLERANCE)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The relative error of the median row: a leak moves every row, a router at a tie in low precision moves one."""
     # row by row: a large vocabulary's logits would take much memory in float64
     errors = [(x.double() - y).norm() / y.double().norm().clamp(min=1e-9) for x, y in zip(a, b, strict=True)]
-    return bool(torch.stack(errors).median() < tolerance)
+    return float(torch.stack(errors).median())

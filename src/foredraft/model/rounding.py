@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from foredraft.kernels import INT4_GROUP, InMemory, load_kernels, quantize_int4, quantize_int8, read_all, why_none
 from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
+from foredraft.model.progress import with_bar
 from foredraft.model.stored import StoredLinear, is_linear, source_of
 
 logger = logging.getLogger("foredraft")
@@ -30,7 +31,7 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
         return
     head: Any = hf.get_output_embeddings()
     num_even, num_odd = 0, 0
-    for parent in list(hf.modules()):
+    for parent in with_bar(list(hf.modules()), "Rounding"):
         for child_name, child in list(parent.named_children()):
             if not is_linear(child):
                 continue

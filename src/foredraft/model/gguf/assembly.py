@@ -162,7 +162,10 @@ class _Filler:
             value = value.transpose(1, 2).contiguous()
         if name.endswith(_NORM) and self._architecture.norm_offset:
             value = value.float() - self._architecture.norm_offset
-        return value.to(self._dtype)
+        value = value.to(self._dtype)
+        for entry in entries:
+            self._file.forget_pages(entry, 0, entry.num_bytes)
+        return value
 
     def _order(self, entry: TensorEntry) -> Order | None:
         if not self._architecture.has_permuted_heads:

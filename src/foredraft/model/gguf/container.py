@@ -86,6 +86,7 @@ class GGUFFile:
             raise ModelError(f"{path}: a GGUF file with a text that is no UTF-8; download it again") from None
         except ValueError as error:
             raise ModelError(f"{path}: {error}") from None
+        self._forget(0, min((entry.start for entry in self.tensors.values()), default=0))
 
     def rows(self, entry: TensorEntry) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as [rows, bytes of a row], a view of the file. Leading dimensions are flattened."""
@@ -96,8 +97,11 @@ class GGUFFile:
     def forget_pages(self, entry: TensorEntry, first: int, end: int) -> None:
         """Give the memory of bytes first .. end of a tensor back to the system; they are read from the file if they are wanted
         again. A few bytes are kept."""
-        start = -(-(entry.start + first) // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (entry.start + end) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        self._forget(entry.start + first, entry.start + end)
+
+    def _forget(self, first: int, end: int) -> None:
+        start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = end // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length >= _PAGES_KEPT and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
@@ -159,7 +163,12 @@ class _Parser:
                 f"a GGUF file whose {key[:80]!r} is an array of the unknown type {kind}; download it again"
             )
         size = struct.calcsize(f"<{_SCALARS[kind]}")
-        return self._take(f"{self._count(count, size)}{_SCALARS[kind]}")
+        start = self._position
+        self._move_to(start + self._count(count, size) * size)
+        # a view: as Python's numbers, a large vocabulary's scores would take as much memory as a layer
+        view: Any = memoryview(self._buffer)[start : self._position]
+        numbers: memoryview[Any] = view.cast(_SCALARS[kind])
+        return numbers
 
     def _strings(self, count: int) -> Strings:
         start, position = self._position, self._position

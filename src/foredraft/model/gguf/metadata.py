@@ -10,6 +10,7 @@ from foredraft.errors import ModelError
 from foredraft.model.gguf.container import GGUFFile
 
 _LARGEST = 1 << 31
+_SHOWN = 20
 
 
 class Metadata:
@@ -26,9 +27,9 @@ class Metadata:
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
         """One number, or an array (a number for each layer) in which all are the same."""
         value = self._value(key, default)
-        if isinstance(value, tuple) and len(set(value)) == 1:
+        if isinstance(value, memoryview) and len(set(value)) == 1:
             value = value[0]
-        if isinstance(value, tuple):
+        if isinstance(value, memoryview):
             raise ModelError(f"{self._path}: its {self._full(key)} differs between layers, which cannot be run")
         if type(value) is not int or not low <= value < _LARGEST:
             raise self._wrong(key, value, f"an integer from {low} on")
@@ -61,8 +62,8 @@ class Metadata:
         value: Any = self._values.get(self._full(key), ())
         is_array = isinstance(value, Sequence) and not isinstance(value, str)
         if not is_array or (
-            len(value) and isinstance(value, tuple) is (kind is None)
-        ):  # scalars are tuples, strings are not
+            len(value) and isinstance(value, memoryview) is (kind is None)
+        ):  # numbers are views of the file, strings are not
             raise self._wrong(key, value, "an array")
         if kind is not None and not all(type(element) is kind for element in value):
             raise self._wrong(key, value, f"an array of {kind.__name__}")
@@ -87,4 +88,5 @@ class Metadata:
         return key.replace("{arch}", self.architecture) if "{arch}" in key else key
 
     def _wrong(self, key: str, value: object, wanted: str) -> ModelError:
-        return ModelError(f"{self._path}: its {self._full(key)} is {repr(value)[:60]}, not {wanted}; download it again")
+        shown = repr(value[:_SHOWN].tolist() if isinstance(value, memoryview) else value)[:60]
+        return ModelError(f"{self._path}: its {self._full(key)} is {shown}, not {wanted}; download it again")

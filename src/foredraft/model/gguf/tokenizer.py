@@ -81,7 +81,7 @@ def _fields(metadata: Metadata) -> dict[str, Any]:
         "tokenizer_type": metadata.text("tokenizer.ggml.model", ""),
         "pre_tokenizer_type": metadata.text("tokenizer.ggml.pre", "default"),
         "tokens": list(metadata.array("tokenizer.ggml.tokens")),
-        "token_type": metadata.array("tokenizer.ggml.token_type", int),
+        "token_type": list(metadata.array("tokenizer.ggml.token_type", int)),
     }
     merges, scores = metadata.array("tokenizer.ggml.merges"), metadata.array("tokenizer.ggml.scores", float)
     if fields["tokenizer_type"] == _BYTE_LEVEL:

@@ -99,20 +99,27 @@ def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
 def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
     """Peak bytes on the host while loading.
 
-    First everything is read; where it is converted, the file's pages stay mapped until the last conversion. Then layer
-    after layer is repacked and its original freed. So the peak is the larger of what was read and what remains, plus what
-    one layer (or the head, which comes last) needs while it is repacked.
+    First everything is read; where the library converts it, the file's pages stay mapped until the last conversion. Then matrix
+    after matrix is packed and its original freed. Originals that are still views of the file come into memory only then. So the
+    peak is the largest of what was read, of what is packed so far beside the originals that are being packed, and of what remains
+    beside the original of the head, which comes last.
     """
     if skeleton is None or weights is None:
         return weights
     read = _bytes_in(skeleton, layout.read_in)
-    file = _bytes_in(skeleton, layout.stored_in) if layout.stored_in != layout.read_in else 0
+    is_converted = layout.stored_in != layout.read_in
+    is_one_by_one = (layout.stored_in, layout.read_in) == (torch.float16, torch.bfloat16)
+    file = _bytes_in(skeleton, layout.stored_in) if is_converted and not is_one_by_one else 0
     if not layout.is_packed:
         return read + file
     head = skeleton.get_output_embeddings()
+    if is_converted:
+        packing = max((_packed_at_once(layer, layout) for layer in _layers_of(skeleton)), default=0)
+        return max(read + file, max(read, weights) + packing)
     head_bytes = 0 if head is None else head.weight.numel() * layout.read_in.itemsize
-    repacking = max((_repacking_bytes(layer, layout) for layer in _layers_of(skeleton)), default=0)
-    return max(read + file, max(read, weights) + repacking, weights + head_bytes)
+    head_packed = 0 if head is None else layout.packed_bytes(head.weight, head.weight.shape[0], is_head=True)
+    packing = max((_packing_bytes(layer, layout) for layer in _layers_of(skeleton)), default=0)
+    return max(read, weights - head_packed + packing, weights + head_bytes)
 
 
 def _matrices(skeleton: nn.Module) -> list[tuple[Tensor, int]]:
@@ -131,13 +138,17 @@ def _layers_of(skeleton: PreTrainedModel) -> list[nn.Module]:
     return max(lists, key=len, default=[])
 
 
-def _repacking_bytes(layer: nn.Module, layout: Layout) -> int:
-    """The most that repacking a layer takes before its original is freed: the two largest matrices (gate and up) are joined,
-    in int8 rounded, and by then all but the last (down) are packed."""
+def _packing_bytes(layer: nn.Module, layout: Layout) -> int:
+    """What packing a layer takes at the most, beyond its packed matrices: the originals of the two largest (gate and up, which are
+    joined) while the last one (down) is not packed yet."""
     matrices = _matrices(layer)
     joined = sum(sorted(weight.numel() for weight, _ in matrices)[-2:])
-    rounded = 0 if layout.quantization is None else joined
-    return joined * layout.read_in.itemsize + rounded + sum(layout.packed_bytes(*matrix) for matrix in matrices[:-1])
+    return joined * layout.read_in.itemsize - sum(layout.packed_bytes(*matrix) for matrix in matrices[-1:])
+
+
+def _packed_at_once(layer: nn.Module, layout: Layout) -> int:
+    """The largest packed matrix: gate and up joined."""
+    return sum(sorted(layout.packed_bytes(*matrix) for matrix in _matrices(layer))[-2:])
 
 
 def _bytes_in(skeleton: PreTrainedModel, dtype: torch.dtype) -> int:

@@ -1,0 +1,52 @@
+"""Bars on standard error while a model loads, where that is a terminal; nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+
+def with_bar(items: Sequence[T], description: str) -> Iterable[T]:
+    """The same items, with a bar that shows how many have been taken."""
+    bar: Iterable[T] = _bar(description, items, total=len(items))
+    return bar
+
+
+@contextmanager
+def bar_of_layers(hf: PreTrainedModel, description: str) -> Iterator[None]:
+    """A bar of a pass by the library's own code. Files are mapped, so this pass is what reads them."""
+    layers = _layers(hf)
+    bar = _bar(description, total=len(layers))
+
+    def tick(*_: object) -> None:  # what a hook returns would replace the layer's output
+        bar.update()
+
+    handles = [layer.register_forward_hook(tick) for layer in layers]
+    try:
+        yield
+    finally:
+        bar.close()
+        for handle in handles:
+            handle.remove()
+
+
+def _bar(description: str, items: Sequence[Any] | None = None, *, total: int) -> Any:
+    # a program that draws on the terminal itself has put something else in the place of sys.stderr
+    stream = sys.stderr
+    is_ours = stream is not None and stream.isatty() and stream is sys.__stderr__
+    return tqdm(items, desc=description, total=total, leave=False, disable=not is_ours)
+
+
+def _layers(hf: PreTrainedModel) -> list[nn.Module]:
+    """A decoder's, whatever its family calls them; none where they are in no list."""
+    num_layers = hf.config.get_text_config().num_hidden_layers
+    lists = [module for module in hf.base_model.modules() if isinstance(module, nn.ModuleList)]
+    return next((list(layers) for layers in lists if len(layers) == num_layers), [])
