@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from foredraft import LLM, SamplingParams
 from foredraft.engine.proposal import DraftRequest, Features
-from foredraft.heads import TargetEnds
 from foredraft.model import EMBEDDED
-from foredraft.model.taps import FINAL_NORM
 from foredraft.testing.requests import request_for
 from foredraft.train.evaluate import measured_tau
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.head_acceptance import HeadOnTexts, _features
 from foredraft.train.text_acceptance import acceptance_on, draft_of
-from tests.heads.random_heads import HEAD_METHODS, embedded_head
+from tests.heads.fitted_heads import fitted_settings
+from tests.heads.random_heads import embedded_head
 
 PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    def __init__(self", "The dog and the")
 NUM_HEADS = 3
 
 
-@pytest.fixture(scope="module", params=HEAD_METHODS)
+@pytest.fixture(scope="module", params=("eagle", "medusa"))
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(EMBEDDED / "target", embedded_head(request.param), speculative_tokens=3, num_threads=1)
 
@@ -53,27 +50,11 @@ def test_every_place_of_a_draft_has_the_probabilities_that_the_drafter_draws_fro
             assert float((q - theirs).abs().sum()) < 0.05  # in bfloat16
 
 
-@torch.inference_mode()
-def fitted_medusa(folder: Path) -> Path:
-    """Heads that see a few tokens ahead: a linear map of the last hidden state to the later ones, by least squares on a text."""
-    llm = LLM(EMBEDDED / "target", method="none", num_threads=1)
-    ids = llm.text_tokenizer(Path(__file__).read_text() + Path(__file__).with_name("conftest.py").read_text())
-    states = _features(llm.target, (FINAL_NORM,), ids["input_ids"][:1500]).float()
-    rows = TargetEnds(llm.target.hf).lm_head_rows(None)
-    tensors = {}
-    for head in range(NUM_HEADS):
-        ahead = torch.linalg.lstsq(states[: -1 - head], states[1 + head :]).solution
-        tensors[f"{head}.0.linear.weight"] = torch.zeros(256, 256)
-        tensors[f"{head}.0.linear.bias"] = torch.zeros(256)
-        tensors[f"{head}.1.weight"] = rows @ ahead.T
-    torch.save(tensors, folder / "medusa_lm_head.pt")
-    (folder / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
-    return folder
-
-
-def test_the_rounds_of_greedy_text_are_foretold(tmp_path: Path) -> None:
+def test_the_rounds_of_greedy_text_are_foretold() -> None:
     """Nothing is drawn: what is expected is what happens, but for near ties. And a head's place in the draft matters."""
-    llm = LLM(EMBEDDED / "target", fitted_medusa(tmp_path), speculative_tokens=NUM_HEADS, num_threads=1)
+    llm = LLM(
+        EMBEDDED / "target", fitted_settings("medusa")["draft_model"], speculative_tokens=NUM_HEADS, num_threads=1
+    )
     prompts = [llm.text_tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     params = SamplingParams(temperature=0.0, max_tokens=40)
     total = Expectation.zero(NUM_HEADS)

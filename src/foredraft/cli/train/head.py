@@ -1,0 +1,118 @@
+"""foredraft train head"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, NamedTuple
+
+from typer import Option
+
+from foredraft.cli.groups import option_groups
+from foredraft.cli.options import JsonOption
+from foredraft.cli.train.app import train
+from foredraft.cli.train.make import check_inputs, report, watching
+from foredraft.cli.train.options import DataOptions, DistillationOptions, DocumentOptions, OutOption, RecipeOptions
+from foredraft.errors import ForedraftError
+
+
+class _Kind(NamedTuple):
+    """name: of the class in foredraft.train. fields: of it that options set. needed: those that must be given."""
+
+    name: str
+    fields: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+
+
+_EAGLE3 = ("taps", "draft_vocab_size", "layers", "intermediate_size", "shares_lm_head", "num_steps", "decay")
+_KINDS = {
+    "eagle3": _Kind("Eagle3Kind", _EAGLE3),
+    "medusa": _Kind("MedusaKind", ("num_heads", "layers", "draft_vocab_size", "own_lm_heads", "decay")),
+    "exit": _Kind("ExitKind", ("exit_layer", "adapter_size"), ("exit_layer",)),
+}
+_FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--share-lm-head"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOptions:
+    """Of single kinds of heads: fields of their classes in foredraft.train."""
+
+    taps: Annotated[
+        list[int] | None,
+        Option(help="EAGLE-3: a layer whose input the head reads; repeatable. Default: three of them."),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
+    ] = None
+    layers: Annotated[int | None, Option(help="Of an EAGLE-3 head, or blocks of each Medusa head. Default: 1.")] = None
+    intermediate_size: Annotated[
+        int | None, Option("--intermediate-size", help="EAGLE-3: of the head's MLP. Default: the target's.")
+    ] = None
+    shares_lm_head: Annotated[
+        bool, Option("--share-lm-head", help="EAGLE-3: keep the target's lm_head: a smaller file, and less to learn.")
+    ] = False
+    num_steps: Annotated[
+        int | None, Option("--unroll", help="EAGLE-3: how many drafted tokens deep the loss goes. Default: 5.")
+    ] = None
+    num_heads: Annotated[
+        int | None, Option("--heads", help="Medusa: heads, each for one more drafted token. Default: 4.")
+    ] = None
+    own_lm_heads: Annotated[
+        bool, Option("--own-lm-heads", help="Medusa: an lm_head for each head, in place of a shared one.")
+    ] = False
+    decay: Annotated[
+        float | None, Option(help="The weight of a drafted token over that of the one before it. Default: 0.8.")
+    ] = None
+    exit_layer: Annotated[
+        int | None, Option("--exit-layer", help="How many of the target's layers an early exit runs.")
+    ] = None
+    adapter_size: Annotated[
+        int | None,
+        Option("--adapter-size", help="How wide an exit's adapter is; 0: a norm alone. Default: the target's width."),
+    ] = None
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Those that are given. Raises ForedraftError for one that this kind does not have, and for one that it needs."""
+        if kind not in _KINDS:
+            raise ForedraftError(f"--kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+        given = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        unusable = next((name for name in given if name not in _KINDS[kind].fields), None)
+        missing = next((name for name in _KINDS[kind].needed if name not in given), None)
+        if unusable is not None:
+            raise ForedraftError(f"{_flag(unusable)} is not for --kind {kind}: leave it out")
+        if missing is not None:
+            raise ForedraftError(f"--kind {kind} needs {_flag(missing)}")
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+@train.command()
+@option_groups
+def head(
+    target: Annotated[str, Option(help="The model to draft for: hub id, directory or GGUF file.")],
+    out: OutOption,
+    data: DataOptions,
+    documents: DocumentOptions,
+    distillation: DistillationOptions,
+    recipe: RecipeOptions,
+    options: HeadOptions,
+    kind: Annotated[str, Option(help="What to train: eagle3, medusa, or exit (an early exit).")] = "eagle3",
+    init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a head for a target: it drafts from the target's own hidden states.
+
+    Give the same command again to continue after a kill. docs/guides/heads.md
+    says what a head is, and what is written to --out.
+    """
+    given = options.of(kind)
+    check_inputs(data, recipe, None, target, init)
+    from foredraft import train as training
+
+    head_kind = getattr(training, _KINDS[kind].name)(**given, init=init)
+    with watching() as watch:
+        settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
+        outcome = training.train_head(target, data.of(documents), head_kind, settings, out, watch)
+    report(outcome, out, as_json)
+
+
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
