@@ -111,9 +111,10 @@ def test_minus_infinity_may_stand_in_logits(tmp_path: Path) -> None:
         return out
 
     hf.forward = masked
+    from foredraft.model.input_rounding import never
     from foredraft.model.probe import _references
 
-    (logits,) = _references(hf, "masked", [[5, 6]])
+    _, (logits,) = _references(hf, "masked", [[5, 6]], never)
     assert bool(torch.isneginf(logits).any())
 
 

@@ -122,6 +122,10 @@ class RecordedDrafter:
     def taps(self) -> tuple[int, ...]:
         return getattr(self.inner, "taps", ())
 
+    @property
+    def shares_cache(self) -> bool:
+        return getattr(self.inner, "shares_cache", False)
+
     def forget(self, seq_ids: list[int]) -> None:
         self.inner.forget(seq_ids)
 
