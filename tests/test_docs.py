@@ -65,6 +65,7 @@ NOT_RUN_WORDS = {
     "HuggingFaceTB/": "needs the hub",
     "meta-llama/": "needs the hub",
     "--model models/": "needs what `make models` downloads; tests with the mark real_model have it",
+    "CHAT_MODEL": "takes hours, and a model that has a chat template; tests/train/test_chats.py has it",
     ".gguf": "needs a file that is not part of the repository",
     "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",
 }

@@ -45,10 +45,12 @@ class LLM:
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
     draft_model: the same for the draft. It must have the target's vocabulary. Or a head of the target, EAGLE or Medusa, by its
         hub id or directory.
-    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "early_exit", "self-int8" and "self-int4" (a copy
-        of the target in int8 or int4), or any object with propose and forget. A list of them (or names with "+" between
-        them) gives a choice at each step. None: what the draft_model is for, if there is one, else "early_exit" with exit_layer, else "suffix".
-    exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows its own.
+    method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "early_exit", "self-int8" and
+        "self-int4" (a copy of the target in int8 or int4), or any object with propose and forget. A list of them (or names
+        with "+" between them) gives a choice at each step. None: what the draft_model is for, if there is one, else
+        "early_exit" with exit_layer, else "suffix".
+    exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows
+        its own.
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.

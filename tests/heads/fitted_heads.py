@@ -15,7 +15,7 @@ from torch import Tensor
 import foredraft
 from foredraft import LLM
 from foredraft.heads import TargetEnds
-from foredraft.model import EMBEDDED, LanguageModel, Read
+from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from tests.heads.checkpoints import Golden
 
@@ -86,10 +86,7 @@ def fitted_head(
 def _fitted_fc(target: LanguageModel, text: Sequence[int]) -> Tensor:
     """[H, 3 * H]"""
     last = target.hf.config.num_hidden_layers
-    cache = target.scratch_cache([len(text)], (*TAPS, last))
-    target.read([Read(0, text, 0)], cache)
-    features = cache.features(0)
-    assert features is not None
+    (features,) = target.read_features([text], (*TAPS, last))
     inputs, states = features.double().split(
         (len(TAPS) * target.hf.config.hidden_size, target.hf.config.hidden_size), 1
     )
@@ -99,10 +96,7 @@ def _fitted_fc(target: LanguageModel, text: Sequence[int]) -> Tensor:
 @torch.inference_mode()
 def _save_medusa(target: LanguageModel, text: Sequence[int], folder: Path) -> Path:
     """Heads that see a few tokens ahead: a linear map of the last hidden state to the later ones."""
-    cache = target.scratch_cache([len(text)], (FINAL_NORM,))
-    target.read([Read(0, text, 0)], cache)
-    features = cache.features(0)
-    assert features is not None
+    (features,) = target.read_features([text], (FINAL_NORM,))
     states, width = features.float(), features.shape[1]
     rows, tensors = TargetEnds(target.hf).lm_head_rows(None), {}
     for head in range(_NUM_MEDUSA_HEADS):

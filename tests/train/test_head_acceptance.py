@@ -12,7 +12,7 @@ from foredraft.model import EMBEDDED
 from foredraft.testing.requests import request_for
 from foredraft.train.evaluate import measured_tau
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.head_acceptance import HeadOnTexts, _features
+from foredraft.train.head_acceptance import HeadOnTexts
 from foredraft.train.text_acceptance import acceptance_on, draft_of
 from tests.heads.fitted_heads import fitted_settings
 from tests.heads.random_heads import embedded_head
@@ -40,7 +40,7 @@ def drafted_probs(llm: LLM, ids: list[int], features: Tensor, position: int, pla
 def test_every_place_of_a_draft_has_the_probabilities_that_the_drafter_draws_from(llm: LLM) -> None:
     ids = list(llm.text_tokenizer("def add(a, b):\n    return a + b\n")["input_ids"])
     assert llm.head is not None
-    features = _features(llm.target, llm.head.config.taps, ids)
+    (features,) = llm.target.read_features([ids], llm.head.config.taps)
     places = list(HeadOnTexts(llm).logits(ids, NUM_HEADS))
     assert len(places) == NUM_HEADS
     for place, logits in enumerate(places):

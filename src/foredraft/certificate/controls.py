@@ -104,7 +104,8 @@ class Control:
     target: what else is broken, given the target. drafter: the same, given a drafter.
 
     needs: what must happen for it to make a difference. "": nothing; "drafts"; "sampled": drafts drawn from a
-    distribution; "block": those, under that rule; "deep": those, long ones; "heads": those, by a drafter that reads hidden states; "far drafts": in long texts; "penalties";
+    distribution; "block": those, under that rule; "deep": those, long ones; "heads": those, by a drafter that reads hidden
+    states; "far drafts": in long texts; "penalties";
     "rows in step": steps that use their noise in the same order.
     """
 

@@ -38,7 +38,8 @@ class CheckResult:
 @dataclass(frozen=True, slots=True)
 class CheckRun:
     """A check of the real verifier, and what it had to do. num_sampled: draft tokens that were drawn from a distribution;
-    num_by_heads: those of them by drafters that read hidden states. max_len: tokens of the longest text, prompt included. left_out: what could not be tested, a line each."""
+    num_by_heads: those of them by drafters that read hidden states. max_len: tokens of the longest text, prompt included.
+    left_out: what could not be tested, a line each."""
 
     results: Sequence[CheckResult]
     num_drafted: int = 0

@@ -64,7 +64,8 @@ FirstLaw = int | TokenProbs
 @dataclass(slots=True)
 class Record:
     """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution;
-    num_by_heads: those of them by drafters that read hidden states. first_laws: of the steps of each sequence, by their position in its tokens; only where tokens are drawn independently of the drafts.
+    num_by_heads: those of them by drafters that read hidden states. first_laws: of the steps of each sequence, by their
+    position in its tokens; only where tokens are drawn independently of the drafts.
     draft_surprises: of draft tokens that were drawn (surprise_of_drawn), a tensor for each proposal with some."""
 
     num_drafted: int = 0

@@ -36,8 +36,9 @@ def choose_methods(
     """-> the drafters as a list of names and objects
 
     methods: one, several, or names with "+" between them; None: draft_method if there is a draft model, else "early_exit" if there
-    is a layer to exit after, else "suffix". draft_method: the method that drafts with the draft model, see DRAFT_METHODS. Raises ForedraftError for an unknown name, for an
-    object that is no drafter, and for a draft model that is missing or unused.
+    is a layer to exit after, else "suffix". draft_method: the method that drafts with the draft model, see DRAFT_METHODS.
+
+    Raises ForedraftError for an unknown name, for an object that is no drafter, and for a draft model that is missing or unused.
     """
     if methods is None:
         return [draft_method if has_draft_model else EARLY_EXIT if has_exit_layer else "suffix"]

@@ -14,7 +14,7 @@ from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.methods import DRAFT_METHODS, EARLY_EXIT, Method, Methods, draft_of, name_of, names_of
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
 from foredraft.heads import TEXT, AnyHead, CompiledEagle, EarlyExit, HeadOptions, attach_head, head_method_of
-from foredraft.kernels import quantize_int8, unquantized
+from foredraft.kernels import WeightFormat, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -180,13 +180,9 @@ class LoadedModels:
     def _attach_head(self, source: ModelSource | None) -> AnyHead:
         if source is None or isinstance(source, PreTrainedModel):
             raise ModelError("a head is given by its directory or hub id, not as a model object")
-        draft_options = self.draft_options
-        weight_format = (
-            quantize_int8 if draft_options.is_rounded else unquantized
-        )  # four bits are too few for so small a network
-        text = [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
+        options, text = self.draft_options, [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
         return attach_head(
-            os.fspath(source), self.target, draft_options.revision, self.head_options, weight_format, text
+            os.fspath(source), self.target, options.revision, self.head_options, head_format(options), text
         )
 
 
@@ -198,6 +194,11 @@ def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_qua
     if options.is_rounded and source is not None and is_stored_in_few_bits(source, options):
         return replace(options, quantization=None)
     return options
+
+
+def head_format(options: LoadOptions) -> WeightFormat:
+    """Of a head's matrices. Four bits are too few for so small a network."""
+    return quantize_int8 if options.is_rounded else unquantized
 
 
 def draft_method_of(

@@ -110,11 +110,10 @@ class TargetEnds:
         return nn.functional.embedding(ids, self._embedding.weight)
 
     def with_rows(self, checkpoint: HeadCheckpoint) -> HeadCheckpoint:
-        """A head that drafts a part of the vocabulary with the target's lm_head gets those rows, so that no others are computed."""
-        config = checkpoint.config
-        if config.owns_lm_head or config.target_ids is None:
+        """A head that drafts a part of the vocabulary with the target's lm_head gets those rows: no others are computed then."""
+        if not checkpoint.borrows_rows:
             return checkpoint
-        return checkpoint.with_lm_head(self.lm_head_rows(config.target_ids))
+        return checkpoint.with_lm_head(self.lm_head_rows(checkpoint.config.target_ids))
 
     @torch.inference_mode()
     def lm_head(self, x: Tensor) -> Tensor:

@@ -173,6 +173,11 @@ class HeadCheckpoint:
         """The same weights with other settings, such as a candidate of an ambiguity."""
         return replace(self, config=replace(self.config, **settings))
 
+    @property
+    def borrows_rows(self) -> bool:
+        """Whether it drafts a part of the vocabulary with the target's lm_head."""
+        return not self.config.owns_lm_head and self.config.target_ids is not None
+
     def with_lm_head(self, rows: Tensor) -> HeadCheckpoint:
         """An EAGLE head with an lm_head of its own, [D, H]: the target's rows of the ids that it drafts, say."""
         return replace(self.with_settings(owns_lm_head=True), tensors={**self.tensors, "lm_head.weight": rows})

@@ -44,8 +44,7 @@ def save_eagle3(
     if config.kind != "eagle3" or min(config.taps) < 0:
         raise ValueError(f"speculators' form holds EAGLE-3 over inputs of layers, not {config.kind} over {config.taps}")
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
-    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
-    tensors |= _tables(config)
+    tensors = _stored(weights, dtype) | _tables(config)
     _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
 
 
@@ -58,7 +57,7 @@ def save_exit(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """An early exit after so many layers. verifier, architectures: see save_eagle3."""
-    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in exit.state_dict().items()}
+    tensors = _stored(exit.state_dict(), dtype)
     fields = {
         "architectures": ["EarlyExitDraftModel"],
         "speculators_model_type": early_exit.KIND,
@@ -73,17 +72,11 @@ def save_exit(
     _write(folder, tensors, fields)
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
 def save_medusa(head: MedusaHead, folder: Path, target: str, dtype: torch.dtype = torch.bfloat16) -> None:
     """target: its name."""
     config = head.config
-    tensors = {_VLLM_BLOCK.sub(r"blocks.\1.layers.\2.", name): weight for name, weight in head.state_dict().items()}
-    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in tensors.items()}
+    weights = {_VLLM_BLOCK.sub(r"blocks.\1.layers.\2.", name): weight for name, weight in head.state_dict().items()}
+    tensors = _stored(weights, dtype)
     if config.target_ids is not None:
         tensors["token_map"] = config.target_ids
     fields = {
@@ -101,6 +94,16 @@ def save_medusa(head: MedusaHead, folder: Path, target: str, dtype: torch.dtype 
         "logit_scale": config.logit_scale,
     }
     _write(folder, tensors, fields)
+
+
+def _stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _tables(config: EagleConfig) -> dict[str, Tensor]:

@@ -136,6 +136,12 @@ class LanguageModel:
             span.region.tokens.extend(read.tokens)
         return logits
 
+    def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
+        """The hidden states [N, F] of whole texts, in one pass and outside any budget. taps: as in new_cache."""
+        cache = self.scratch_cache([len(tokens) for tokens in texts], taps)
+        self.read([Read(i, tokens, 0) for i, tokens in enumerate(texts)], cache)
+        return [features.clone() for i in range(len(texts)) if (features := cache.features(i)) is not None]
+
     def generate(
         self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: Regions, specs: Sequence[DrawSpec]
     ) -> Generated:

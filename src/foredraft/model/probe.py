@@ -111,8 +111,9 @@ def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[
 def _references(
     hf: PreTrainedModel, name: str, sequences: Sequence[list[int]], group_of: GroupOf
 ) -> tuple[int, list[Tensor]]:
-    """The library's number of logits, and some columns of each sequence's; of the last one with inputs rounded. In one pass: a model whose weights are stored dequantizes
-    them in every one. Shorter sequences are padded behind, where a causal model does not look."""
+    """The library's number of logits, and some columns of each sequence's; of the last one with inputs rounded. In one pass: a
+    model whose weights are stored dequantizes them in every one. Shorter sequences are padded behind, where a causal model does
+    not look."""
     longest = max(len(tokens) for tokens in sequences)
     ids = torch.tensor([tokens + tokens[-1:] * (longest - len(tokens)) for tokens in sequences], device=hf.device)
     try:

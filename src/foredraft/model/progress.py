@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
+
+from foredraft.model.structure import find_layers
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def with_bar(items: Sequence[T], description: str) -> Iterable[T]:
 @contextmanager
 def bar_of_layers(hf: PreTrainedModel, description: str) -> Iterator[None]:
     """A bar of a pass by the library's own code. Files are mapped, so this pass is what reads them."""
-    layers = _layers(hf)
+    layers = find_layers(hf) or ()
     bar = _bar(description, total=len(layers))
 
     def tick(*_: object) -> None:  # what a hook returns would replace the layer's output
@@ -43,10 +44,3 @@ def _bar(description: str, items: Sequence[Any] | None = None, *, total: int) ->
     stream = sys.stderr
     is_ours = stream is not None and stream.isatty() and stream is sys.__stderr__
     return tqdm(items, desc=description, total=total, leave=False, disable=not is_ours)
-
-
-def _layers(hf: PreTrainedModel) -> list[nn.Module]:
-    """A decoder's, whatever its family calls them; none where they are in no list."""
-    num_layers = hf.config.get_text_config().num_hidden_layers
-    lists = [module for module in hf.base_model.modules() if isinstance(module, nn.ModuleList)]
-    return next((list(layers) for layers in lists if len(layers) == num_layers), [])

@@ -14,13 +14,20 @@ from foredraft.errors import ModelError
 
 def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
     """A decoder's layers, whatever its family calls them. Raises ModelError if none of its lists has as many entries."""
+    layers = find_layers(hf)
+    if layers is None:
+        num_layers = hf.config.get_text_config().num_hidden_layers
+        raise ModelError(
+            f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
+        )
+    return layers
+
+
+def find_layers(hf: PreTrainedModel) -> nn.ModuleList | None:
+    """The same; None if none of its lists has as many entries."""
     num_layers = hf.config.get_text_config().num_hidden_layers
-    for module in hf.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ModelError(
-        f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
-    )
+    lists = (module for module in hf.base_model.modules() if isinstance(module, nn.ModuleList))
+    return next((layers for layers in lists if len(layers) == num_layers), None)
 
 
 def final_norm_of(hf: PreTrainedModel) -> nn.Module:

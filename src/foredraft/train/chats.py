@@ -10,10 +10,9 @@ from pathlib import Path
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from foredraft.text.chat_template import render_chat, user_turn_frame
-from foredraft.train.generations import append_texts, read_texts
+from foredraft.train.generations import BATCH_SIZE, WriteTexts, complete, seed_of, write_missing, writing_llm
 
 FILE = "chats.jsonl"
-_BATCH_SIZE = 64
 _BATCHES_AT_ONCE = 2
 _QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks much that nobody would
 
@@ -38,22 +37,14 @@ def write_chats(
 
     Raises ForedraftError for a target without a chat template.
     """
-    chats = read_texts(out / FILE)[: spec.number]
-    if len(chats) == spec.number:
-        return chats
-    llm = LLM(target, method="none", max_num_seqs=_BATCH_SIZE)  # as it will serve, in its fastest format
-    writer = _Writer(llm, questions, spec)
-    while len(chats) < spec.number:
-        new = writer.chats(range(len(chats), min(len(chats) + _BATCH_SIZE * _BATCHES_AT_ONCE, spec.number)))
-        append_texts(out / FILE, new)
-        chats += new
-        progress(len(chats) / spec.number)
-    return chats
+
+    def begin() -> WriteTexts:
+        return _Writer(writing_llm(target), questions, spec).chats
+
+    return write_missing(out / FILE, spec.number, _BATCHES_AT_ONCE * BATCH_SIZE, begin, progress)
 
 
 class _Writer:
-    """Each conversation has seeds of its own, so it is the same in any batch."""
-
     def __init__(self, llm: LLM, questions: Sequence[str], spec: ChatSpec) -> None:
         assert llm.tokenizer is not None
         self._llm, self._tokenizer, self._questions, self._spec = llm, llm.tokenizer, questions, spec
@@ -61,9 +52,7 @@ class _Writer:
 
     def chats(self, numbers: Sequence[int]) -> list[list[int]]:
         prompts = self._given(numbers) if self._questions else self._written(numbers)
-        params = [self._answer_params(number) for number in numbers]
-        answers = self._complete(prompts, params)
-        return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        return complete(self._llm, prompts, [self._answer_params(number) for number in numbers])
 
     def _given(self, numbers: Sequence[int]) -> list[list[int]]:
         questions = [self._questions[number % len(self._questions)] for number in numbers]
@@ -72,13 +61,9 @@ class _Writer:
     def _written(self, numbers: Sequence[int]) -> list[list[int]]:
         """Questions that the target writes. One ends where the template ends a user's turn."""
         params = [self._question_params(number) for number in numbers]
-        written = self._complete([self._opening] * len(numbers), params)
-        questions = [list(self._before_the_end(question)) for question in written]
-        return [[*self._opening, *question, *self._closing] for question in questions]
-
-    def _complete(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        outputs = self._llm.generate(list(prompts), list(params))
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        opened = complete(self._llm, [self._opening] * len(numbers), params)
+        questions = (text[len(self._opening) :] for text in opened)
+        return [[*self._opening, *self._before_the_end(question), *self._closing] for question in questions]
 
     def _question_params(self, number: int) -> SamplingParams:
         return SamplingParams(
@@ -86,17 +71,14 @@ class _Writer:
             max_tokens=self._spec.question_tokens,
             min_tokens=1,
             stop_token_ids=[self._closing[0]],
-            seed=2 * self._seed(number),
+            seed=2 * seed_of(self._spec.seed, number),
         )
 
     def _answer_params(self, number: int) -> SamplingParams:
         temperature = self._spec.temperatures[number % len(self._spec.temperatures)]
         return SamplingParams(
-            temperature=temperature, max_tokens=self._spec.answer_tokens, seed=2 * self._seed(number) + 1
+            temperature=temperature, max_tokens=self._spec.answer_tokens, seed=2 * seed_of(self._spec.seed, number) + 1
         )
-
-    def _seed(self, number: int) -> int:
-        return self._spec.seed * 1_000_003 + number
 
     def _before_the_end(self, ids: Sequence[int]) -> Iterator[int]:
         ends = {self._closing[0], self._tokenizer.eos_token_id}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.saving import save_eagle3
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.head_kinds import MakeObjective, architectures_of
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -76,9 +75,8 @@ class Eagle3Kind:
 
     def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
-        architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
         without = ["lm_head.weight"] if self.shares_lm_head else []
-        save_eagle3(head, folder, target_name, architectures, dtype, without=without)
+        save_eagle3(head, folder, target_name, architectures_of(target), dtype, without=without)
 
     def describe(self, head: EagleHead, target_name: str, recipe: Recipe) -> Student:
         """See HeadKind."""

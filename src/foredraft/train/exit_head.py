@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from foredraft.heads.saving import save_exit
 from foredraft.model import LanguageModel
 from foredraft.model.exits import Exit
 from foredraft.train.blocks import IGNORED
-from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.head_kinds import MakeObjective, architectures_of
 from foredraft.train.losses import LossSums, distillation_loss
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.objectives import kl_share
@@ -76,8 +75,7 @@ class ExitKind:
 
     def save(self, head: Exit, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
-        architectures: list[Any] = target.hf.config.architectures or [type(target.hf).__name__]
-        save_exit(head, self.exit_layer, folder, target_name, architectures, dtype)
+        save_exit(head, self.exit_layer, folder, target_name, architectures_of(target), dtype)
 
     def describe(self, head: Exit, target_name: str, recipe: Recipe) -> Student:
         """See HeadKind."""

@@ -15,7 +15,10 @@ from foredraft.sampling import SamplingParams
 from foredraft.train.run_folder import writing
 
 FILE = "generations.jsonl"
-_BATCH_SIZE = 64
+BATCH_SIZE = 64
+
+WriteTexts = Callable[[Sequence[int]], list[list[int]]]
+"""From the numbers of texts to their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +60,52 @@ def generate(
 ) -> list[list[int]]:
     """-> the ids of each text, its prompt included. Texts that the file in `out` already holds are not written again."""
     prompts = make_prompts(texts, spec.number, spec.prompt_len)
-    generated = read_texts(out / FILE)[: spec.number]
-    if len(generated) == spec.number:
-        return generated
-    llm = LLM(target, method="none", max_num_seqs=_BATCH_SIZE)  # as it will serve, in its fastest format
-    while len(generated) < spec.number:
-        numbers = range(len(generated), min(len(generated) + _BATCH_SIZE, spec.number))
-        params = [_params(spec, number) for number in numbers]
-        outputs = llm.generate([prompts[number] for number in numbers], params)
-        new = [[*prompts[n], *output.outputs[0].token_ids] for n, output in zip(numbers, outputs, strict=True)]
-        append_texts(out / FILE, new)
-        generated += new
-        progress(len(generated) / spec.number)
-    return generated
+
+    def begin() -> WriteTexts:
+        llm = writing_llm(target)
+        return lambda numbers: complete(
+            llm, [prompts[number] for number in numbers], [_params(spec, number) for number in numbers]
+        )
+
+    return write_missing(out / FILE, spec.number, BATCH_SIZE, begin, progress)
+
+
+def writing_llm(target: str) -> LLM:
+    """As the target will serve, in its fastest format."""
+    return LLM(target, method="none", max_num_seqs=BATCH_SIZE)
+
+
+def complete(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """-> the ids of each text, its prompt included"""
+    outputs = llm.generate(list(prompts), list(params))
+    return [[*prompt, *output.outputs[0].token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def seed_of(spec_seed: int, number: int) -> int:
+    """Each text has a seed of its own, so it is the same in any batch."""
+    return spec_seed * 1_000_003 + number
+
+
+def write_missing(
+    file: Path, number: int, at_once: int, begin: Callable[[], WriteTexts], progress: Callable[[float], None]
+) -> list[list[int]]:
+    """The texts 0 .. number of a file, of which those that it lacks are written and appended, at_once at a time. begin: is called if
+    any is missing."""
+    texts = read_texts(file)[:number]
+    if len(texts) == number:
+        return texts
+    write = begin()
+    while len(texts) < number:
+        new = write(range(len(texts), min(len(texts) + at_once, number)))
+        append_texts(file, new)
+        texts += new
+        progress(len(texts) / number)
+    return texts
 
 
 def _params(spec: GenerationSpec, number: int) -> SamplingParams:
-    """Each text has a seed of its own, so it is the same in any batch."""
     temperature = spec.temperatures[number % len(spec.temperatures)]
-    seed = spec.seed * 1_000_003 + number
-    return SamplingParams(temperature=temperature, max_tokens=spec.max_tokens, seed=seed)
+    return SamplingParams(temperature=temperature, max_tokens=spec.max_tokens, seed=seed_of(spec.seed, number))
 
 
 def read_texts(file: Path) -> list[list[int]]:

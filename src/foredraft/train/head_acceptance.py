@@ -9,14 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import MemoryPool
 from foredraft.errors import ForedraftError
 from foredraft.heads import EagleHead, MedusaHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
 from foredraft.llm import LLM
-from foredraft.model import LanguageModel, Read
-
-_UNLIMITED = 1 << 62
 
 
 class HeadOnTexts:
@@ -46,8 +42,8 @@ class HeadOnTexts:
     def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
         """ids: [N]. -> for the first, second, .. token of a draft, up to `depth` or what the head can draft: [N, V], row t for a draft
         in which the token at position t has that place. Where a text is too short for one, -inf."""
-        features = _features(self._target, self._head.config.taps, ids).to(self._head.dtype)
-        for place, rows in zip(range(depth), self._rows(features, ids, depth), strict=False):
+        (features,) = self._target.read_features([ids], self._head.config.taps)
+        for place, rows in zip(range(depth), self._rows(features.to(self._head.dtype), ids, depth), strict=False):
             logits = self._head.on_target(rows)
             before = 2 + place  # the token at t follows from the features of t - 2 - place
             yield torch.nn.functional.pad(logits, (0, 0, before, 0), value=-torch.inf)[: len(ids)]
@@ -60,13 +56,3 @@ class HeadOnTexts:
         next_ids = torch.tensor(ids[1:], device=features.device)[None]
         for logits in unroll(self._head, features[None, :-1], next_ids, depth):
             yield logits[0]
-
-
-def _features(target: LanguageModel, taps: Sequence[int], ids: Sequence[int]) -> Tensor:
-    """[N, F]"""
-    cache = target.new_cache(MemoryPool(_UNLIMITED), taps)
-    cache.reserve(0, len(ids))
-    target.read([Read(0, ids, 0)], cache)
-    features = cache.features(0)
-    assert features is not None
-    return features.clone()

@@ -31,8 +31,8 @@ class HeadKind(Protocol[Head]):
         """A head to train further."""
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> Head:
-        """A head to begin with, in float32; what requires a gradient is trained. texts: that it will be trained on. Raises ForedraftError for options that do not fit
-        the target."""
+        """A head to begin with, in float32; what requires a gradient is trained. texts: that it will be trained on. Raises
+        ForedraftError for options that do not fit the target."""
 
     def load(self, source: str, target: LanguageModel) -> Head:
         """A saved head, as `new` gives them. Raises ForedraftError for one of another kind."""
@@ -47,3 +47,9 @@ class HeadKind(Protocol[Head]):
 
     def describe(self, head: Head, target_name: str, recipe: Recipe) -> Student:
         """For the model card."""
+
+
+def architectures_of(target: LanguageModel) -> list[str]:
+    """The names of the target's class, as its configuration has them."""
+    named: list[str] | None = target.hf.config.architectures
+    return named or [type(target.hf).__name__]

@@ -40,7 +40,8 @@ def new_eagle3(
     intermediate_size: int | None = None,
 ) -> EagleHead:
     """Random weights in the target's widths; the lm_head begins as the target's rows. target_ids: what it can draft; None: all
-    ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a target that has no such hidden states."""
+    ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a
+    target that has no such hidden states."""
     config = target.hf.config.get_text_config()
     if not taps or min(taps) < 0 or max(taps) >= config.num_hidden_layers:
         raise ForedraftError(f"--taps must be inputs of layers, 0 to {config.num_hidden_layers - 1}, not {list(taps)}")

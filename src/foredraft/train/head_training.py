@@ -16,7 +16,7 @@ from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import model_card
 from foredraft.train.objectives import Objective
 from foredraft.train.optimiser import Optimiser
-from foredraft.train.recipe import Data, Outcome, Recipe
+from foredraft.train.recipe import Data, Outcome, Recipe, loss_temperature
 from foredraft.train.run_folder import MODEL_CARD, RunFolder
 from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
@@ -24,9 +24,6 @@ from foredraft.train.trainer import Trainer
 from foredraft.train.training import arguments_of, schedule_of
 from foredraft.train.watch import UNWATCHED, Watch
 from foredraft.train.written import Writer
-
-_GREEDY_TEMPERATURE = 0.25
-"""Of the distributions that are compared where drafts are greedy: a point mass has no gradient."""
 
 
 def train_head(
@@ -86,15 +83,14 @@ class _HeadRun:
     def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> nn.Module:
         """From the last checkpoint, from a head that is given, or new."""
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
-        head: nn.Module
-        head = self.kind.new(target, texts, self.recipe.seed) if source is None else self.kind.load(source, target)
-        return head
+        kind: HeadKind[nn.Module] = self.kind
+        return kind.new(target, texts, self.recipe.seed) if source is None else kind.load(source, target)
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
         recipe = self.recipe
         make = self.kind.objectives(head, target, recipe.kl_until)
-        temperatures = [temperature or _GREEDY_TEMPERATURE for temperature in recipe.temperatures]
+        temperatures = [loss_temperature(served) for served in recipe.temperatures]
         return [make(recipe.loss, temperature) for temperature in temperatures], make("kl", max(temperatures))
 
     def _trainer(

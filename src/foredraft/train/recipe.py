@@ -12,6 +12,13 @@ from foredraft.train.objectives import autocast_dtype
 from foredraft.train.optimiser import OPTIMISERS, LearningRates
 from foredraft.train.records import ValidationRecord
 
+_GREEDY_TEMPERATURE = 0.25
+
+
+def loss_temperature(served: float) -> float:
+    """Of the distributions that are compared where this temperature is served: the greedy one has no gradient."""
+    return served or _GREEDY_TEMPERATURE
+
 
 @dataclass(frozen=True, slots=True)
 class Data:

@@ -19,7 +19,7 @@ from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
 from foredraft.train.objectives import Distillation, NextToken, Objective, autocast_dtype
 from foredraft.train.optimiser import Optimiser
-from foredraft.train.recipe import Data, Outcome, Recipe, Start
+from foredraft.train.recipe import Data, Outcome, Recipe, Start, loss_temperature
 from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
 from foredraft.train.students import (
     check_draft,
@@ -34,9 +34,6 @@ from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Length, Schedule, Trainer
 from foredraft.train.watch import UNWATCHED, Watch
 from foredraft.train.written import Writer, WrittenTexts
-
-_GREEDY_TEMPERATURE = 0.25
-"""Used in place of 0, since the greedy distribution has no gradient."""
 
 
 def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED) -> Outcome:
@@ -153,7 +150,7 @@ class _Run:
         if teacher is None:
             return [NextToken(dtype)]
         return [
-            Distillation(teacher, self.recipe.loss, temperature or _GREEDY_TEMPERATURE, self.recipe.kl_until, dtype)
+            Distillation(teacher, self.recipe.loss, loss_temperature(temperature), self.recipe.kl_until, dtype)
             for temperature in self.recipe.temperatures
         ]
 
@@ -162,7 +159,7 @@ class _Run:
         dtype = autocast_dtype(self.recipe.dtype)
         if teacher is None:
             return NextToken(dtype)
-        return Distillation(teacher, "kl", max(self.recipe.temperatures) or _GREEDY_TEMPERATURE, dtype=dtype)
+        return Distillation(teacher, "kl", loss_temperature(max(self.recipe.temperatures)), dtype=dtype)
 
     def _written(self, texts: TrainingTexts) -> WrittenTexts:
         if self.target is None:

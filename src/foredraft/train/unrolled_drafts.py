@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import MemoryPool
 from foredraft.heads import EagleHead
 from foredraft.heads.unrolled import unroll
-from foredraft.model import LanguageModel, Read
+from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import LossSums, distillation_loss
 from foredraft.train.objectives import kl_share
-
-_UNLIMITED = 1 << 62
 
 
 class TargetStates:
@@ -29,12 +26,7 @@ class TargetStates:
 
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids: [B, L] -> features [B, L, F] and what the lm_head reads [B, L, H], float32"""
-        cache = self._target.new_cache(MemoryPool(_UNLIMITED), (*self._taps, FINAL_NORM))
-        reads = [Read(row, tokens, 0) for row, tokens in enumerate(ids.tolist())]
-        for read in reads:
-            cache.reserve(read.seq_id, len(read.tokens))
-        self._target.read(reads, cache)
-        states = torch.stack([_of(cache.features(row)) for row in range(len(reads))]).float()
+        states = torch.stack(self._target.read_features(ids.tolist(), (*self._taps, FINAL_NORM))).float()
         width = states.shape[-1] // (len(self._taps) + 1)
         return states[..., :-width], states[..., -width:]
 
@@ -78,8 +70,3 @@ def stepwise_loss(
     weights = torch.tensor([decay**step for step in range(len(sums))])
     loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
     return replace(sums[0], loss=loss)
-
-
-def _of(features: Tensor | None) -> Tensor:
-    assert features is not None
-    return features.clone()

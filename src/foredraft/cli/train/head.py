@@ -33,7 +33,7 @@ _FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOptions:
+class HeadKindOptions:
     """Of single kinds of heads: fields of their classes in foredraft.train."""
 
     taps: Annotated[
@@ -93,7 +93,7 @@ def head(
     documents: DocumentOptions,
     distillation: DistillationOptions,
     recipe: RecipeOptions,
-    options: HeadOptions,
+    options: HeadKindOptions,
     kind: Annotated[str, Option(help="What to train: eagle3, medusa, or exit (an early exit).")] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
     as_json: JsonOption = False,

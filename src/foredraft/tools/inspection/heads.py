@@ -116,7 +116,7 @@ def _num_layers(config: AnyHeadConfig) -> int:
 def _with_rows(checkpoint: HeadCheckpoint) -> HeadCheckpoint:
     """As `TargetEnds.with_rows` completes it; the rows have no numbers."""
     config = checkpoint.config
-    if not isinstance(config, EagleConfig) or config.owns_lm_head or config.target_ids is None:
+    if not isinstance(config, EagleConfig) or not checkpoint.borrows_rows:
         return checkpoint
     return checkpoint.with_lm_head(torch.empty(config.draft_vocab_size, config.hidden_size, device="meta"))
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.engine import NEAR_TIE
-from foredraft.engine.models import options_of_draft
+from foredraft.engine.models import head_format, options_of_draft
 from foredraft.errors import ModelError, VocabularyError
 from foredraft.heads import attach_head, head_method_of
-from foredraft.kernels import quantize_int8, unquantized
 from foredraft.model import LanguageModel, LoadOptions, check_vocabulary, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
 from foredraft.text.tokenizing import encode_prompt
@@ -125,9 +124,8 @@ def _measure(
     # all stay loaded until the free memory is read
     models = [load_model(source, its_options) for source, its_options in sources]
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
-    weight_format = quantize_int8 if options.is_rounded else unquantized
-    loaded = None if head is None else attach_head(head.name, models[0], options.revision, weight_format=weight_format)
-    if head is not None and loaded is not None:
+    if head is not None:
+        loaded = attach_head(head.name, models[0], options.revision, weight_format=head_format(options))
         head = replace(head, measured=measured_costs(loaded, models[0]))
     return measured, head, memory_report(measured, options, process_bytes, is_loaded=True, head=head)
 
