@@ -386,6 +386,7 @@ def test_the_tutorials_drafters_are_invisible(drafter: str, sampling: dict[str, 
         assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_the_tutorials_sampling_drafter_earns_something(tutorial: dict[str, Any]) -> None:
     llm = LLM(method=tutorial["FrequencyDrafter"](4096), speculative_tokens=4)  # "auto" may find that it does not pay
     llm.generate(list(PROMPTS), SamplingParams(max_tokens=64, temperature=1.0))

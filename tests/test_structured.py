@@ -60,7 +60,7 @@ def is_valid(text: str) -> bool:
 
 
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
-@pytest.mark.parametrize("gamma", [1, 4, "auto"])
+@pytest.mark.parametrize("gamma", [pytest.param(1, marks=pytest.mark.slow), 4, "auto"])
 def test_drafts_do_not_show_in_a_greedy_or_seeded_text(llm: LLM, method: str, gamma: int | str) -> None:
     """Law 2 under a schema: in a batch, with a neighbour that keeps to no form."""
     other = LLM(method=method, **head_settings(method)) if method in HEAD_METHODS else llm.with_drafter(method)

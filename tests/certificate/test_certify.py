@@ -33,6 +33,7 @@ from foredraft.certificate.verification import verification_check
 from foredraft.drafters import REGISTRY, ScriptedDrafter
 from tests.heads.fitted_heads import fitted_settings
 from tests.heads.random_heads import HEAD_METHODS, head_settings
+from tests.methods import all_methods
 
 DRAWN_DRAFTS = {"draft_model", "self-int8", "self-int4"}
 
@@ -76,7 +77,7 @@ def test_no_check_fails_with_a_head(method: str) -> None:
     assert any(control.rejected for control in certificate.controls)
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "eagle+suffix"])
+@pytest.mark.parametrize("method", all_methods(["eagle", "medusa", "eagle+suffix"]))
 def test_a_head_that_reports_q_of_features_one_off_is_rejected(method: str) -> None:
     """And the head itself is not, on as many tokens. The heads are random: their q is nearly flat, and hardly shows in texts."""
     llm = LLM(method=method, **head_settings(method.partition("+")[0]))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,33 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def shell(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """As a process of its own, which says on standard error which of the slow modules it has imported."""
-    script = (
-        "import atexit, json, sys\n"
-        f"atexit.register(lambda: print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr))\n"
-        "from foredraft.__main__ import main\n"
-        "main()\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, args)],
+def shell(commands: Sequence[Sequence[str]], folder: Path) -> list[dict[str, Any]]:
+    """One after the other in a process of their own -> for each its exit code, what it printed and which of the slow modules were
+    imported by then."""
+    script = f"""
+import contextlib, io, json, sys
+from foredraft.__main__ import main
+for command in json.load(sys.stdin):
+    sys.argv, code, out, err = ["foredraft", *command], 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+    imported = [name for name in {HEAVY!r} if name in sys.modules]
+    print(json.dumps(dict(code=code, out=out.getvalue(), err=err.getvalue(), imported=imported)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": str(Path(foredraft.__file__).parents[1])},
+        cwd=folder,
+        input=json.dumps(commands),
         capture_output=True,
         text=True,
         timeout=300,
-        check=False,
+        check=True,
     )
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 EARLY: dict[str, tuple[str, ...]] = {
@@ -93,13 +105,18 @@ EARLY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("args", EARLY.values(), ids=EARLY.keys())
-def test_a_mistake_is_told_before_anything_slow_is_imported(args: tuple[str, ...]) -> None:
-    done = shell(*args)
-    error, imported = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return dict(zip(EARLY, shell(list(EARLY.values()), tmp_path_factory.mktemp("early")), strict=True))
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_a_mistake_is_told_before_anything_slow_is_imported(early: dict[str, dict[str, Any]], name: str) -> None:
+    done = early[name]
+    assert (done["code"], done["out"]) == (2, "")
+    (error,) = done["err"].splitlines()
     assert error.startswith("error: ")
-    assert imported == "IMPORTED []"
+    assert done["imported"] == []
 
 
 @pytest.mark.parametrize("budget", ["0", "0s", "-5s", "nan", "inf", "1e99s", "soon"])

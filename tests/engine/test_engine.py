@@ -21,6 +21,7 @@ from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.sampling import SamplingParams
 from tests.heads.random_heads import random_head
+from tests.methods import all_methods
 from tests.scripts import continuations_of
 
 PROMPTS = (
@@ -110,14 +111,19 @@ def int8_bench(int8_target: LanguageModel, int8_draft: LanguageModel) -> Bench:
     return Bench(int8_target, int8_draft, int8_target)
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("method", METHODS)
+def test_greedy_and_seeded_text_is_plain_decodings_with_every_drafter(bench: Bench, method: str) -> None:
+    assert_invisible(bench, method, 3)
+
+
+@pytest.mark.parametrize("gamma", [1, 8])
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_greedy_and_seeded_text_is_plain_decodings(bench: Bench, method: str, gamma: int) -> None:
     assert_invisible(bench, method, gamma)
 
 
 @pytest.mark.parametrize("gamma", [2, 8])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_greedy_and_seeded_text_in_int8_is_plain_decodings_in_int8(int8_bench: Bench, method: str, gamma: int) -> None:
     assert_invisible(int8_bench, method, gamma)
 
@@ -519,7 +525,7 @@ def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:
 ALLOWED = (0, *range(300, 340), *range(500, 560))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_allowed_ids_are_kept_to_and_no_draft_changes_the_text(bench: Bench, method: str) -> None:
     ways = [GREEDY, *SEEDED, {"temperature": 0.0, "frequency_penalty": -0.5, "min_tokens": 4}]
     engine = bench.engine(method, speculative_tokens=5)
@@ -543,7 +549,7 @@ def test_an_allowed_id_that_does_not_exist_is_refused(bench: Bench) -> None:
         engine.add(PROMPTS[0], params(allowed_token_ids=[1, 99999999]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_nothing_to_write_still_reads_the_prompt(bench: Bench, method: str) -> None:
     engine = bench.engine(method, limits=Limits(max_batch_tokens=7))
     other = engine.add(PROMPTS[1], params(**GREEDY))
@@ -581,7 +587,7 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) ->
 
 
 @pytest.mark.parametrize("retain", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_texts_are_the_same_whoever_else_asks(bench: Bench, method: str, retain: bool) -> None:
     """A flood gives way to small requests in the middle of its texts."""
     wanted = [params(28, **GREEDY), *(params(28, **way) for way in SEEDED)]

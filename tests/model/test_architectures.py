@@ -16,6 +16,7 @@ from foredraft.engine.cache import MemoryPool
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import SamplingParams
+from tests.methods import all_methods
 from tests.model.reference import assert_same_as_reference, greedy
 from tests.model.zoo import SPECIES, VOCAB_SIZE, WINDOW, Maker
 
@@ -87,7 +88,7 @@ def test_logits_of_a_ragged_batch_in_chunks_are_the_librarys_own(name: str, chec
         assert float((ours - theirs).abs().max()) <= 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods(METHODS))
 @pytest.mark.parametrize("name", SPECIES)
 def test_greedy_text_is_that_of_generate(name: str, method: str, checkpoint: Maker) -> None:
     """Batched, prompts cut into chunks; past every sliding window."""

@@ -67,7 +67,7 @@ PARAMS = [
     pytest.param(name, where, marks=[native] * ("compiled" in name) + [pytest.mark.slow] * is_slow)
     for name in MODELS
     for where in SLOTS
-    for is_slow in ["device" in name and (name, where) != ("device", "anywhere")]
+    for is_slow in ["device" in name]
 ]
 """In the interpreter the device's kernels take a minute."""
 

@@ -151,7 +151,7 @@ def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -
     assert region.tokens == tokens
 
 
-@pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("options", [pytest.param(BF16, marks=pytest.mark.slow), INT8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("name", COMPILED_FORMS)
 def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)

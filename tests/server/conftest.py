@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 SETTINGS = ServerSettings(model_names=("pair", "other-name"), chat_template=TEMPLATE)
+
+TRUST = ssl.create_default_context()
+"""Made once: that takes 50 ms."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,10 +57,14 @@ class Running:
         return self.service.engine.llm
 
     def post(self, path: str, body: Any, **settings: Any) -> httpx2.Response:
-        return httpx2.post(self.url + path, json=body, timeout=60, **settings)
+        return httpx2.post(self.url + path, json=body, timeout=60, verify=TRUST, **settings)
+
+    def post_raw(self, path: str, content: Any, **settings: Any) -> httpx2.Response:
+        """A body as it is: bytes, or an iterator of them."""
+        return httpx2.post(self.url + path, content=content, timeout=60, verify=TRUST, **settings)
 
     def get(self, path: str, **settings: Any) -> httpx2.Response:
-        return httpx2.get(self.url + path, timeout=60, **settings)
+        return httpx2.get(self.url + path, timeout=60, verify=TRUST, **settings)
 
     def wait_until_idle(self) -> None:
         """Until nothing runs; then all memory must be back."""

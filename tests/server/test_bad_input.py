@@ -150,14 +150,14 @@ def test_chats_name_the_field(server: Running, body: Any, param: str | None, wor
 )
 def test_no_json_is_said_to_be_none(server: Running, raw: bytes) -> None:
     headers = {"content-type": "application/json"}
-    error_of(httpx2.post(f"{server.url}/v1/completions", content=raw, headers=headers), 400)
+    error_of(server.post_raw("/v1/completions", raw, headers=headers), 400)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_other_kinds_of_bodies(server: Running, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     raw = json.dumps({"prompt": PROMPT}).encode()
-    error = error_of(httpx2.post(f"{server.url}/v1/completions", content=raw, headers=headers), 400)
+    error = error_of(server.post_raw("/v1/completions", raw, headers=headers), 400)
     assert "application/json" in error["message"]
 
 
@@ -193,7 +193,7 @@ def test_a_body_of_ten_megabytes(server: Running) -> None:
             yield b"x" * 100_000
 
     headers = {"content-type": "application/json"}
-    error_of(httpx2.post(f"{server.url}/v1/completions", content=in_pieces(), headers=headers), 413)
+    error_of(server.post_raw("/v1/completions", in_pieces(), headers=headers), 413)
     assert time.perf_counter() - started < 30
 
 
@@ -213,4 +213,4 @@ def test_afterwards_all_is_well(server: Running) -> None:
 
 def _post_json(server: Running, path: str, body: Any) -> httpx2.Response:
     raw = json.dumps(body).encode()  # httpx sends nothing for None, and refuses lone surrogates
-    return httpx2.post(server.url + path, content=raw, headers={"content-type": "application/json"}, timeout=60)
+    return server.post_raw(path, raw, headers={"content-type": "application/json"})

@@ -7,7 +7,6 @@ import json
 import time
 from typing import Any
 
-import httpx2
 import pytest
 
 from foredraft.server.api_errors import ApiError
@@ -117,7 +116,7 @@ PLACES = [
     ("path", "body", "param"), PLACES, ids=[str(place[1])[:60].encode("ascii", "replace").decode() for place in PLACES]
 )
 def test_a_lone_surrogate_is_refused_wherever_it_is(server: Running, path: str, body: Any, param: str | None) -> None:
-    answer = httpx2.post(server.url + path, content=json.dumps(body).encode(), headers=JSON)
+    answer = server.post_raw(path, json.dumps(body).encode(), headers=JSON)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param
@@ -139,7 +138,7 @@ def test_text_in_text_may_have_one(server: Running) -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 def test_a_compressed_body_is_told_to_be_one(server: Running, coding: str, path: str) -> None:
     raw = gzip.compress(json.dumps(PROMPT).encode())
-    answer = httpx2.post(server.url + path, content=raw, headers={**JSON, "content-encoding": coding})
+    answer = server.post_raw(path, raw, headers={**JSON, "content-encoding": coding})
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "identity"
     assert "compressed" in answer.json()["error"]["message"]

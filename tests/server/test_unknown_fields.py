@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
@@ -164,7 +163,7 @@ def test_many_names_are_cut(server: Running) -> None:
 
 
 def post_raw(server: Running, path: str, raw: bytes) -> Any:
-    return httpx2.post(server.url + path, content=raw, headers={"content-type": "application/json"}, timeout=60)
+    return server.post_raw(path, raw, headers={"content-type": "application/json"})
 
 
 @pytest.mark.parametrize(

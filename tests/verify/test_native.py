@@ -90,7 +90,7 @@ def check(kernels: Kernels, case: Toy, rule: str, *, kept: bool) -> None:
             torch.testing.assert_close(share.double(), law, rtol=0, atol=2.5 / GRID)
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", toys(1))
 def test_outcomes_have_the_law_of_the_rule(name: str, rule: str, kept: bool, kernels: Kernels) -> None:

@@ -46,7 +46,7 @@ class SequenceStates:
         return self._states.pop(sequence.seq_id, None) is not None
 
     def prune(self, running: Sequence[TokenSequence]) -> None:
-        """Remove aborted sequences, once there may be many: the policy is not told of them."""
+        """Remove aborted sequences, once there may be many: the policy does not see them go."""
         if len(self._states) > 2 * len(running) + 8:
             running_ids = {sequence.seq_id for sequence in running}
             self._states = {seq_id: state for seq_id, state in self._states.items() if seq_id in running_ids}

@@ -1,4 +1,4 @@
-"""The log: one line of JSON for each request. It has no keys, and no prompts and texts unless the server is told to log them."""
+"""The log: one line of JSON for each request. It has no keys, and no prompts and texts unless the server is to log them."""
 
 from __future__ import annotations
 

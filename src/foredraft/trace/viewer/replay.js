@@ -272,7 +272,7 @@ class Replay {
     } catch {
       const note = document.createElement("p");
       note.className = "fallback";
-      note.textContent = "This browser draws no WebGL here: the replay is told in words and in the table.";
+      note.textContent = "This browser draws no WebGL here: the replay is shown in words and in the table.";
       box.append(note);
     }
     new ResizeObserver(() => {

@@ -55,11 +55,11 @@ class Chart {
     this.path.setAttribute("d", line);
     this.under.setAttribute("d", under);
     const last = shown.length ? shown[shown.length - 1].value : null;
-    const told = Chart.number(last, digits);
-    this.output.textContent = told;
+    const latest = Chart.number(last, digits);
+    this.output.textContent = latest;
     this.scale.textContent = `0 to ${Chart.number(top, top < 10 ? 1 : 0)}, ${Math.round(seconds)} s`;
     const range = values.length ? `; between ${Chart.number(Math.min(...values), digits)} and ${Chart.number(Math.max(...values), digits)} over ${Math.round(seconds)} seconds` : "";
-    this.svg.setAttribute("aria-label", `${title}: ${told === "–" ? "none" : told} now${range}`);
+    this.svg.setAttribute("aria-label", `${title}: ${latest === "–" ? "none" : latest} now${range}`);
   }
 
   /** The next round number. */

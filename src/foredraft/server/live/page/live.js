@@ -76,12 +76,12 @@
   }
 
   function showTexts(frame) {
-    for (const told of frame.texts) {
-      const known = writings.get(told.id);
-      if (known) known.update(told);
+    for (const state of frame.texts) {
+      const known = writings.get(state.id);
+      if (known) known.update(state);
       else {
-        const writing = new Writing(told, (one) => follow(one));
-        writings.set(told.id, writing);
+        const writing = new Writing(state, (one) => follow(one));
+        writings.set(state.id, writing);
         $("texts").prepend(writing.box);
         if (wanted !== null && writing.prompt?.endsWith(wanted.slice(-100))) {
           wanted = null;

@@ -6,20 +6,20 @@ const ORIGINS = ["plain", "accepted", "recovered", "bonus"];
 class Writing {
   static MOST_TOKENS = 1500;
 
-  /** told: what the server says of a new text. onFollow(writing): the user wants its replay. */
-  constructor(told, onFollow) {
-    this.id = told.id;
-    this.prompt = told.prompt;
+  /** state: what the server says of a new text. onFollow(writing): the user wants its replay. */
+  constructor(state, onFollow) {
+    this.id = state.id;
+    this.prompt = state.prompt;
     this.rounds = [];
     this.tokens = [];
     this.first = 0; // the place of tokens[0] in the text
     this.isOpen = true;
     this.written = (from, until) => this.between(from, until);
-    this.build(told, onFollow);
-    this.update(told);
+    this.build(state, onFollow);
+    this.update(state);
   }
 
-  build(told, onFollow) {
+  build(state, onFollow) {
     this.box = document.createElement("article");
     this.box.className = "written";
     this.box.dataset.text = this.id;
@@ -43,7 +43,7 @@ class Writing {
     this.text.setAttribute("aria-label", `Text ${this.id} as it is written`);
     const prompt = document.createElement("span");
     prompt.className = "prompt";
-    prompt.textContent = told.prompt === null ? `${told.num_prompt_tokens} prompt tokens, not shown\n` : Data.visible(told.prompt);
+    prompt.textContent = state.prompt === null ? `${state.num_prompt_tokens} prompt tokens, not shown\n` : Data.visible(state.prompt);
     this.spans = document.createElement("span");
     this.text.append(prompt, this.spans);
     this.box.append(head, this.text);
@@ -59,9 +59,9 @@ class Writing {
     if (this.isAtEnd) this.text.scrollTop = this.text.scrollHeight;
   }
 
-  update(told) {
-    if (told.at !== this.first + this.tokens.length) this.restart(told.at);
-    const fresh = told.tokens.map(([id, text, origin]) => [ORIGINS[origin], { id, text }]);
+  update(state) {
+    if (state.at !== this.first + this.tokens.length) this.restart(state.at);
+    const fresh = state.tokens.map(([id, text, origin]) => [ORIGINS[origin], { id, text }]);
     this.tokens.push(...fresh);
     this.spans.append(...fresh.map(([kind, token]) => Token.span(token, kind)));
     const surplus = this.tokens.length - Writing.MOST_TOKENS;
@@ -70,9 +70,9 @@ class Writing {
       this.first += surplus;
       for (let i = 0; i < surplus; i++) this.spans.firstChild.remove();
     }
-    this.isOpen = !told.is_ended;
-    this.box.classList.toggle("is-ended", told.is_ended);
-    this.facts.textContent = Writing.facts(told);
+    this.isOpen = !state.is_ended;
+    this.box.classList.toggle("is-ended", state.is_ended);
+    this.facts.textContent = Writing.facts(state);
     this.scroll();
   }
 
@@ -87,12 +87,12 @@ class Writing {
     return this.tokens.slice(Math.max(0, from - this.first), Math.max(0, until - this.first));
   }
 
-  static facts(told) {
-    const parts = [`${told.num_tokens.toLocaleString("en")} tokens`];
-    if (told.num_tokens && told.seconds > 0) parts.push(`${Chart.number(told.num_tokens / told.seconds, 1)} a second`);
-    if (told.num_evaluated_tokens) parts.push(`α ${Data.ratio(told.num_accepted_tokens, told.num_evaluated_tokens)}`);
-    if (told.num_spec_steps) parts.push(`τ ${(1 + told.num_accepted_tokens / told.num_spec_steps).toFixed(2)}`);
-    parts.push(told.is_ended ? `ended: ${told.finish_reason}` : "being written");
+  static facts(state) {
+    const parts = [`${state.num_tokens.toLocaleString("en")} tokens`];
+    if (state.num_tokens && state.seconds > 0) parts.push(`${Chart.number(state.num_tokens / state.seconds, 1)} a second`);
+    if (state.num_evaluated_tokens) parts.push(`α ${Data.ratio(state.num_accepted_tokens, state.num_evaluated_tokens)}`);
+    if (state.num_spec_steps) parts.push(`τ ${(1 + state.num_accepted_tokens / state.num_spec_steps).toFixed(2)}`);
+    parts.push(state.is_ended ? `ended: ${state.finish_reason}` : "being written");
     return parts.join(" · ");
   }
 }
