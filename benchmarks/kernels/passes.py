@@ -182,6 +182,11 @@ def load(target: Path, precisions: list[str], *, without_kernels: bool) -> dict[
     return {name: load_model(target, option) for name, option in options.items()}
 
 
+def name_of(target: Path) -> str:
+    """The folder's, with the one that it lies in where that alone says which model it is (.../smollm2/target)."""
+    return f"{target.parent.name}/{target.name}" if target.name == "target" else target.name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, nargs="+", default=[EMBEDDED / "target"])
@@ -203,7 +208,7 @@ def main() -> None:
         models = load(target, args.precisions, without_kernels=args.torch)
         for context in args.contexts:
             tokens = torch.randint(5, 4000, (context,), generator=generator).tolist()
-            settings = [Setting(target.name, precision, model, tokens) for precision, model in models.items()]
+            settings = [Setting(name_of(target), precision, model, tokens) for precision, model in models.items()]
             for num_rows in args.rows:
                 results += measure(settings, num_rows, machine, args.rounds)
                 print("\n".join(map(row, results[-len(settings) :])), flush=True)
