@@ -10,8 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from foredraft.errors import ForedraftError
+from foredraft.sampling import SamplingParams
 from foredraft.text.chat_template import render_chat, user_turn_frame
 from foredraft.train.chats import ChatSpec, write_chats
+from foredraft.train.generations import complete, writing_llm
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}"
@@ -72,3 +74,9 @@ def test_what_was_written_is_not_written_again(chat_toy: Path, tmp_path: Path) -
 def test_a_model_without_a_template_is_refused(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="no chat template"):
         write_chats(str(toy), [], SPEC, tmp_path, ignore)
+
+
+def test_what_writes_texts_keeps_none_of_them(toy: Path) -> None:
+    llm = writing_llm(str(toy))
+    complete(llm, [[1, 2, 3]] * 3, [SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)] * 3)
+    assert llm.engine.pool.used == 0
