@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foredraft.utils.heap import HeapTrimmer
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
 
 KEY_MULTIPLE = 16
@@ -45,12 +46,14 @@ class Evictable(Protocol):
 class MemoryPool:
     """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
 
-    evictables: what they retain is evicted when memory is short, the least recently used of all of them first.
+    evictables: what they retain is evicted when memory is short, the least recently used of all of them first. heap: hears of
+    what is freed, so that a process takes hardly more than the budget.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, heap: HeapTrimmer | None = None) -> None:
         self.total = total
         self.used = 0
+        self.heap = heap or HeapTrimmer()
         self.evictables: list[Evictable] = []
         self._clock = count()
 
@@ -91,6 +94,7 @@ class MemoryPool:
         if amount > self.used:
             raise RuntimeError(f"{amount} bytes given back, {self.used} in use")
         self.used -= amount
+        self.heap.freed(amount)
 
 
 class Region:
@@ -370,11 +374,13 @@ class KVCache:
         return self.reserve(seq_id, with_slack) or self.reserve(seq_id, num_tokens)
 
     def _grow(self, region: Region, capacity: int) -> bool:
-        amount = (capacity - region.capacity) * self.bytes_per_token
+        before = region.capacity
+        amount = (capacity - before) * self.bytes_per_token
         if not self.pool.take(amount):
             return False
         try:
             region.resize(capacity)
+            self.pool.heap.freed(before * self.bytes_per_token)  # it has moved
         except BaseException:
             self.pool.give(amount)
             raise
