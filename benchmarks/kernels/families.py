@@ -26,7 +26,7 @@ from benchmarks.common.paths import RESULTS
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read
 from foredraft.model.packed import weight_bytes
-from foredraft.model.prepare import prepare
+from foredraft.model.prepare import prepare, rounded_groups
 from foredraft.model.probe import probe
 from foredraft.model.stack import StackBody
 
@@ -111,7 +111,11 @@ class Decoder:
         _sharpen_routers(hf)
         options = LoadOptions(device="cpu", quantization=quantization)
         self._model: LanguageModel = probe(
-            hf, config.model_type, config.max_position_embeddings, partial(prepare, name="random", options=options)
+            hf,
+            config.model_type,
+            config.max_position_embeddings,
+            partial(prepare, name="random", options=options),
+            rounded_groups(options),
         )
         if not isinstance(self._model.body, StackBody):
             raise SystemExit(f"{config.model_type} does not run as one call")

@@ -27,6 +27,8 @@ from foredraft.kernels import (
     StackMlp,
     StatefulRows,
     WeightFormat,
+    WeightMemory,
+    WeightSource,
     unquantized,
 )
 from foredraft.model.batch import RaggedBatch, Read, flatten
@@ -198,21 +200,20 @@ class _Packer:
     """Packs a head's matrices, in one format."""
 
     def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
-        self._kernels, self._format = kernels, weight_format
+        self._kernels, self._format, self._memory = kernels, weight_format, WeightMemory()
         self.packed: list[PackedMatrix] = []
 
     def __call__(self, *linears: Any) -> PackedMatrix:
         """Products of one input as one."""
         sources = [InMemory(linear.weight.detach(), self._format) for linear in linears]
-        return self._keep(
-            self._kernels.pack(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
-        )
+        return self._keep(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
 
     def interleaved(self, gate: Any, up: Any) -> PackedMatrix:
         sources = [InMemory(linear.weight.detach(), self._format) for linear in (gate, up)]
-        return self._keep(self._kernels.pack(Interleaved(*sources), None))
+        return self._keep(Interleaved(*sources), None)
 
-    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+    def _keep(self, source: WeightSource, bias: Tensor | None) -> PackedMatrix:
+        matrix = self._kernels.pack(source, bias, self._memory)
         self.packed.append(matrix)
         return matrix
 

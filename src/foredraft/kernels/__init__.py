@@ -33,6 +33,7 @@ from foredraft.kernels.sources import (
 )
 from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
 from foredraft.kernels.start import is_int8_exact, linear_grouped, linear_int8, load_kernels, why_none
+from foredraft.kernels.weight_memory import WeightMemory
 from foredraft.kernels.weights import (
     INT4_GROUP,
     PackedMatrix,
@@ -77,6 +78,7 @@ __all__ = [
     "VerificationResult",
     "Weight",
     "WeightFormat",
+    "WeightMemory",
     "WeightSource",
     "blocks_of",
     "check_channelwise_int8",

@@ -299,9 +299,14 @@ INLINE void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t s
 template <int R>
 constexpr bool FETCHES_LINES = R == 4 || R == 5;
 
+// Whether weights are fetched ahead a page at once. A few rows wait for memory, and the hardware's prefetcher, which stops at
+// every page, reads as fast as it can beside nothing but that.
+template <int R>
+constexpr bool FETCHES_PAGES = R <= 2;
+
 template <int R>
 NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int V = R <= 2 ? 4 : 2;
+    constexpr int V = 2;
     const int64_t sixteen = round_up(k, 2) * 16;
     for (int first = 0; first < GROUP / 8; first += V) {
         const char *at = vector_at(weights, sixteen, 16, first), *x = in;
@@ -311,6 +316,15 @@ NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t 
 #pragma GCC unroll 8
             for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_si256();
         int64_t i = 0;
+        for (; FETCHES_PAGES<R> && i < k;) {
+            const int64_t last = std::min(k, i + PAGE / 16);
+            ahead.will_read(16 * (last - i));
+            for (; i + 2 < last; i += 4, at += 64, x += 8) {
+                add_pairs<R, V>(at, sixteen, x, stride, sums);
+                add_pairs<R, V>(at + 32, sixteen, x + 4, stride, sums);
+            }
+            for (; i < last; i += 2, at += 32, x += 4) add_pairs<R, V>(at, sixteen, x, stride, sums);
+        }
         for (; FETCHES_LINES<R> && i + 2 < k; i += 4, at += 64, x += 8) {
             ahead.has_read(64);
             add_pairs<R, V>(at, sixteen, x, stride, sums);

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int GROUP = 64;  // outputs of a packed group
 constexpr int ALIGN = 64;
+constexpr int64_t PAGE = 4096;  // bytes
 constexpr int UNIT = 4;    // inputs of one output that lie side by side in a matrix of four bits
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
@@ -29,6 +30,9 @@ struct Prefetch {
     void has_read(int64_t bytes) {  // at most a line. No branch: beside a few products one would cost more than a fetch
         _mm_prefetch(at, _MM_HINT_T1);
         at += bytes * bytes_per_line >> 6;
+    }
+    void will_read(int64_t bytes) {
+        for (const char* last = at + (bytes * bytes_per_line >> 6); at < last; at += ALIGN) _mm_prefetch(at, _MM_HINT_T1);
     }
 };
 

@@ -30,6 +30,7 @@ from foredraft.kernels.structs import (
     TokenProbsStruct,
     VerificationBatchStruct,
 )
+from foredraft.kernels.weight_memory import WeightMemory
 from foredraft.kernels.weights import (
     INT8,
     Layout,
@@ -95,29 +96,38 @@ class Kernels:
             function.restype, function.argtypes = result, arguments
         self._workspaces = _Workspaces()
 
-    def pack(self, weight: Weight | WeightSource, bias: Tensor | None = None) -> PackedMatrix:
-        """weight: [out, in], stored in bfloat16 unless it is quantized; read in blocks of rows. bias: [out].
+    def pack(
+        self, weight: Weight | WeightSource, bias: Tensor | None = None, memory: WeightMemory | None = None
+    ) -> PackedMatrix:
+        """weight: [out, in], stored in bfloat16 unless it is quantized; read in blocks of rows. bias: [out]. memory: for its
+        weights; None: memory of their own.
 
         Scales of groups are stored in float16 where that changes none of them by more than one part in 2048, else in float32.
         Raises ValueError for a quantization that no kernel multiplies.
         """
         source = InMemory(weight) if isinstance(weight, Tensor | QuantizedWeight) else weight
-        matrix = self._packed(source, bias, torch.float16) or self._packed(source, bias, torch.float32)
+        matrix = self._packed(source, bias, memory, torch.float16) or self._packed(source, bias, memory, torch.float32)
         assert matrix is not None
         return matrix
 
-    def _packed(self, source: WeightSource, bias: Tensor | None, scale_dtype: torch.dtype) -> PackedMatrix | None:
+    def _packed(
+        self, source: WeightSource, bias: Tensor | None, memory: WeightMemory | None, scale_dtype: torch.dtype
+    ) -> PackedMatrix | None:
         """None where scales do not fit the dtype."""
         matrix = None
         for first, block in blocks_of(source):
             layout = layout_of(block, scale_dtype)
             if isinstance(block, QuantizedWeight) and not fits(block, layout):
+                if matrix is not None and memory is not None:
+                    memory.give_back(matrix.tensors["weights"])
                 return None
-            matrix = matrix or self._empty_matrix(source.shape, layout, bias)
+            matrix = matrix or self._empty_matrix(source.shape, layout, bias, memory)
             self._pack_rows(matrix, first, block)
         return matrix
 
-    def _empty_matrix(self, shape: tuple[int, int], layout: Layout, bias: Tensor | None) -> PackedMatrix:
+    def _empty_matrix(
+        self, shape: tuple[int, int], layout: Layout, bias: Tensor | None, memory: WeightMemory | None
+    ) -> PackedMatrix:
         n, k = shape
         tensors: dict[str, Tensor] = {}
         if bias is not None:
@@ -125,7 +135,8 @@ class Kernels:
         if layout.kind == INT8:
             tensors |= {"scales": torch.empty(n), "corrections": torch.zeros(n, dtype=torch.int32)}
         matrix = PackedMatrix(n, k, layout, tensors)
-        matrix.reserve(self._library.packed_bytes(matrix.struct))
+        num_bytes = self._library.packed_bytes(matrix.struct)
+        matrix.set_memory(torch.empty(num_bytes, dtype=torch.uint8) if memory is None else memory.take(num_bytes))
         matrix.row_steps = self._library.row_steps(matrix.struct)
         return matrix
 

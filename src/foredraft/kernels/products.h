@@ -181,10 +181,19 @@ void tile_of_kind(const Matrix& m, const char* weights, const char* in, int64_t 
     }
 }
 
+// They lie apart from the weights, so that each group's would be waited for.
+void fetch_scales(const Matrix& m, int64_t first) {
+    for (int64_t o = first; o < first + GROUP; o += 16) {
+        _mm_prefetch((const char*)(m.scales + o), _MM_HINT_T0);
+        _mm_prefetch((const char*)(m.corrections + o), _MM_HINT_T0);
+    }
+}
+
 template <int R>
 void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
     const int64_t first = group * GROUP;
     const char* weights = (const char*)m.weights + group * group_bytes(m);
+    if (m.kind == INT8) fetch_scales(m, first);
     tile_of_kind<R>(m, weights, (const char*)x.row(row), x.stride, prefetch_for(m, weights, block, num_blocks), out);
     if (m.kind == INT8) rescale(m, x, row, R, first, out);
     if (m.bias == nullptr) return;

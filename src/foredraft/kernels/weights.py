@@ -200,10 +200,10 @@ class PackedMatrix:
     def shape(self) -> tuple[int, int]:
         return self.out_features, self.in_features
 
-    def reserve(self, num_bytes: int) -> None:
-        """The memory of its weights."""
-        self.tensors["weights"] = torch.empty(num_bytes, dtype=torch.uint8)
-        self.struct.weights = self.tensors["weights"].data_ptr()
+    def set_memory(self, memory: Tensor) -> None:
+        """Of its weights. memory: [packed bytes] uint8, kept"""
+        self.tensors["weights"] = memory
+        self.struct.weights = memory.data_ptr()
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -22,6 +22,7 @@ from foredraft.kernels import (
     StackLayer,
     StackMlp,
     WeightFormat,
+    WeightMemory,
     WeightSource,
     dequantized,
     read_all,
@@ -40,10 +41,10 @@ def take_layers(
 ) -> list[StackLayer]:
     """The layers with their matrices packed. Each is replaced by what holds them, so that it is never there twice."""
     layers: Any = hf.model.layers
-    taken = []
+    memory, taken = WeightMemory(), []
     for index in with_bar(range(len(layers)), "Packing"):
         weights = list(layers[index].parameters())
-        packer = _Packer(kernels, weight_format)
+        packer = _Packer(kernels, weight_format, memory)
         taken.append(_take_layer(hf, index, family, form, packer))
         layers[index] = packer.holder
         give_back(weights)
@@ -54,8 +55,8 @@ class _Packer:
     """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed ones,
     as buffers."""
 
-    def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
-        self._kernels, self._format = kernels, weight_format
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat, memory: WeightMemory) -> None:
+        self._kernels, self._format, self._memory = kernels, weight_format, memory
         self.holder = nn.Module()
         self._being_packed: list[nn.Parameter] = []
 
@@ -67,7 +68,7 @@ class _Packer:
         return InMemory(weight, self._format)
 
     def pack(self, name: str, source: WeightSource, bias: Tensor | None) -> PackedMatrix:
-        matrix = self._kernels.pack(source, bias)
+        matrix = self._kernels.pack(source, bias, self._memory)
         setattr(self.holder, name, NativeLinear(matrix, self._kernels))
         free(self._being_packed)
         self._being_packed = []

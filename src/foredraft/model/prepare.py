@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.gpu import Graphs, why_not
-from foredraft.kernels import Kernels, load_kernels, quantize_int8, unquantized
+from foredraft.kernels import Kernels, WeightMemory, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
 from foredraft.model.input_rounding import GroupOf, everywhere, never, where_stored
@@ -58,7 +58,8 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     if kernels is not None:
         materialize_experts(hf)
         pack_embedding(hf, kernels)
-        pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias), kernels), weight_format)
+        memory = WeightMemory()
+        pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias, memory), kernels), weight_format)
     elif wants_int8:
         pack_linears(hf, Int8Linear.of, weight_format)
     elif packs(hf.dtype, hf.device, is_compiled=False):

@@ -1,0 +1,39 @@
+import torch
+
+from foredraft.kernels import WeightMemory
+
+CHUNK = 256 << 20
+
+
+def test_what_is_taken_lies_apart() -> None:
+    memory = WeightMemory()
+    parts = [memory.take(num_bytes) for num_bytes in (1, 64, 100, 3000)]
+    for value, part in enumerate(parts):
+        part.fill_(value)
+    assert [part.unique().tolist() for part in parts] == [[0], [1], [2], [3]]
+    assert [len(part) for part in parts] == [1, 64, 100, 3000]
+    assert all(part.data_ptr() % 64 == 0 for part in parts)
+
+
+def test_more_than_a_chunk_is_taken_whole() -> None:
+    memory = WeightMemory()
+    before, large, after = memory.take(10), memory.take(CHUNK + 1), memory.take(10)
+    assert len(large) == CHUNK + 1
+    before.fill_(1), large[-1:].fill_(2), after.fill_(3)
+    assert (int(before[0]), int(large[-1]), int(after[0])) == (1, 2, 3)
+
+
+def test_what_was_given_back_is_handed_out_again() -> None:
+    memory = WeightMemory()
+    kept = memory.take(70)
+    first = memory.take(1000)
+    memory.give_back(first)
+    again = memory.take(500)
+    assert again.data_ptr() == first.data_ptr()
+    assert kept.data_ptr() < again.data_ptr()
+
+
+def test_memory_outlives_what_handed_it_out() -> None:
+    part = WeightMemory().take(1 << 20)
+    part.fill_(7)
+    assert torch.equal(part, torch.full((1 << 20,), 7, dtype=torch.uint8))
