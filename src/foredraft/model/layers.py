@@ -30,7 +30,7 @@ from foredraft.kernels import (
 from foredraft.model.exits import ExitAdapter
 from foredraft.model.families import Family, Mixture, rotary_table_of, window_of
 from foredraft.model.packed import NativeLinear
-from foredraft.model.pages import free, give_back
+from foredraft.model.pages import AddressRanges, free, give_back, mapped_files
 from foredraft.model.progress import with_bar
 from foredraft.model.rotary import pairs_as_halves
 from foredraft.model.stored import StoredExperts, source_of
@@ -41,13 +41,13 @@ def take_layers(
 ) -> list[StackLayer]:
     """The layers with their matrices packed. Each is replaced by what holds them, so that it is never there twice."""
     layers: Any = hf.model.layers
-    memory, taken = WeightMemory(), []
+    memory, files, taken = WeightMemory(), mapped_files(), []
     for index in with_bar(range(len(layers)), "Packing"):
         weights = list(layers[index].parameters())
-        packer = _Packer(kernels, weight_format, memory)
+        packer = _Packer(kernels, weight_format, memory, files)
         taken.append(_take_layer(hf, index, family, form, packer))
         layers[index] = packer.holder
-        give_back(weights)
+        give_back(weights, files)
     return taken
 
 
@@ -55,8 +55,10 @@ class _Packer:
     """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed ones,
     as buffers."""
 
-    def __init__(self, kernels: Kernels, weight_format: WeightFormat, memory: WeightMemory) -> None:
-        self._kernels, self._format, self._memory = kernels, weight_format, memory
+    def __init__(
+        self, kernels: Kernels, weight_format: WeightFormat, memory: WeightMemory, files: AddressRanges
+    ) -> None:
+        self._kernels, self._format, self._memory, self._files = kernels, weight_format, memory, files
         self.holder = nn.Module()
         self._being_packed: list[nn.Parameter] = []
 
@@ -70,7 +72,7 @@ class _Packer:
     def pack(self, name: str, source: WeightSource, bias: Tensor | None) -> PackedMatrix:
         matrix = self._kernels.pack(source, bias, self._memory)
         setattr(self.holder, name, NativeLinear(matrix, self._kernels))
-        free(self._being_packed)
+        free(self._being_packed, self._files)
         self._being_packed = []
         return matrix
 

@@ -26,7 +26,7 @@ from foredraft.kernels import (
     read_all,
     unquantized,
 )
-from foredraft.model.pages import give_back
+from foredraft.model.pages import give_back, mapped_files
 from foredraft.model.progress import with_bar
 from foredraft.model.stored import StoredEmbedding, StoredLinear, is_linear, source_of, with_rows
 
@@ -166,14 +166,14 @@ def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = 
 
     weight_format: what the weights in memory become; stored ones keep their own.
     """
-    count = 0
+    count, files = 0, mapped_files()
     for parent in with_bar(list(hf.modules()), "Packing"):
         for name, child in list(parent.named_children()):
             if not is_linear(child):
                 continue
             weights = list(child.parameters())
             setattr(parent, name, pack(source_of(child, weight_format), child.bias))
-            give_back(weights)
+            give_back(weights, files)
             count += 1
     return count
 

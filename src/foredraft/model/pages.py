@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,19 @@ _DONT_NEED = 4
 """Linux's MADV_DONTNEED. Of a file mapped privately and not written to, pages come back from the file if they are read."""
 
 
-def give_back(weights: Iterable[Tensor]) -> None:
-    """Return the memory of weights that are no longer needed, file mappings included, to the system. Only on Linux."""
+AddressRanges = Sequence[tuple[int, int]]
+
+
+def give_back(weights: Iterable[Tensor], files: AddressRanges | None = None) -> None:
+    """Return the memory of weights that are no longer needed, file mappings included, to the system. Only on Linux.
+
+    files: mapped_files() of a moment ago, where many calls follow each other and nothing reads the weights any more: what has
+    taken a file's place since is lost with them. None: as they are now.
+    """
     library = _c_library()
     if library is None:
         return
-    files = _mapped_files()
+    files = mapped_files() if files is None else files
     for weight in weights:
         start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (weight.data_ptr() + weight.numel() * weight.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -34,16 +41,19 @@ def give_back(weights: Iterable[Tensor]) -> None:
     library.malloc_trim(ctypes.c_size_t(0))
 
 
-def free(parameters: Iterable[nn.Parameter]) -> None:
-    """Return the memory of parameters that nothing reads any more, and leave them empty."""
+def free(parameters: Iterable[nn.Parameter], files: AddressRanges | None = None) -> None:
+    """Return the memory of parameters that nothing reads any more, and leave them empty. files: see give_back."""
     parameters = list(parameters)
-    give_back(parameters)
+    give_back(parameters, files)
     for parameter in parameters:
         parameter.data = parameter.data.new_empty(0)
 
 
-def _mapped_files() -> list[tuple[int, int]]:
-    """Where files lie in memory, mapped privately. Not by their names: a hub's cache calls them by their hashes."""
+def mapped_files() -> list[tuple[int, int]]:
+    """Where files lie in memory, mapped privately; nowhere where the system does not tell. Not by their names: a hub's cache calls
+    them by their hashes."""
+    if _c_library() is None:
+        return []
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, permissions, _, _, inode, *_ = line.split()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from foredraft.kernels import INT4_GROUP, InMemory, load_kernels, quantize_int4, quantize_int8, read_all, why_none
 from foredraft.model.options import LoadOptions
-from foredraft.model.pages import give_back
+from foredraft.model.pages import give_back, mapped_files
 from foredraft.model.progress import with_bar
 from foredraft.model.stored import StoredLinear, is_linear, source_of
 
@@ -30,7 +30,7 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
         logger.warning("%s: quantization is left out: %s", name, reason)
         return
     head: Any = hf.get_output_embeddings()
-    num_even, num_odd = 0, 0
+    files, num_even, num_odd = mapped_files(), 0, 0
     for parent in with_bar(list(hf.modules()), "Rounding"):
         for child_name, child in list(parent.named_children()):
             if not is_linear(child):
@@ -39,7 +39,7 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
             weights = list(child.parameters())
             weight = read_all(source_of(child, quantize_int8 if is_in_int8 else quantize_int4))
             setattr(parent, child_name, StoredLinear(InMemory(weight), child.bias))
-            give_back(weights)
+            give_back(weights, files)
             is_odd = bool(weight.shape[1] % INT4_GROUP)
             num_odd, num_even = num_odd + is_odd, num_even + (not is_odd)
     if num_odd:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import contest
+from benchmarks.peers import contest, loading
 from benchmarks.peers.contest import Field, Plan
 from benchmarks.peers.first_token import Case, markdown, measure, parse_case
 from benchmarks.peers.model_sets import ModelSet
@@ -127,6 +127,17 @@ def test_the_first_token_of_a_batch_is_timed(model_set: ModelSet) -> None:
     assert fast["billion_multiplications_per_second"] == pytest.approx(2 * (2 * (144 * 3 + 48) + 40) / 2.0 / 1e9)
     report = {"models": "toy", "machine": {"threads": 1}, "cases": [{"case": "3x2", **found}]}
     assert "| fake-slow | 3 | 2 | 8.000 (8.000 to 8.000) | 1 | 0 |" in markdown(report)
+
+
+def test_a_program_is_started_anew_for_every_load(model_set: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "Worker", FakeWorker)
+    found = loading.measure([peer("fast"), peer("absent")], model_set, REQUESTS[0], 1, 3)
+    assert len(FakeWorker.started) == len(found["seconds"]["fake-fast"]) == 3
+    assert not any(worker.is_open for worker in FakeWorker.started)
+    assert {job.max_tokens for _, job in FakeWorker.jobs} == {1}
+    assert found["skipped"] == {"fake-absent": "not for this processor"}
+    report = {"models": "toy", "machine": {"threads": 1}, **found, "seconds": {"fake-fast": [3.0, 1.0, 2.0]}}
+    assert "| fake-fast | 2.0 | 1.0 | 3.0 |" in loading.markdown(report)
 
 
 def test_a_case_is_a_length_and_a_batch() -> None:
