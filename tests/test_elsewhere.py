@@ -58,7 +58,7 @@ class Trace:
         for b, (work, outcome) in enumerate(zip(step.scoring, step.outcomes, strict=True)):
             history = work.sequence.tokens[: len(work.sequence.tokens) - step.num_kept[b]]
             drafted = step.proposal.ids[b, : outcome.num_drafted].tolist()
-            said = target_probabilities(outcome, work.sequence.sampler, history, drafted, outcome.new_ids[-1])
+            said = target_probabilities(outcome, work.sequence.sampler, history, outcome.new_ids[-1])
             self.said.append((said, draft_probabilities(step.proposal, b, drafted)))
 
 

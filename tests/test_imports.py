@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
     {"errors", "utils.heap", "utils.lazy", "utils.machine", "utils.prefix", "utils.startup", "engine.fairness"},
-    {"settings", "model.checkpoint", "utils.folders", "utils.isolation"},
+    {"settings", "engine.token_tree", "model.checkpoint", "utils.folders", "utils.isolation"},
     {"kernels"},
     {"sampling", "engine.cache"},
     {"engine.proposal", "gpu", "utils.arguments"},

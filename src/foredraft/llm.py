@@ -21,6 +21,7 @@ from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, 
 from foredraft.engine.models import HeadIdentity, LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import AnyHead, HeadOptions
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
@@ -33,7 +34,7 @@ from foredraft.text.grammar import Grammars
 from foredraft.text.inputs import Messages, as_conversations, as_prompts, params_for_each, priority_for_each
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
-from foredraft.utils.arguments import check_draft_len, check_head_options, check_numbers, check_threads
+from foredraft.utils.arguments import check_draft_len, check_head_options, check_numbers, check_paths, check_threads
 from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 MAX_SPECULATIVE_TOKENS = 8
@@ -54,6 +55,9 @@ class LLM:
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.
+    speculative_token_tree: the shape of drafts with a fixed number of tokens, for drafters that grow trees (draft models and
+        heads; others draft chains). For each token the ranks on the way to it: [[0], [1], [0, 0]] tries the two likeliest
+        tokens, and one behind the likelier. speculative_tokens is the number of these then, or fewer: the first so many.
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
@@ -91,6 +95,7 @@ class LLM:
         exit_layer: int | None = None,
         speculative_tokens: int | str | None = None,
         max_speculative_tokens: int | None = None,
+        speculative_token_tree: Sequence[Sequence[int]] | None = None,
         min_acceptance_rate: float | None = None,
         max_draft_memory: int | None = None,
         head_window: int | None = None,
@@ -120,6 +125,7 @@ class LLM:
             exit_layer=exit_layer,
             speculative_tokens=speculative_tokens,
             max_speculative_tokens=max_speculative_tokens,
+            speculative_token_tree=speculative_token_tree,
             quantization=quantization,
             draft_quantization=draft_quantization,
             num_threads=num_threads,
@@ -131,7 +137,7 @@ class LLM:
         max_draft = settings.max_speculative_tokens
         max_draft = MAX_SPECULATIVE_TOKENS if max_draft is None else max_draft
         engine_settings = EngineSettings(
-            limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules
+            limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules, _shape_of(settings)
         )
         options = LoadOptions(
             dtype, device, revision, trust_remote_code, settings.quantization, batch_invariant=batch_invariant
@@ -139,6 +145,11 @@ class LLM:
         self._builder = _load(settings, engine_settings, tokenizer, options)
         self._grammars: Grammars | None = None
         self._start_engine(*self._builder.drafters())
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """Of drafts with a fixed number of tokens; None: chains. See speculative_token_tree."""
+        return self._builder.settings.shape
 
     def with_drafter(self, method: Methods | None = None, speculative_tokens: int | str | None = None) -> LLM:
         """A second LLM with other drafters and its own engine, over the same models, tokenizer and cache memory.
@@ -398,7 +409,7 @@ def _load(
     options: LoadOptions,
 ) -> EngineBuilder:
     """Check the rest of the settings, then load the models."""
-    draft_len = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
+    draft_len = _draft_len_of(settings, engine_settings.shape)
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
     check_head_options(settings.head_window, settings.head_settings)
@@ -425,7 +436,22 @@ def _load(
         head_options,
         exit_layer,
     )
+    if engine_settings.shape is not None and not models.target.body.reads_trees:
+        raise ForedraftError("speculative_token_tree: trees are read on a CPU, and not on this device")
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0
     models.warm_up(engine_settings.limits.max_num_seqs, max(engine_settings.max_speculative_tokens, fixed_len))
     return EngineBuilder(models, engine_settings, methods, draft_len)
+
+
+def _shape_of(settings: Settings) -> TreeShape | None:
+    paths = settings.speculative_token_tree
+    return None if paths is None else TreeShape.of_paths(check_paths(paths))
+
+
+def _draft_len_of(settings: Settings, shape: TreeShape | None) -> int | str:
+    if shape is None:
+        return AUTO if settings.speculative_tokens is None else settings.speculative_tokens
+    if settings.speculative_tokens == AUTO:
+        raise ForedraftError('speculative_token_tree has a fixed number of tokens: speculative_tokens cannot be "auto"')
+    return len(shape) if settings.speculative_tokens is None else settings.speculative_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "exit_layer": (int,),
     "speculative_tokens": (int, str),
     "max_speculative_tokens": (int,),
+    "speculative_token_tree": (list,),
     "quantization": (str,),
     "draft_quantization": (str,),
     "num_threads": (int,),
@@ -41,6 +42,7 @@ class Settings:
     exit_layer: int | None = None
     speculative_tokens: int | str | None = None
     max_speculative_tokens: int | None = None
+    speculative_token_tree: Sequence[Sequence[int]] | None = None
     quantization: str | None = None
     draft_quantization: str | None = None
     num_threads: int | None = None
@@ -64,7 +66,8 @@ class Settings:
                 raise ForedraftError(f"{path}: unknown setting {name!r}: known are {', '.join(_KINDS)}")
             if isinstance(value, bool) or not isinstance(value, _KINDS[name]):
                 kinds = " or ".join(
-                    {str: "a text", int: "a whole number", dict: "a table"}[kind] for kind in _KINDS[name]
+                    {str: "a text", int: "a whole number", dict: "a table", list: "a list"}[kind]
+                    for kind in _KINDS[name]
                 )
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
         return cls(**values)

@@ -12,6 +12,7 @@ from foredraft.drafters import ScriptedDrafter
 from foredraft.engine.drafter_group import DrafterGroup
 from foredraft.engine.proposal import DraftRequest
 from foredraft.engine.sequence import TokenSequence
+from foredraft.policy import DraftBudget
 from foredraft.sampling import Sampler, SamplingParams
 
 
@@ -50,7 +51,8 @@ def test_a_drafter_that_cools_down_is_counted_once_and_leaves_the_others_their_t
     policy.begin([])
     assert policy.cool_down(["a"], "failed", 3) == ["a"]
     assert policy.fallbacks == Counter({("a", "failed"): 1})
-    assert [policy.draft_budget(sequence(0, length)) for length in (7, 8)] == [("a", 0), ("b", 4)]
+    budgets = [policy.draft_budget(sequence(0, length)) for length in (7, 8)]
+    assert budgets == [DraftBudget("a", 0), DraftBudget("b", 4)]
 
 
 def test_every_second_text_has_wrong_tokens_in_its_certain_drafts() -> None:

@@ -258,15 +258,17 @@ def holds_what_it_says(region: Region) -> bool:
 
 
 def test_rows_may_lie_at_other_slots_than_their_positions() -> None:
-    """What is given is in order of position, padded with zeros; what lies at other slots stays."""
+    """What is given is in order of a path, padded with zeros; what lies at other slots stays."""
     region = Region()
     region.resize(32)
     write(region, [1, 2, 3])
     keys = keys_of([1, 2, 3, 4, 5, 6])
-    seen, _ = region.write(0, keys[:, 3:], torch.cat([keys, keys], dim=2)[:, 3:], 3, [20, 7, 9])
+    region.write_to(0, keys[:, 3:], torch.cat([keys, keys], dim=2)[:, 3:], [20, 7, 9])
+    seen, _ = region.along(0, 3, [20, 7, 9])
     assert seen.shape == (1, KEY_MULTIPLE, 2)
     assert torch.equal(seen[:, :6], keys)
     assert not seen[:, 6:].any()
+    assert torch.equal(region.along(0, 3, [9])[0][:, :4], keys[:, [0, 1, 2, 5]])
     region.tokens = [0] * 32
     held = region.layer(0)[0]
     assert torch.equal(held[:, [0, 1, 2, 20, 7, 9]], keys)

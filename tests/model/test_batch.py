@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,8 +90,12 @@ def scattered(model: LanguageModel, texts: list[list[int]], slots: list[list[int
     """The same pass, its new rows at these slots of each text."""
     cache = half_read(model, texts)
     batch = flatten([Read(0, texts[0][START:], LENGTH - START), Read(1, texts[1], 2)], cache)
+    spans = [
+        replace(span, paths=[own[: row + 1] for row in range(len(own))])
+        for span, own in zip(batch.spans, slots, strict=True)
+    ]
     with torch.inference_mode():
-        return model.body(batch._replace(slots=[slot for each in slots for slot in each])).logits, cache
+        return model.body(batch._replace(slots=[slot for each in slots for slot in each], spans=spans)).logits, cache
 
 
 def keys_and_values(cache: KVCache, seq_id: int, slots: list[int]) -> Tensor:

@@ -162,7 +162,8 @@ class Simulator:
             rate = self.drafters[item.drafter].acceptance(item.sequence.seq_id)
             while num_accepted < num_drafted and self._chance.random() < rate:
                 num_accepted += 1
-        return Outcome(num_drafted, self._ids(num_accepted + 1), torch.empty(0, 0), [])
+        new_ids = self._ids(num_accepted + 1)
+        return Outcome([0] * num_drafted, None, range(num_accepted), new_ids, torch.empty(0, 0), [])
 
     def _ids(self, count: int) -> list[int]:
         return [self._token_ids.randrange(2, 1000) for _ in range(count)]

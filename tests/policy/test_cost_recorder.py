@@ -19,7 +19,7 @@ def step_of(sequences: Sequence[TokenSequence], *, draft_time: float = 0.0, num_
     """20 ms; with a draft_time one token of each sequence was drafted and rejected."""
     num_drafted = int(draft_time > 0)
     scheduled = [ScheduledSequence(s, num_unread, True, num_drafted, "a" if num_drafted else "") for s in sequences]
-    outcomes = [Outcome(num_drafted, [1], torch.empty(0, 0), []) for _ in sequences]
+    outcomes = [Outcome([0] * num_drafted, None, (), [1], torch.empty(0, 0), []) for _ in sequences]
     proposal = Proposal.certain([[1] * num_drafted for _ in sequences])
     draft_times = {"a": draft_time} if num_drafted else {}
     return Step(scheduled, scheduled, proposal, outcomes, draft_times, 0.01, 0.0, [1] * len(sequences), 0.02)

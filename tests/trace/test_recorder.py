@@ -17,6 +17,7 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
+from foredraft.engine.token_tree import ROOT
 from foredraft.sampling import Row, adjusted, token_probs_of
 from foredraft.trace import Recorder, Trace, read_trace, record
 from foredraft.trace.format import Header
@@ -181,6 +182,53 @@ def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> No
         assert one.own.p == 1.0
         expected = "recovered" if any(t.verdict == "rejected" for t in one.draft) else "bonus" if one.draft else "plain"
         assert one.own.origin == expected
+
+
+class TwoBranches:
+    """Trees of two branches of two tokens: one is the text's beginning, and the other goes wrong at once."""
+
+    parents = (ROOT, ROOT, 0, 1)
+
+    def __init__(self, text: list[int]) -> None:
+        self._text = text
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        drafts = [self._draft(len(request.tokens))[: request.max_len] for request in requests]
+        return Proposal.certain(drafts, [list(self.parents[: len(ids)]) for ids in drafts])
+
+    def _draft(self, place: int) -> list[int]:
+        right = [*self._text[place : place + 2], 11, 11][:2]
+        wrong = (right[0] + 1) % 4096
+        if place % 2:
+            return [right[0], wrong, right[1], 12]
+        return [wrong, right[0], 12, right[1]]
+
+    def forget(self, seq_ids: list[int]) -> None: ...
+
+
+def test_a_tree_keeps_its_branches(make_engine: MakeEngine, file: Path) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True).resolve({})
+    prompt = [0, 549, 300, 11]
+    plain = make_engine("none")
+    text = plain.add(prompt, params)
+    run_dry(plain)
+    engine = make_engine(TwoBranches(text.tokens), speculative_tokens=4)
+    engine.add(prompt, params)
+    trace = traced(engine, lambda: run_dry(engine), file)
+    assert trace.texts[0].token_ids == text.output_ids
+    whole = [one for one in trace.texts[0].rounds if len(one.draft) == 4 and one.own is not None]
+    assert len(whole) > 3
+    for one in whole:
+        right, wrong = (0, 1) if one.draft[0].id == text.tokens[len(prompt) + one.at] else (1, 0)
+        assert [token.parent for token in one.draft] == [ROOT, ROOT, 0, 1]
+        assert [one.draft[node].verdict for node in (right, right + 2)] == ["accepted", "accepted"]
+        assert [one.draft[node].verdict for node in (wrong, wrong + 2)] == ["unused", "unused"]
+        assert [one.draft[node].p for node in (right, right + 2, wrong)] == [1.0, 1.0, 0.0]
+        assert one.own is not None
+        assert one.own.origin == "bonus"
+    drafts = [token for one in trace.texts[0].rounds for token in one.draft]
+    assert trace.stats.num_draft_tokens == len(drafts)
+    assert trace.stats.num_accepted_tokens == sum(token.verdict == "accepted" for token in drafts)
 
 
 def test_a_prompt_in_pieces_is_steps_without_rounds(make_engine: MakeEngine, file: Path) -> None:

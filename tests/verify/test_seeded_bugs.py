@@ -254,11 +254,11 @@ def test_laws_named_one_place_off(rule: str) -> None:
 def test_certain_drafts_weighed_against_their_own_target_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk that goes on past the first token that does not stand, and one that takes the wrong column."""
 
-    def counts_all(own_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[range, int]:
+    def counts_all(own_ids: Sequence[int], draft_ids: Sequence[int], parents: None = None) -> tuple[range, int]:
         num_equal = sum(own == token for own, token in zip(own_ids, draft_ids, strict=False))
         return range(num_equal), own_ids[num_equal]
 
-    def takes_last(own_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[range, int]:
+    def takes_last(own_ids: Sequence[int], draft_ids: Sequence[int], parents: None = None) -> tuple[Sequence[int], int]:
         return walk(own_ids, draft_ids)[0], own_ids[len(draft_ids)]
 
     honest = case()

@@ -40,7 +40,7 @@ class FeaturesOneOff:
             for b, probs in self._probs_one_off(requests, proposal, place).items():
                 prob_rows[b][place] = sum(len(part.probs) for part in parts)
                 parts.append(probs)
-        return Proposal.of(proposal.draft_ids, prob_rows, joined(parts))
+        return Proposal.of(proposal.draft_ids, prob_rows, joined(parts), proposal.parents)
 
     def forget(self, seq_ids: list[int]) -> None:
         self._head.forget([*seq_ids, *map(_other_id, seq_ids)])

@@ -126,7 +126,7 @@ class Setting:
 
     def trial(self, control: Control | None = None, script: Sequence[Text] = (), *, is_auto: bool = False) -> Trial:
         """control: None for the real verifier. script: see Trial. is_auto: draft as the LLM's own policy decides."""
-        policy = None if is_auto else InTurn(self.drafters or [NO_DRAFT])
+        policy = None if is_auto else InTurn(self.drafters or [NO_DRAFT], self.llm.tree_shape)
         return Trial(self.llm, control, policy, seed=self.seed, length=self.gamma, script=script)
 
 

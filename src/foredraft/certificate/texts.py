@@ -19,8 +19,9 @@ from foredraft.certificate.controls import Control
 from foredraft.certificate.surprise import surprise_of_drawn
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
-from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, trees_of
 from foredraft.engine.sequence import Origin, TokenSequence
+from foredraft.engine.token_tree import TreeShape
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import DraftBudget, FixedPolicy, Policy
@@ -46,8 +47,8 @@ class InTurn(FixedPolicy):
     The drafter follows from the number and the length of a text alone, so it cannot bias the text.
     """
 
-    def __init__(self, drafters: Sequence[str]) -> None:
-        super().__init__(drafters[0])
+    def __init__(self, drafters: Sequence[str], shape: TreeShape | None = None) -> None:
+        super().__init__(drafters[0], shape)
         self._drafters = drafters
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
@@ -65,7 +66,7 @@ FirstLaw = int | TokenProbs
 class Record:
     """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution;
     num_by_heads: those of them by drafters that read hidden states. first_laws: of the steps of each sequence, by their
-    position in its tokens; only where tokens are drawn independently of the drafts.
+    position in its tokens; only where tokens are drawn independently of the drafts, so not for trees.
     draft_surprises: of draft tokens that were drawn (surprise_of_drawn), a tensor for each proposal with some."""
 
     num_drafted: int = 0
@@ -84,7 +85,7 @@ class Record:
             num_sampled = sum(row != CERTAIN for row in prob_rows)
             self.num_sampled += num_sampled
             self.num_by_heads += num_sampled if by_head else 0
-            if prob_rows and not _is_certain(request):
+            if prob_rows and not _is_certain(request) and proposal.draft_parents[b] is None:
                 self.first_laws.setdefault(request.seq_id, {})[len(request.tokens)] = _first_law(proposal, b)
 
 
@@ -106,12 +107,13 @@ class RecordedDrafter:
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         requests = [_with_hotter_law(request) if _is_worsened(request) else request for request in requests]
         proposal = self.inner.propose(requests)
-        rows = zip(proposal.draft_ids, proposal.draft_prob_rows, strict=True)
+        rows = zip(proposal.draft_ids, proposal.draft_prob_rows, proposal.draft_parents, strict=True)
         drafts = [
-            self._worsened(request, ids, prob_rows) if _is_worsened(request) else (ids, prob_rows)
-            for request, (ids, prob_rows) in zip(requests, rows, strict=True)
+            self._worsened(request, *row) if _is_worsened(request) else row
+            for request, row in zip(requests, rows, strict=True)
         ]
-        proposal = Proposal.of([ids for ids, _ in drafts], [prob_rows for _, prob_rows in drafts], proposal.token_probs)
+        ids, prob_rows, parents = ([draft[column] for draft in drafts] for column in range(3))
+        proposal = Proposal.of(ids, prob_rows, proposal.token_probs, trees_of(parents))  # type: ignore[arg-type]
         self.record.add(proposal, requests, by_head=bool(self.taps))
         return proposal
 
@@ -127,20 +129,28 @@ class RecordedDrafter:
     def shares_cache(self) -> bool:
         return getattr(self.inner, "shares_cache", False)
 
+    @property
+    def grows_trees(self) -> bool:
+        return getattr(self.inner, "grows_trees", False)
+
     def forget(self, seq_ids: list[int]) -> None:
         self.inner.forget(seq_ids)
 
-    def _worsened(self, request: DraftRequest, ids: list[int], prob_rows: list[int]) -> tuple[list[int], list[int]]:
+    def _worsened(
+        self, request: DraftRequest, ids: list[int], prob_rows: list[int], parents: Sequence[int] | None
+    ) -> tuple[list[int], list[int], Sequence[int] | None]:
         start = len(request.tokens)
         if request.seq_id in self.script:
             other = self.script[request.seq_id][start:]
         else:
             other = [] if ids else request.tokens[-request.max_len :]
         if other := list(other[: request.max_len]):
-            ids, prob_rows = other, [CERTAIN] * len(other)
+            ids, prob_rows, parents = other, [CERTAIN] * len(other), None
+        if parents is not None:
+            return ids, prob_rows, parents
         is_wrong = [row == CERTAIN and (start + i) % self.wrong_every == 0 for i, row in enumerate(prob_rows)]
         wrong = [_another(token, request) if wrong else token for token, wrong in zip(ids, is_wrong, strict=True)]
-        return wrong, prob_rows
+        return wrong, prob_rows, None
 
 
 def _is_worsened(request: DraftRequest) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,15 @@ class ModelOptions:
         str | None,
         Option("--max-draft-memory", help="Pause a drafter that holds more cache memory than this, as 512MiB."),
     ] = None
+    token_tree: Annotated[
+        str | None,
+        Option(
+            "--speculative-token-tree",
+            metavar="JSON",
+            help="The shape of drafts, as '[[0], [1], [0, 0]]': the two likeliest tokens, and one behind the likelier. For "
+            "draft models and heads. Default: a chain.",
+        ),
+    ] = None
     head_window: Annotated[
         int | None,
         Option(
@@ -147,6 +157,17 @@ class ModelOptions:
         return values
 
     @property
+    def token_paths(self) -> Sequence[Sequence[int]] | None:
+        """`token_tree`, read. Raises ForedraftError for what is no list of lists of ranks."""
+        if self.token_tree is None:
+            return None
+        try:
+            paths = json.loads(self.token_tree)
+        except ValueError:
+            paths = self.token_tree
+        return arguments.check_paths(paths)
+
+    @property
     def max_draft_bytes(self) -> int | None:
         return None if self.max_draft_memory is None else parse_bytes(self.max_draft_memory)
 
@@ -169,6 +190,8 @@ class ModelOptions:
         arguments.check_threads(settings.num_threads)
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
         arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
+        if settings.speculative_token_tree is not None:
+            arguments.check_paths(settings.speculative_token_tree)
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
         arguments.check_head_options(settings.head_window, settings.head_settings)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
@@ -197,6 +220,7 @@ class ModelOptions:
                 method=self.method,
                 exit_layer=self.exit_layer,
                 speculative_tokens=self.draft_len,
+                speculative_token_tree=self.token_paths,
                 min_acceptance_rate=self.min_acceptance_rate,
                 max_draft_memory=self.max_draft_bytes,
                 head_window=self.head_window,
@@ -234,6 +258,7 @@ class ModelOptions:
             method=self.method,
             exit_layer=self.exit_layer,
             speculative_tokens=self.draft_len,
+            speculative_token_tree=self.token_paths,
             quantization=self.quantization,
             draft_quantization=self.draft_quantization,
             num_threads=self.num_threads,

@@ -15,7 +15,7 @@ def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
     q', which is q given that its token is allowed, and a token that is not allowed is drawn again, from q'. So each is drawn
     from q': q(x) + q(all that are not allowed) q'(x) = q'(x) for every allowed x. What was written behind it is lost.
     """
-    sampler, history, _ = row
+    sampler, history = row.sampler, row.history
     count = sampler.num_allowed(history, ids)
     if token_probs is None or sampler.constraint is None:
         return ids[:count]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._constrained import held
-from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal, trees_of
 from foredraft.kernels import DrawSpec
 from foredraft.model.generation import Generated
 from foredraft.sampling import (
@@ -28,12 +28,13 @@ from foredraft.sampling import (
 
 @dataclass(slots=True)
 class Draft:
-    """One request's draft in the making. prob_rows: as in Proposal."""
+    """One request's draft in the making. prob_rows, parents: as in Proposal."""
 
     request: DraftRequest
     max_len: int
     ids: list[int] = field(default_factory=list)
     prob_rows: list[int] = field(default_factory=list)
+    parents: list[int] | None = None
     is_open: bool = True
 
     @property
@@ -57,7 +58,7 @@ class Draft:
 def extend(drafts: Sequence[Draft], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
     """One more token for each draft. logits: [len(drafts), V'], cut or filled up to vocab_size. token_probs: of the tokens drawn so
     far; what is drawn here is added."""
-    logits = _fit(logits, vocab_size)
+    logits = fit_vocabulary(logits, vocab_size)
     rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
     certain = [i for i, row in enumerate(rows) if not row.spec.draws]
     if certain:
@@ -82,7 +83,7 @@ def _sample(
         drafts[i].append(token, first + r, row_failed=r in failed or r in not_a_distribution)
 
 
-def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
     """Logits on the target's ids: padding columns are cut, missing ones can never be drafted."""
     width = logits.shape[1]
     if width >= vocab_size:
@@ -117,4 +118,5 @@ def is_written(draft: Draft) -> bool:
 
 def as_proposal(drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> Proposal:
     probs = joined(token_probs) if token_probs else None
-    return Proposal.of([draft.ids for draft in drafts], [draft.prob_rows for draft in drafts], probs)
+    parents = trees_of([draft.parents for draft in drafts])
+    return Proposal.of([draft.ids for draft in drafts], [draft.prob_rows for draft in drafts], probs, parents)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
+from foredraft.drafters._trees import DraftTree, grow_all, last_level, read_of, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
@@ -32,6 +34,8 @@ class DraftModelDrafter:
     a proposal of zero.
     """
 
+    grows_trees = True
+
     def __init__(self, model: LanguageModel, vocab_size: int, pool: MemoryPool, max_rows: int = 512) -> None:
         self._model = model
         self._vocab_size = vocab_size
@@ -54,8 +58,10 @@ class DraftModelDrafter:
         drafts = [Draft(request, self._room(request)) for request in requests]
         token_probs: list[TokenProbs] = []
         ready = self._catch_up([draft for draft in drafts if draft.max_len > 0])
-        self._write([draft for draft in ready if is_written(draft)], token_probs)
-        self._sample_all([draft for draft in ready if not is_written(draft)], token_probs)
+        chains = [draft for draft in ready if draft.request.shape is None]
+        self._write([draft for draft in chains if is_written(draft)], token_probs)
+        self._sample_all([draft for draft in chains if not is_written(draft)], token_probs)
+        self._grow(trees_for(ready))
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -136,6 +142,22 @@ class DraftModelDrafter:
             open_drafts = [draft for draft in open_drafts if draft.has_room]
             reads = [Read(d.request.seq_id, d.ids[-1:], 1) for d in open_drafts]
             logits = self._model.read(reads, self._cache) if reads else None
+
+    def _grow(self, trees: Sequence[DraftTree]) -> None:
+        """A pass for each level. It reads the levels before it anew: rows cost little."""
+        if not trees:
+            return
+
+        def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
+            for tree in going_on:
+                tokens = tree.request.tokens
+                self._cache.keep_prefix_of(tree.request.seq_id, tokens, at_most=len(tokens))
+            logits = self._model.read([read_of(tree, depth) for tree in going_on], self._cache)
+            return logits[last_level(going_on, depth)]
+
+        drafts = [tree.draft for tree in trees]
+        logits = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(drafts)]
+        grow_all(trees, torch.cat(logits), self._vocab_size, read)
 
     def _rest(self, draft: Draft) -> Read:
         """What is left to read of a history, the pending token included."""

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
+from foredraft.drafters._trees import DraftTree, grow_all, inner_nodes, last_level, read_of, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features, Proposal
+from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead, HeadReading
 from foredraft.model import Read
@@ -27,6 +29,8 @@ class EagleDrafter:
     head: with keys and values of its own, which are taken from the pool. max_rows: of one pass. context_len: the longest
     sequence. A sequence whose history the target has not read yet, or whose cache finds no room, gets a proposal of zero.
     """
+
+    grows_trees = True
 
     def __init__(
         self, head: EagleHead | CompiledEagle, vocab_size: int, pool: MemoryPool, context_len: int, max_rows: int = 512
@@ -53,9 +57,11 @@ class EagleDrafter:
         drafts = [Draft(request, request.max_len if request.has_all_features else 0) for request in requests]
         token_probs: list[TokenProbs] = []
         ready = [draft for draft in drafts if draft.max_len > 0 and self._has_room(draft)]
+        chains = [draft for draft in ready if draft.request.shape is None]
         with torch.inference_mode():
-            self._write([draft for draft in ready if self._is_written(draft)], token_probs)
-            self._extend_all([draft for draft in ready if not self._is_written(draft)], token_probs)
+            self._write([draft for draft in chains if self._is_written(draft)], token_probs)
+            self._extend_all([draft for draft in chains if not self._is_written(draft)], token_probs)
+            self._grow(trees_for(ready))
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -116,6 +122,25 @@ class EagleDrafter:
                 return
             drafts = [drafts[row] for row in rows]
             reading = self._read_on(drafts, [draft.ids[-1] for draft in drafts], reading.states[rows])
+
+    def _grow(self, trees: Sequence[DraftTree]) -> None:
+        """A pass for each level. It reads the levels before it anew: rows cost a head little."""
+        if not trees:
+            return
+        reading = self._catch_up([tree.draft for tree in trees])
+        num_read = {id(tree): self._cache.num_held(tree.request.seq_id) for tree in trees}
+        states = {(id(tree), ROOT): reading.states[row] for row, tree in enumerate(trees)}
+
+        def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
+            nodes = inner_nodes(going_on, depth)
+            before = torch.stack([states[id(tree), tree.shape.parents[node]] for tree, node in nodes])
+            reading = self._head.read([read_of(tree, depth) for tree in going_on], before, self._cache)
+            states.update({(id(tree), node): state for (tree, node), state in zip(nodes, reading.states, strict=True)})
+            for tree in going_on:
+                self._cache.keep_prefix_of(tree.request.seq_id, tree.request.tokens[1:], at_most=num_read[id(tree)])
+            return self._head.on_target(reading.logits[last_level(going_on, depth)])
+
+        grow_all(trees, self._head.on_target(reading.logits), self._vocab_size, read)
 
     def _fused(self, drafts: Sequence[Draft], at_most: int | None = None) -> tuple[list[Read], Tensor]:
         """What is left to read with the target's features, and their states [R, H]."""

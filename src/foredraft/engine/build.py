@@ -14,6 +14,7 @@ from foredraft.engine.methods import NO_DRAFT, Method, draft_of, name_of
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
+from foredraft.engine.token_tree import TreeShape
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel, available_memory
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
@@ -49,6 +50,7 @@ class EngineSettings:
     seed: int | None = None
     retain: bool = True
     verification_rules: Mapping[str, Rule] = field(default_factory=dict)
+    shape: TreeShape | None = None
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -102,6 +104,7 @@ class EngineBuilder:
         return Controller(
             list(drafters),
             max_draft=self.settings.max_speculative_tokens,
+            shape=self.settings.shape,
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )

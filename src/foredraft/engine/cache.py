@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -97,6 +97,26 @@ class MemoryPool:
         self.heap.freed(amount)
 
 
+class TokenTree(NamedTuple):
+    """tokens: siblings differ. parents: for each the index of the one before it, an earlier one, or -1."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    def path_of(self, wanted: Sequence[int]) -> list[int]:
+        """The nodes that these tokens follow from the root, as far as they do."""
+        nodes = {
+            (parent, token): node for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True))
+        }
+        path: list[int] = []
+        for token in wanted:
+            node = nodes.get((path[-1] if path else -1, token))
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+
 class Region:
     """The keys and values of one sequence, for every layer, and the tokens they belong to.
 
@@ -112,6 +132,7 @@ class Region:
         self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
+        self._tree: TokenTree | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -122,26 +143,41 @@ class Region:
     def bytes_per_token(self) -> int:
         return sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._layers.values() for t in pair)
 
-    def write(
-        self, layer: int, key: Tensor, value: Tensor, start: int, slots: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of positions start .. and return those of all positions, in order, padded to KEY_MULTIPLE.
+    def write(self, layer: int, key: Tensor, value: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of positions start .. and return those of all positions, padded to KEY_MULTIPLE.
 
-        key: [H, R, Dk], value: [H, R, Dv]. slots: [R], where the new rows go; None: at their positions. Positions before start lie
-        at the slots of the same numbers.
-        -> [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next write; views, unless there are slots. What lies
+        key: [H, R, Dk], value: [H, R, Dv] -> [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next write. What lies
         behind start + R is finite and must be masked.
         """
         end = start + key.shape[1]
-        if layer not in self._layers:
-            self._layers[layer] = (self._blank(key), self._blank(value))
-        keys, values = self._layers[layer]
-        padded = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
-        if slots is not None:
-            return _scatter(keys, key, start, slots, padded), _scatter(values, value, start, slots, padded)
+        keys, values = self._stored(layer, key, value)
+        padded = _padded(end)
         keys[:, start:end] = key
         values[:, start:end] = value
         return keys[:, :padded], values[:, :padded]
+
+    def write_to(self, layer: int, key: Tensor, value: Tensor, slots: Sequence[int]) -> None:
+        """Write keys [H, R, Dk] and values [H, R, Dv] to these slots."""
+        keys, values = self._stored(layer, key, value)
+        index = torch.tensor(slots, device=key.device)
+        keys[:, index] = key
+        values[:, index] = value
+
+    def along(self, layer: int, start: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A copy of the keys [H, N, Dk] and values [H, N, Dv] of the positions before start and then of these slots, padded with
+        zeros to KEY_MULTIPLE."""
+        return tuple(_along(held, start, slots) for held in self._layers[layer])  # type: ignore[return-value]
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in self._layers:
+            self._layers[layer] = (self._blank(key), self._blank(value))
+        return self._layers[layer]
+
+    def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """A tree of tokens was read behind those that are held, token i to slot len(self.tokens) + i, its features too. The next
+        call of keep_prefix_of keeps a path of it. parents: for each the index of the one before it, or -1: the last that is
+        held."""
+        self._tree = TokenTree(tokens, parents)
 
     def write_features(self, hidden: Tensor, start: int) -> None:
         """Write the features of positions start .. hidden: [R, F]."""
@@ -175,9 +211,28 @@ class Region:
         limit = len(wanted) if at_most is None else min(at_most, len(wanted))
         start = self._num_compared if self._compared_with is wanted else 0
         kept = common_prefix(self.tokens, wanted, start=min(start, limit, len(self.tokens)), limit=limit)
+        if self._tree is not None:
+            kept += self._keep_path(wanted[kept:limit] if kept == len(self.tokens) else ())
         del self.tokens[kept:]
         self._compared_with, self._num_compared = wanted, kept
         return len(wanted) - kept
+
+    def _keep_path(self, wanted: Sequence[int]) -> int:
+        """Append the path of the tree that these tokens follow, and forget the rest of it -> the length of the path"""
+        assert self._tree is not None
+        path, self._tree = self._tree.path_of(wanted), None
+        first, end = len(self.tokens), len(self.tokens) + len(path)
+        if path != list(range(len(path))):
+            self._move(first + torch.tensor(path), first, end)
+        self.tokens.extend(wanted[: len(path)])
+        return len(path)
+
+    @torch.inference_mode()  # passes are read in it, and what they wrote may be changed nowhere else
+    def _move(self, slots: Tensor, first: int, end: int) -> None:
+        """What lies at these slots goes to the slots first .. end, keys, values and features."""
+        stores = [tensor for pair in self._layers.values() for tensor in pair]
+        for tensor in stores if self.features is None else [*stores, self.features[None]]:
+            tensor[:, first:end] = tensor[:, slots.to(tensor.device)]
 
     def shared_view(self) -> Region:
         """The same keys and values under a list of tokens of its own, valid until this region is resized. What is read through
@@ -188,6 +243,7 @@ class Region:
 
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
+        self._tree = None
         held = min(len(self.tokens), capacity)
         self._layers, self.capacity, self._addresses = _moved(self._layers, held, capacity), capacity, None
         self.features = _moved_features(self.features, held, capacity)
@@ -406,14 +462,16 @@ class KVCache:
         return (best, length) if length >= BLOCK else (None, 0)
 
 
-def _scatter(held: Tensor, new: Tensor, start: int, slots: Sequence[int], padded: int) -> Tensor:
-    """Write rows to these slots -> a copy of all rows in order of position, padded with zeros. held: [H, capacity, D], new:
-    [H, R, D]"""
-    index = torch.tensor(slots, device=held.device)
-    held[:, index] = new
-    ordered = held.new_zeros(held.shape[0], padded, held.shape[2])
+def _padded(num_keys: int) -> int:
+    return -(-num_keys // KEY_MULTIPLE) * KEY_MULTIPLE
+
+
+def _along(held: Tensor, start: int, slots: Sequence[int]) -> Tensor:
+    """held: [H, capacity, D] -> [H, N, D]"""
+    end = start + len(slots)
+    ordered = held.new_zeros(held.shape[0], _padded(end), held.shape[2])
     ordered[:, :start] = held[:, :start]
-    ordered[:, start : start + len(slots)] = new
+    ordered[:, start:end] = held[:, torch.tensor(slots, device=held.device)]
     return ordered
 
 

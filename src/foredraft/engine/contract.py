@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.engine.token_tree import ROOT
 from foredraft.errors import DrafterError
 
 SUM_TOLERANCE = 1e-3
@@ -47,6 +48,7 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     if bad is not None:
         b, token = bad
         raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
+    _check_trees(name, proposal)
     num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
     bad = _outside(proposal.draft_prob_rows, CERTAIN, num_prob_rows)
     if bad is not None:
@@ -55,6 +57,24 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
             f"{name} named row {prob_row} of probs in row {b}, and probs has {num_prob_rows} rows: "
             f"{CERTAIN} stands for a token that was certain"
         )
+
+
+def _check_trees(name: str, proposal: Proposal) -> None:
+    for b, parents in enumerate(proposal.draft_parents):
+        if parents is None:
+            continue
+        ids = proposal.draft_ids[b]
+        bad = next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
+        if bad is not None:
+            raise DrafterError(
+                f"{name} named {parents[bad]} the parent of token {bad} in row {b}: it must be an earlier token, or {ROOT}"
+            )
+        if len(set(zip(parents, ids, strict=True))) < len(ids):
+            raise DrafterError(f"{name} proposed an id twice behind one parent in row {b}: siblings must differ")
+        if any(row != CERTAIN for row in proposal.draft_prob_rows[b]):
+            raise DrafterError(
+                f"{name} proposed a tree with sampled tokens in row {b}: a tree's are certain, {CERTAIN}"
+            )
 
 
 def check_probs(drafter: object, proposal: Proposal) -> None:

@@ -75,7 +75,7 @@ class DrafterGroup:
         """
         if not any(item.max_draft for item in scheduled):
             return Drafts(Proposal.merged([], len(scheduled)), {}, {})
-        forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft) for item in scheduled]
+        forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft, item.shape) for item in scheduled]
         places: dict[str, list[int]] = {}
         for b, (item, forced) in enumerate(zip(scheduled, forced_prefixes, strict=True)):
             if item.drafter and forced.room:
@@ -136,6 +136,7 @@ class DrafterGroup:
             self._features_for(drafter, None if cache is None else cache.features(sequence.seq_id)),
             len(forced.ids),
             cache.region(sequence.seq_id).shared_view() if cache is not None and shares_cache(drafter) else None,
+            forced.shape if grows_trees(drafter) else None,
         )
 
     def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:
@@ -178,6 +179,11 @@ def taps_of(drafter: Drafter) -> tuple[int, ...]:
 def shares_cache(drafter: Drafter) -> bool:
     """Whether it runs layers of the target over the target's own keys and values."""
     return bool(getattr(drafter, "shares_cache", False))
+
+
+def grows_trees(drafter: Drafter) -> bool:
+    """Whether it can answer with trees."""
+    return bool(getattr(drafter, "grows_trees", False))
 
 
 def _held(drafter: Drafter) -> int:

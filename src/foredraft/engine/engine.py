@@ -23,7 +23,7 @@ from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.engine.stats import PrefixStats, SpeculationStats
 from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, Step, StepTimer, outcomes_of
-from foredraft.model import LanguageModel, Read
+from foredraft.model import LanguageModel, Read, read_with_draft
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
 from foredraft.sampling import VERIFICATIONS, Constraint, Sampler, SamplingParams
 from foredraft.utils.isolation import Shield, run_isolated
@@ -272,17 +272,16 @@ class Engine:
     def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
         """One target pass. -> for each sequence that scores, the rows [lens + 1, V] behind its history and its draft tokens."""
         reads, starts = [], []
-        drafts = iter(proposal.draft_ids)
+        drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
         for item in scheduled:
             starts.append(self.cache.num_held(item.sequence.seq_id))
             tokens = item.sequence.tokens[starts[-1] : starts[-1] + item.num_unread]
-            num_logits = 0
+            read = Read(item.sequence.seq_id, tokens, 0)
             if item.scores:
-                draft_ids = next(drafts)
-                tokens, num_logits = tokens + draft_ids, len(draft_ids) + 1
+                read = read_with_draft(read, *next(drafts))
             if self._wants_prompt_logprobs(item.sequence):
-                num_logits = len(tokens)
-            reads.append(Read(item.sequence.seq_id, tokens, num_logits))
+                read = replace(read, num_logits=len(read.tokens))
+            reads.append(read)
         if not reads:
             return []
         logits = self.model.read(reads, self.cache)
@@ -291,8 +290,8 @@ class Engine:
         for item, start, part in zip(scheduled, starts, parts, strict=True):
             if self._wants_prompt_logprobs(item.sequence):
                 record_prompt(item.sequence, start, part)
-        drafts = iter(proposal.draft_ids)
-        return [part[-(len(next(drafts)) + 1) :] for item, part in zip(scheduled, parts, strict=True) if item.scores]
+        lens = iter(proposal.draft_ids)
+        return [part[-(len(next(lens)) + 1) :] for item, part in zip(scheduled, parts, strict=True) if item.scores]
 
     @staticmethod
     def _wants_prompt_logprobs(sequence: TokenSequence) -> bool:
@@ -315,18 +314,20 @@ class Engine:
 
     def _keep(self, sequence: TokenSequence, outcome: Outcome) -> None:
         failed = outcome.first_failed
-        num_kept = sequence.commit(outcome.new_ids[:failed], outcome.num_drafted, has_own=failed is None)
+        num_kept = sequence.commit(outcome.new_ids[:failed], outcome.num_evaluated, has_own=failed is None)
         if failed is not None and not sequence.is_finished:
             # plain decoding would have come to this row, and failed there
             sequence.finish("error", outcome.failed[failed])
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
-            sequence.logprobs += logprobs_of(outcome.logits[:num_kept], outcome.new_ids[:num_kept], num_top)
+            sequence.logprobs += logprobs_of(outcome.path_logits[:num_kept], outcome.new_ids[:num_kept], num_top)
         for stats in (self.stats, sequence.stats):
             stats.record(
                 num_drafted=outcome.num_drafted,
                 num_accepted=outcome.num_accepted,
                 num_kept=num_kept,
+                depth=outcome.depth,
+                num_evaluated=outcome.num_evaluated,
                 near_ties=sum(outcome.near_ties[:num_kept]),
             )
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)

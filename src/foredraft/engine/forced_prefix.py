@@ -9,24 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.engine.proposal import CERTAIN, Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal, trees_of
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.token_tree import ROOT, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedPrefix:
-    """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history."""
+    """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history.
+    shape: wanted of what follows them."""
 
     sequence: TokenSequence
     max_draft: int
     ids: list[int]
+    shape: TreeShape | None = None
 
     @classmethod
-    def of(cls, sequence: TokenSequence, max_draft: int) -> ForcedPrefix:
+    def of(cls, sequence: TokenSequence, max_draft: int, shape: TreeShape | None = None) -> ForcedPrefix:
         constraint = sequence.sampler.constraint
         if constraint is not None and not constraint.allows_drafts:
             max_draft = 0
-        return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft))
+        return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft), shape)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -55,6 +58,22 @@ class ForcedPrefix:
             draft += sampler.forced(history, draft, self.max_draft - len(draft))
         return draft, [*all_prob_rows, *[CERTAIN] * (len(draft) - len(all_prob_rows))]
 
+    def fit_tree(self, ids: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The whole draft and its parents: the forced prefix, and behind it what the constraint allows of the drafter's tree."""
+        num_forced = len(self.ids)
+        last = num_forced - 1
+        draft, grown = [*self.ids], list(range(ROOT, last))
+        paths: dict[int, list[int]] = {ROOT: list(self.ids)}
+        places = {ROOT: last}
+        for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+            path = [*paths[parent], token] if parent in paths else None
+            if path is None or self.sequence.sampler.num_allowed(self.sequence.tokens, path) < len(path):
+                continue
+            paths[node], places[node] = path, len(draft)
+            draft.append(token)
+            grown.append(places[parent])
+        return draft, grown
+
     def _ends(self, ids: Sequence[int]) -> bool:
         return bool(ids) and ids[-1] in self.sequence.end_ids
 
@@ -63,6 +82,16 @@ def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix
     """The draft of each row behind its forced prefix, as its text's constraint allows. Row b: of forced_prefixes[b]"""
     if not any(forced.max_draft and forced.sequence.sampler.constraint is not None for forced in forced_prefixes):
         return proposal
-    rows = zip(forced_prefixes, proposal.draft_ids, proposal.draft_prob_rows, strict=True)
-    drafts = [forced.fit(ids, prob_rows) for forced, ids, prob_rows in rows]
-    return Proposal.of([ids for ids, _ in drafts], [prob_rows for _, prob_rows in drafts], proposal.token_probs)
+    ids, prob_rows, parents = [], [], []
+    columns = (forced_prefixes, proposal.draft_ids, proposal.draft_prob_rows, proposal.draft_parents)
+    for forced, row_ids, row_prob_rows, row_parents in zip(*columns, strict=True):
+        if row_parents is None:
+            fitted, drawn_from = forced.fit(row_ids, row_prob_rows)
+            grown = None
+        else:
+            fitted, grown = forced.fit_tree(row_ids, row_parents)
+            drawn_from = [CERTAIN] * len(fitted)
+        ids.append(fitted)
+        prob_rows.append(drawn_from)
+        parents.append(grown)
+    return Proposal.of(ids, prob_rows, proposal.token_probs, trees_of(parents))

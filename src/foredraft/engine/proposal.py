@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foredraft.engine.cache import Region
+from foredraft.engine.token_tree import TreeShape
 from foredraft.sampling import NO_FAILURES, Failures, Sampler, TokenProbs, joined
 
 CERTAIN = -1
+
+Parents: TypeAlias = Sequence[Sequence[int] | None]
+"""Of the draft tokens of each sequence; None for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class DraftRequest:
     region: the target's keys and values, for a drafter with `shares_cache`; None for others. It is a view, valid during the
         call of `propose`: what is read through it lies behind the tokens that the target has read, with room for max_len
         tokens behind the pending one, and the target overwrites it.
+    shape: of the tree that is wanted, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
     """
 
     seq_id: int
@@ -58,6 +63,7 @@ class DraftRequest:
     features: Features | None = None
     num_forced: int = 0
     region: Region | None = None
+    shape: TreeShape | None = None
 
     @property
     def has_all_features(self) -> bool:
@@ -82,7 +88,12 @@ class Proposal:
     prob_rows: [B, K] int64, the row of `probs` each id was drawn from, or CERTAIN (-1): a point mass.
     probs: [R, V], one distribution for every id that was sampled; None where every id was certain.
     kept_ids: [R, W] int64 where the distributions keep few ids: probs is [R, W] then, of these ids. None: of every id.
-    Certain and sampled ids may be mixed, also within a row.
+    parents: where some row is a tree: for each row the place of the id before each of its ids, an earlier one, or ROOT (-1): behind
+        the pending token; None for a chain, in which each id follows the one before it. None: every row is a chain.
+
+    Certain and sampled ids may be mixed, also within a row; but the ids of a tree are all certain, and siblings differ. Children
+    are best taken with the request's coupled noise (Sampler.coupled_spec): the target draws with it behind a tree. Which ids a
+    tree has at some depth must not depend on the noise of deeper ones, where a drafter gives chains too.
     """
 
     ids: Tensor
@@ -90,6 +101,7 @@ class Proposal:
     prob_rows: Tensor
     probs: Tensor | None = None
     kept_ids: Tensor | None = None
+    parents: Parents | None = None
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.shape != self.prob_rows.shape:
@@ -101,6 +113,8 @@ class Proposal:
         lens = self.lens.tolist()
         if lens and not 0 <= min(lens) <= max(lens) <= self.ids.shape[1]:
             raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
+        if self.parents is not None and not _fit(self.parents, lens):
+            raise ValueError("a tree needs a parent for each of its ids")
 
     @cached_property
     def draft_ids(self) -> list[list[int]]:
@@ -113,6 +127,11 @@ class Proposal:
         return _cut(self.prob_rows, self.lens)
 
     @property
+    def draft_parents(self) -> Parents:
+        """parents of each row; None where the row is a chain."""
+        return [None] * len(self.lens) if self.parents is None else self.parents
+
+    @property
     def token_probs(self) -> TokenProbs | None:
         """What was sampled was drawn from these."""
         return None if self.probs is None else TokenProbs(self.probs, self.kept_ids)
@@ -123,22 +142,24 @@ class Proposal:
         return torch.arange(self.ids.shape[1])[None] < self.lens[:, None]
 
     @staticmethod
-    def certain(rows: Sequence[Sequence[int]]) -> Proposal:
+    def certain(rows: Sequence[Sequence[int]], parents: Parents | None = None) -> Proposal:
         """Draft tokens that were not drawn: each is a point mass."""
-        return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows])
+        return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows], parents=parents)
 
     @staticmethod
     def of(
-        rows: Sequence[Sequence[int]], prob_rows: Sequence[Sequence[int]], token_probs: TokenProbs | None = None
+        rows: Sequence[Sequence[int]],
+        prob_rows: Sequence[Sequence[int]],
+        token_probs: TokenProbs | None = None,
+        parents: Parents | None = None,
     ) -> Proposal:
-        """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN."""
+        """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN. parents: as in
+        Proposal."""
         lens = [len(row) for row in rows]
         width = max(lens, default=0)
-        ids = [[*row, *[0] * (width - len(row))] for row in rows]
-        drawn_from = [[*row, *[CERTAIN] * (width - len(row))] for row in prob_rows]
         probs, kept_ids = (None, None) if token_probs is None else (token_probs.probs, token_probs.ids)
-        shape = (len(rows), width)
-        return Proposal(tensor_of(ids).view(shape), tensor_of(lens), tensor_of(drawn_from).view(shape), probs, kept_ids)
+        ids, drawn_from = _table(rows, width, 0), _table(prob_rows, width, CERTAIN)
+        return Proposal(ids, tensor_of(lens), drawn_from, probs, kept_ids, parents)
 
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
@@ -147,14 +168,30 @@ class Proposal:
             return parts[0][1]
         ids: list[list[int]] = [[] for _ in range(num_rows)]
         drawn_from: list[list[int]] = [[] for _ in range(num_rows)]
+        parents: list[Sequence[int] | None] = [None] * num_rows
         token_probs: list[TokenProbs] = []
         for rows, part in parts:
             first = sum(probs.probs.shape[0] for probs in token_probs)
-            for row, part_ids, part_prob_rows in zip(rows, part.draft_ids, part.draft_prob_rows, strict=True):
-                ids[row] = part_ids
+            columns = (part.draft_ids, part.draft_prob_rows, part.draft_parents)
+            for row, part_ids, part_prob_rows, part_parents in zip(rows, *columns, strict=True):
+                ids[row], parents[row] = part_ids, part_parents
                 drawn_from[row] = [i if i == CERTAIN else first + i for i in part_prob_rows]
             token_probs += [] if part.token_probs is None else [part.token_probs]
-        return Proposal.of(ids, drawn_from, joined(token_probs) if token_probs else None)
+        return Proposal.of(ids, drawn_from, joined(token_probs) if token_probs else None, trees_of(parents))
+
+
+def trees_of(parents: Parents) -> Parents | None:
+    """None where all are chains."""
+    return None if all(row is None for row in parents) else parents
+
+
+def _fit(parents: Parents, lens: Sequence[int]) -> bool:
+    return len(parents) == len(lens) and all(p is None or len(p) == n for p, n in zip(parents, lens, strict=True))
+
+
+def _table(rows: Sequence[Sequence[int]], width: int, filler: int) -> Tensor:
+    """[len(rows), width] int64"""
+    return tensor_of([[*row, *[filler] * (width - len(row))] for row in rows]).view(len(rows), width)
 
 
 def _cut(table: Tensor, lens: Tensor) -> list[list[int]]:
@@ -171,11 +208,11 @@ def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
 class Verdict:
     """The result of verification. Sequence b emits the draft tokens at paths[b], then next_ids[b].
 
-    paths: for each sequence, the positions in its draft of the tokens that stand, in order; range(n) for a chain.
+    paths: for each sequence, the places in its draft of the tokens that stand, in order; range(n) for a chain.
     next_ids: the recovered token, or the bonus token after full acceptance.
-    near_ties: for each sequence, whether each token that it could emit was a near tie; () where none are counted.
+    near_ties: for each sequence, whether each token that it emits was a near tie; () where none are counted.
     failed: for each sequence, the rows that have no distribution -> what went wrong there. A row is named by the number of
-        draft tokens before it. It matters only if the row is reached: rows 0 .. len(paths[b]) are.
+        draft tokens before it on the path. It matters only if the row is reached: rows 0 .. len(paths[b]) are.
     """
 
     paths: Sequence[Sequence[int]]
@@ -201,7 +238,7 @@ class Drafter(Protocol):
     what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
     names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests. One that
     runs layers of the target over the target's own keys and values has `shares_cache`, a true attribute, and gets those as the
-    `region` of its requests."""
+    `region` of its requests. One that can answer with trees has `grows_trees`, a true attribute."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""

@@ -305,7 +305,13 @@ class Scheduler:
             return ScheduledSequence(sequence, num_rows, False, 0, num_read=num_read)
         draft = self._policy.draft_budget(sequence)
         return ScheduledSequence(
-            sequence, num_unread, True, min(draft.max_draft, num_rows - num_unread), draft.drafter, num_read
+            sequence,
+            num_unread,
+            True,
+            min(draft.max_draft, num_rows - num_unread),
+            draft.drafter,
+            num_read,
+            draft.shape,
         )
 
     def _reserve(self, item: ScheduledSequence) -> bool:

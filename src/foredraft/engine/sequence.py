@@ -105,14 +105,14 @@ class TokenSequence:
         """It is scheduled for the first time; after a preemption this changes nothing."""
         self.begun_at = self.begun_at or time.perf_counter()
 
-    def commit(self, new_ids: Sequence[int], num_drafted: int, *, has_own: bool = True) -> int:
+    def commit(self, new_ids: Sequence[int], num_evaluated: int, *, has_own: bool = True) -> int:
         """Append what was verified, cut where it ends. -> how many tokens were kept
 
-        new_ids: the draft tokens that stood, of num_drafted, then the target's own (has_own: unless its row failed).
+        new_ids: the draft tokens that stood, of num_evaluated in turn, then the target's own (has_own: unless its row failed).
         """
         num_accepted = len(new_ids) - has_own
         kept = self._cut(list(new_ids[: self.room]))
-        own = _origin_of_own(num_drafted, num_accepted)
+        own = _origin_of_own(num_evaluated, num_accepted)
         self.origins.extend(Origin.ACCEPTED if i < num_accepted else own for i in range(len(kept)))
         self.tokens.extend(kept)
         if kept:

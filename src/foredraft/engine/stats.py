@@ -29,9 +29,9 @@ class SpeculationStats:
     num_steps: verified rows (one per sequence and step), drafted or not. num_spec_steps: those with a draft.
     num_draft_tokens: all that were verified. num_accepted_tokens: without those that a stop cut off. Bonus and recovered
     tokens are in neither.
-    num_evaluated_tokens: accepted plus first rejected. num_emitted_tokens: all that were added to a text.
+    num_evaluated_tokens: accepted plus first rejected; of a tree, siblings count as one. num_emitted_tokens: all that were added to a text.
     acceptance_histogram[j]: drafted steps in which j draft tokens were accepted.
-    drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0.
+    drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0; of a tree, by depth.
     num_near_ties: emitted tokens whose `log p + noise` exceeds the second best by less than 1e-4 (float32 only, where rounding
     could reverse the order).
     """
@@ -55,23 +55,35 @@ class SpeculationStats:
             setattr(merged, name, _add_lists(a, b) if isinstance(a, list) else a + b)
         return merged
 
-    def record(self, *, num_drafted: int, num_accepted: int, num_kept: int, near_ties: int = 0) -> None:
-        """Count one verified row. num_kept: how many of its num_accepted + 1 tokens the text kept."""
+    def record(
+        self,
+        *,
+        num_drafted: int,
+        num_accepted: int,
+        num_kept: int,
+        near_ties: int = 0,
+        depth: int | None = None,
+        num_evaluated: int | None = None,
+    ) -> None:
+        """Count one verified row. num_kept: how many of its num_accepted + 1 tokens the text kept. depth, num_evaluated: of a tree, see
+        Outcome."""
+        if depth is None or num_evaluated is None:
+            depth, num_evaluated = num_drafted, min(num_accepted + 1, num_drafted)
         self.num_steps += 1
         self.num_emitted_tokens += num_kept
         self.num_near_ties += near_ties
         if num_drafted == 0:
             return
         accepted = min(num_accepted, num_kept)
-        was_rejected = num_accepted < num_drafted and num_kept > num_accepted
+        was_rejected = num_evaluated > num_accepted and num_kept > num_accepted
         evaluated = accepted + was_rejected
         self.num_spec_steps += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += accepted
         self.num_evaluated_tokens += evaluated
-        _make_long(self.acceptance_histogram, num_drafted + 1)
+        _make_long(self.acceptance_histogram, depth + 1)
         self.acceptance_histogram[accepted] += 1
-        _count_first(self.drafted_per_position, num_drafted)
+        _count_first(self.drafted_per_position, depth)
         _count_first(self.evaluated_per_position, evaluated)
         _count_first(self.accepted_per_position, accepted)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import Proposal, Verdict
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.token_tree import ROOT, TreeShape, depths_of
 from foredraft.sampling import NO_FAILURES, Failures
 
 
@@ -19,7 +20,7 @@ from foredraft.sampling import NO_FAILURES, Failures
 class ScheduledSequence:
     """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
     (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
-    the cache held when the step was planned."""
+    the cache held when the step was planned. shape: of the draft, see DraftRequest."""
 
     sequence: TokenSequence
     num_unread: int
@@ -27,6 +28,7 @@ class ScheduledSequence:
     max_draft: int
     drafter: str = ""
     num_read: int = 0
+    shape: TreeShape | None = None
 
     @property
     def num_rows(self) -> int:
@@ -35,20 +37,50 @@ class ScheduledSequence:
 
 
 class Outcome(NamedTuple):
-    """The result of verification for one sequence. new_ids: the draft tokens that stood, of num_drafted, and the target's own.
-    logits: [num_drafted + 1, V], before any warping. near_ties: of each possible token; empty where none are counted.
-    failed: rows without a distribution, by the number of draft tokens before them -> what went wrong there."""
+    """The result of verification for one sequence. draft_ids, parents: its draft, as in Proposal. path: the places in it of the
+    tokens that stood. new_ids: those tokens and the target's own. logits: [num_drafted + 1, V], before any warping, of the pending
+    token and of each draft token. near_ties: of each new token; empty where none are counted.
+    failed: rows of the path without a distribution, by the number of draft tokens before them -> what went wrong there."""
 
-    num_drafted: int
+    draft_ids: Sequence[int]
+    parents: Sequence[int] | None
+    path: Sequence[int]
     new_ids: list[int]
     logits: Tensor
     near_ties: Sequence[bool]
     failed: Failures = NO_FAILURES
 
     @property
+    def num_drafted(self) -> int:
+        """Draft tokens, on all branches."""
+        return len(self.draft_ids)
+
+    @property
     def num_accepted(self) -> int:
         """Draft tokens that stood; where the text ends among them it keeps fewer."""
-        return len(self.new_ids) - 1
+        return len(self.path)
+
+    @property
+    def num_evaluated(self) -> int:
+        """The tokens that stood, and one more where the draft went on behind them, but not with the target's own token."""
+        if self.parents is None:
+            return min(self.num_accepted + 1, self.num_drafted)
+        last = self.path[-1] if self.path else ROOT
+        return self.num_accepted + (last in self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Of the draft: tokens on its longest branch."""
+        if self.parents is None:
+            return self.num_drafted
+        return max(depths_of(self.parents), default=0)
+
+    @property
+    def path_logits(self) -> Tensor:
+        """[num_accepted + 1, V], of the new tokens."""
+        if self.parents is None:
+            return self.logits[: self.num_accepted + 1]
+        return self.logits[[0, *(node + 1 for node in self.path)]]
 
     @property
     def first_failed(self) -> int | None:
@@ -59,10 +91,11 @@ class Outcome(NamedTuple):
 
 def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) -> list[Outcome]:
     """What each sequence emits. logits: of each sequence, the rows that were verified"""
-    columns = (proposal.draft_ids, verdict.paths, verdict.next_ids, logits, verdict.near_ties, verdict.failed)
+    drafts = (proposal.draft_ids, proposal.draft_parents)
+    columns = (*drafts, verdict.paths, verdict.next_ids, logits, verdict.near_ties, verdict.failed)
     return [
-        Outcome(len(draft_ids), [*(draft_ids[i] for i in path), next_id], own_logits, near_ties, failed)
-        for draft_ids, path, next_id, own_logits, near_ties, failed in zip(*columns, strict=True)
+        Outcome(draft_ids, parents, path, [*(draft_ids[i] for i in path), next_id], own_logits, near_ties, failed)
+        for draft_ids, parents, path, next_id, own_logits, near_ties, failed in zip(*columns, strict=True)
     ]
 
 

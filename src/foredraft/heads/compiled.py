@@ -31,7 +31,7 @@ from foredraft.kernels import (
     WeightSource,
     unquantized,
 )
-from foredraft.model.batch import RaggedBatch, Read, flatten
+from foredraft.model.batch import RaggedBatch, Read, flatten, remember
 from foredraft.model.generation import Generated
 from foredraft.model.layers import joined_bias
 from foredraft.model.packed import NativeLinear
@@ -89,7 +89,7 @@ class CompiledEagle:
         )
         assert hidden is not None
         for read, span in zip(reads, batch.spans, strict=True):
-            span.region.tokens.extend(read.tokens)
+            remember(read, span.region)
         return HeadReading(logits, hidden[batch.wanted])
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ from foredraft.engine.cache import KVCache
 from foredraft.heads.config import EagleConfig, HeadCheckpoint
 from foredraft.heads.vocabulary import to_target_vocabulary
 from foredraft.model.attention import AttentionMetadata, LayerAttention, attend_spans, rule_of_mask
-from foredraft.model.batch import RaggedBatch, Read, flatten
+from foredraft.model.batch import RaggedBatch, Read, flatten, remember
 
 Embed = Callable[[Tensor], Tensor]
 """ids [R] -> rows [R, H], as the table holds them: a target that scales its embeddings hands over the unscaled ones."""
@@ -192,7 +192,7 @@ class EagleHead(nn.Module):
         batch = flatten(reads, cache)
         reading = self(batch, states)
         for read, span in zip(reads, batch.spans, strict=True):
-            span.region.tokens.extend(read.tokens)
+            remember(read, span.region)
         return reading  # type: ignore[no-any-return]
 
     def on_target(self, logits: Tensor) -> Tensor:

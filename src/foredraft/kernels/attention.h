@@ -31,15 +31,18 @@ struct Query {
     int64_t first_block() const { return earliest / 16 * 16; }
 };
 
-// Some queries that read the same keys.
+// Some queries that read the same keys. earliest: the first that any of them sees.
 struct QueryBlock {
     const uint16_t *keys, *values;
     Query* queries;
-    int64_t count, num_keys;
+    int64_t count, num_keys, earliest;
 };
 
-int64_t slot_of(const AttentionCall& call, int64_t position) {
-    return call.slots == nullptr || position < call.start ? position : call.slots[position - call.start];
+// Positions below this one lie at the slots of the same numbers, for all queries: later ones where the path of each has them.
+int64_t num_in_order(const AttentionCall& call, int64_t num_keys) { return call.paths == nullptr ? num_keys : std::min(call.start, num_keys); }
+
+int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position) {
+    return position < call.start ? position : call.paths[query.row * call.path_stride + position - call.start];
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores
@@ -58,19 +61,20 @@ F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32
     return mask_mov_ps(set1_ps(-INFINITY), seen, s);
 }
 
-// A copy of the sixteen keys from position `first` on, where slots are not in order of position. Valid until the next call.
-const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, int64_t first) {
+// A copy of the sixteen keys from position `first` on that a query sees on its path. Valid until the next call.
+const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
     thread_local std::vector<uint16_t> copy;
     copy.assign(16 * call.key_dim, 0);
-    for (int64_t j = first; j < std::min(first + 16, block.num_keys); j++)
-        std::copy_n(block.keys + slot_of(call, j) * call.key_dim, call.key_dim, copy.begin() + (j - first) * call.key_dim);
+    for (int64_t j = first; j < std::min(first + 16, query.position + 1); j++)
+        std::copy_n(block.keys + slot_of(call, query, j) * call.key_dim, call.key_dim, copy.begin() + (j - first) * call.key_dim);
     return copy.data();
 }
 
-void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query) {
-    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
-        const bool is_contiguous = call.slots == nullptr || j + 16 <= call.start;
-        const uint16_t* keys = is_contiguous ? block.keys + j * call.key_dim : collect_keys(call, block, j);
+// From the block of sixteen keys that begins at position `first` on.
+void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
+    for (int64_t j = std::max(first, query.first_block()); j <= query.position; j += 16) {
+        const bool is_in_order = call.paths == nullptr || j + 16 <= call.start;
+        const uint16_t* keys = is_in_order ? block.keys + j * call.key_dim : collect_keys(call, block, query, j);
         storeu_ps(query.scores + j, score_block(query.from, keys, call.key_dim));
     }
 }
@@ -108,17 +112,20 @@ void any_score_tile(int count, const Query* queries, int64_t j, int64_t steps, c
 void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
     const int64_t steps = num_steps(call.key_dim), tiles = (block.count + TILE - 1) / TILE;
     for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
-    for (int64_t j = block.queries[0].first_block(); j < block.num_keys; j += 16) {
+    const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
+    for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
         const uint16_t* rows[16];
-        for (int64_t i = 0; i < 16; i++)
-            rows[i] = block.keys + slot_of(call, std::min(j + i, block.num_keys - 1)) * call.key_dim;
+        for (int64_t i = 0; i < 16; i++) rows[i] = block.keys + std::min(j + i, block.num_keys - 1) * call.key_dim;
         unpack_keys(rows, call.key_dim, keys);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t begin = block.count * tile / tiles, end = block.count * (tile + 1) / tiles;
-            if (j > block.queries[end - 1].position || j + 16 <= block.queries[begin].earliest) continue;
+            const bool is_sorted = call.paths == nullptr;
+            if (is_sorted && (j > block.queries[end - 1].position || j + 16 <= block.queries[begin].earliest)) continue;
             any_score_tile((int)(end - begin), block.queries + begin, j, steps, units + begin * steps * PARTS, keys);
         }
     }
+    if (call.paths == nullptr) return;
+    for (int64_t i = 0; i < block.count; i++) score_query(call, block, block.queries[i], in_order);
 }
 
 // Products become scores, and scores weights, in place.
@@ -153,7 +160,9 @@ void store_output(const AttentionCall& call, const Query& query, int64_t column,
 // The weighted sum of values for a few queries, 64 columns at a time, key after key.
 template <int Q>
 void weigh_values(const AttentionCall& call, const QueryBlock& block, const Query* queries) {
-    const int64_t first = queries[0].earliest, end = queries[Q - 1].position + 1;
+    int64_t first = queries[0].earliest;
+    for (int q = 1; q < Q; q++) first = std::min(first, queries[q].earliest);
+    const int64_t in_order = num_in_order(call, queries[Q - 1].position + 1);
     for (int64_t column = 0; column < call.value_dim; column += GROUP) {
         F32x16 sums[Q][4];
         Mask16 masks[4];
@@ -162,19 +171,22 @@ void weigh_values(const AttentionCall& call, const QueryBlock& block, const Quer
             masks[p] = left > 0 ? lanes(left) : 0;
             for (int q = 0; q < Q; q++) sums[q][p] = setzero_ps();
         }
-        const auto add = [&](int64_t j, int64_t slot) __attribute__((always_inline)) {
+        for (int64_t j = first; j < in_order; j++) {
             F32x16 v[4];
-            for (int p = 0; p < 4; p++) v[p] = load_bf16(block.values + slot * call.value_dim + column + 16 * p, masks[p]);
+            for (int p = 0; p < 4; p++) v[p] = load_bf16(block.values + j * call.value_dim + column + 16 * p, masks[p]);
             for (int q = 0; q < Q; q++) {
                 // a weight of zero is not enough: a later row's value may be NaN
                 if (Q > 1 && (j < queries[q].earliest || j > queries[q].position)) continue;
                 const F32x16 w = set1_ps(queries[q].scores[j]);
                 for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
             }
-        };
-        const int64_t contiguous = call.slots == nullptr ? end : std::min(call.start, end);
-        for (int64_t j = first; j < contiguous; j++) add(j, j);
-        for (int64_t j = std::max(first, contiguous); j < end; j++) add(j, call.slots[j - call.start]);
+        }
+        for (int q = 0; q < Q && call.paths != nullptr; q++)
+            for (int64_t j = std::max(in_order, queries[q].earliest); j <= queries[q].position; j++) {
+                const uint16_t* value = block.values + slot_of(call, queries[q], j) * call.value_dim + column;
+                const F32x16 w = set1_ps(queries[q].scores[j]);
+                for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, load_bf16(value + 16 * p, masks[p]), sums[q][p]);
+            }
         for (int q = 0; q < Q; q++)
             for (int p = 0; p < 4 && masks[p]; p++) store_output(call, queries[q], column + 16 * p, sums[q][p]);
     }
@@ -214,8 +226,13 @@ void any_value_tile(int count, const Query* queries, int64_t first, int64_t end,
 
 // Adds what each of the queries sees of the values at positions first .. end - 1: those that all see as a tile.
 void add_values(const Query* queries, int count, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
-    const int64_t seen_from = std::clamp(queries[count - 1].earliest, first, end);
-    const int64_t seen_to = std::clamp(queries[0].position + 1, seen_from, end);
+    int64_t last_earliest = queries[0].earliest, first_position = queries[0].position;
+    for (int q = 1; q < count; q++) {
+        last_earliest = std::max(last_earliest, queries[q].earliest);
+        first_position = std::min(first_position, queries[q].position);
+    }
+    const int64_t seen_from = std::clamp(last_earliest, first, end);
+    const int64_t seen_to = std::clamp(first_position + 1, seen_from, end);
     const auto add_seen = [&](int64_t from, int64_t to) {
         for (int q = 0; q < count; q++) {
             const int64_t begin = std::max(from, queries[q].earliest), last = std::min(to, queries[q].position + 1);
@@ -230,16 +247,24 @@ void add_values(const Query* queries, int count, int64_t first, int64_t end, con
 // values: room for VALUES, sums: for MOST_QUERIES rows of `width` numbers
 void weigh_values_of_many(const AttentionCall& call, const QueryBlock& block, int64_t width, float* values, float* sums) {
     std::fill_n(sums, block.count * width, 0.0f);
-    const int64_t tiles = (block.count + TILE - 1) / TILE;
-    for (int64_t first = block.queries[0].earliest; first < block.num_keys; first += VALUES) {
-        const int64_t end = std::min(first + VALUES, block.num_keys);
-        for (int64_t j = first; j < end; j++)
-            for (int64_t i = 0; i < width; i += 16)
-                store_ps(values + (j - first) * width + i,
-                         load_bf16(block.values + slot_of(call, j) * call.value_dim + i, lanes(call.value_dim - i)));
+    const int64_t tiles = (block.count + TILE - 1) / TILE, in_order = num_in_order(call, block.num_keys);
+    const auto convert = [&](int64_t slot, float* to) {
+        for (int64_t i = 0; i < width; i += 16)
+            store_ps(to + i, load_bf16(block.values + slot * call.value_dim + i, lanes(call.value_dim - i)));
+    };
+    for (int64_t first = block.earliest; first < in_order; first += VALUES) {
+        const int64_t end = std::min(first + VALUES, in_order);
+        for (int64_t j = first; j < end; j++) convert(j, values + (j - first) * width);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t begin = block.count * tile / tiles, count = block.count * (tile + 1) / tiles - begin;
             add_values(block.queries + begin, (int)count, first, end, values, width, sums + begin * width);
+        }
+    }
+    for (int64_t i = 0; i < block.count && call.paths != nullptr; i++) {
+        const Query& query = block.queries[i];
+        for (int64_t j = std::max(in_order, query.earliest); j <= query.position; j++) {
+            convert(slot_of(call, query, j), values);
+            value_tile<1>(&query, j, j + 1, values, width, sums + i * width);
         }
     }
     for (int64_t i = 0; i < block.count; i++)
@@ -251,7 +276,7 @@ void weigh_values_of_many(const AttentionCall& call, const QueryBlock& block, in
 
 void attend_few(const AttentionCall& call, const QueryBlock& block) {
     for (int64_t i = 0; i < block.count; i++) {
-        score_query(call, block, block.queries[i]);
+        score_query(call, block, block.queries[i], 0);
         exponentiate(call, block.queries[i]);
     }
     for (int64_t i = 0; i < block.count; i += QUERIES_AT_ONCE)
@@ -286,14 +311,17 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
     const int64_t per_head = (num_queries + size - 1) / size, head = index / per_head, first = index % per_head * size;
     Query queries[MOST_QUERIES];
     QueryBlock block = {call.keys + head * call.capacity * call.key_dim, call.values + head * call.capacity * call.value_dim,
-                        queries, std::min(size, num_queries - first), 0};
-    block.num_keys = call.start + (first + block.count - 1) / groups + 1;
+                        queries, std::min(size, num_queries - first), 0, INT64_MAX};
+    const auto position_of = [&](int64_t row) { return call.positions == nullptr ? call.start + row : call.positions[row]; };
+    for (int64_t row = first / groups; row <= (first + block.count - 1) / groups; row++)
+        block.num_keys = std::max(block.num_keys, position_of(row) + 1);
     for (int64_t i = 0; i < block.count; i++) {
         Query& query = queries[i];
         query.row = (first + i) / groups;
         query.head = head * groups + (first + i) % groups;
-        query.position = call.start + query.row;
+        query.position = position_of(query.row);
         query.earliest = call.window ? std::max<int64_t>(query.position - call.window + 1, 0) : 0;
+        block.earliest = std::min(block.earliest, query.earliest);
         query.from = call.query + query.head * call.query_head + query.row * call.query_row;
         query.scores = scores + i * score_stride(block.num_keys);
         query.sink = call.sinks ? call.sinks + query.head : nullptr;

@@ -36,13 +36,16 @@ class AttentionShape(NamedTuple):
 
 class CacheSpan(NamedTuple):
     """Rows first_row .. of a pass belong to one sequence. start: its positions that are in the cache already, at the slots of the
-    same numbers. capacity: its slots. stores: [layers * 2], the addresses of the keys [H, capacity, D] and values of each layer."""
+    same numbers. capacity: its slots. stores: [layers * 2], the addresses of the keys [H, capacity, D] and values of each layer.
+    paths: for each row the slots of the positions from start to its own, whose keys it sees beside those before start; None: the
+    rows are a chain, each at the slot of its position."""
 
     first_row: int
     num_rows: int
     start: int
     capacity: int
     stores: array[int]
+    paths: Sequence[Sequence[int]] | None = None
 
 
 class StackBatch(NamedTuple):
@@ -253,7 +256,8 @@ def batch_struct(
     # Python's arrays: for a few numbers they cost a fifth of NumPy's
     ids, positions, wanted = (array("i", values) for values in (batch.ids, batch.positions, batch.wanted))
     slots = None if batch.slots is None else array("i", batch.slots)
-    bounds = array("q", [x for s in spans for x in (s.first_row, s.num_rows, s.start, s.capacity)])
+    bounds = array("q", [x for s in spans for x in (s.first_row, s.num_rows, s.start, s.capacity, s.paths is not None)])
+    paths, path_stride = _path_table(batch)
     stores = spans[0].stores if len(spans) == 1 else array("q", chain.from_iterable(span.stores for span in spans))
     arrays = (ids, positions, wanted, bounds, stores)
     at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
@@ -261,7 +265,7 @@ def batch_struct(
     struct = BatchStruct(
         at_ids,
         at_positions,
-        None if slots is None else slots.buffer_info()[0],
+        *(None if each is None else each.buffer_info()[0] for each in (slots, paths)),
         at_wanted,
         address(states),
         cos.data_ptr(),
@@ -273,11 +277,24 @@ def batch_struct(
         len(wanted),
         len(spans),
         cos.stride(0),
+        path_stride,
         tapped.buffer_info()[0],
         address(features),
         len(tapped),
     )
-    return struct, (*arrays, slots, tapped)
+    return struct, (*arrays, slots, paths, tapped)
+
+
+def _path_table(batch: StackBatch) -> tuple[array[int] | None, int]:
+    """[R, stride], of all rows; rows of chains have none. -> None without trees"""
+    stride = max((len(path) for span in batch.spans for path in span.paths or ()), default=0)
+    if not stride:
+        return None, 0
+    table = array("i", bytes(array("i").itemsize * stride * len(batch.ids)))
+    for span in batch.spans:
+        for row, path in enumerate(span.paths or (), start=span.first_row):
+            table[row * stride : row * stride + len(path)] = array("i", path)
+    return table, stride
 
 
 def _check_batch(stack: Stack, batch: StackBatch, taps: Sequence[int]) -> None:
@@ -294,6 +311,21 @@ def _check_batch(stack: Stack, batch: StackBatch, taps: Sequence[int]) -> None:
         slots = batch.slots[span.first_row : span.first_row + span.num_rows]
         if not span.start <= min(slots) <= max(slots) < span.capacity:
             raise ValueError(f"new slots go from {span.start} to {span.capacity - 1}: {slots} are given")
+        if span.paths is not None:
+            _check_paths(span, batch.positions[span.first_row : span.first_row + span.num_rows], slots)
+
+
+def _check_paths(span: CacheSpan, positions: Sequence[int], slots: Sequence[int]) -> None:
+    assert span.paths is not None
+    lens = [position - span.start + 1 for position in positions]
+    if [len(path) for path in span.paths] != lens or any(
+        path[-1] != slot for path, slot in zip(span.paths, slots, strict=True)
+    ):
+        raise ValueError(
+            "a path has a slot for each position from its span's start to its row's own, which is the last"
+        )
+    if any(not span.start <= slot < span.capacity for path in span.paths for slot in path):
+        raise ValueError(f"paths have slots from {span.start} to {span.capacity - 1}")
 
 
 def _check_states(stack: Stack, batch: StackBatch, states: Tensor | None) -> None:
@@ -318,10 +350,12 @@ def attention_struct(
         values.data_ptr(),
         keys.stride(0) // keys.shape[2],
         None,
+        None,
         address(mask),
         0 if mask is None else mask.shape[1],
         address(shape.sinks),
         out[rows].data_ptr(),
+        0,
         rows.stop - rows.start,
         start,
         query.shape[0],

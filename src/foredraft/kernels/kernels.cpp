@@ -241,11 +241,11 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
             if (b.states != nullptr) std::copy_n(features.begin() + b.wanted[i] * s->hidden, s->hidden, states.begin() + left * s->hidden);
             wanted[left] = (int32_t)left;
             std::copy_n(stores.begin() + i * s->num_layers * 2, s->num_layers * 2, stores.begin() + left * s->num_layers * 2);
-            spans[left] = {left, 1, end, spans[i].capacity};
+            spans[left] = {left, 1, end, spans[i].capacity, 0};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
-             stores.data(), b.logits, left, left, left, b.rotary_stride, b.taps, nullptr, b.num_taps};
+        b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
+             stores.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
     }
     if (num_prob_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;

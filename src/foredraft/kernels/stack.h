@@ -183,8 +183,9 @@ void attend_spans(const Stack& s, const Batch& b, const Workspace& w, int64_t in
         const int64_t width = s.num_heads * s.head_dim;
         const AttentionCall call = {
             w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity,
-            b.slots == nullptr ? nullptr : b.slots + span.first_row, nullptr, 0, s.layers[index].sinks,
-            w.attended + span.first_row * width, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
+            span.has_paths ? b.positions + span.first_row : nullptr,
+            span.has_paths ? b.paths + span.first_row * b.path_stride : nullptr, nullptr, 0, s.layers[index].sinks,
+            w.attended + span.first_row * width, b.path_stride, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
             s.layers[index].window, s.scale, s.softcap};
         attend_shared(call, team, next_block, w.scores);
     }

@@ -72,11 +72,13 @@ struct Stack {
 
 struct Span {                              // rows of a pass that belong to one sequence
     int64_t first_row, num_rows, start, capacity;
+    int64_t has_paths;                     // whether its rows see what their paths name; if not, all positions before their own, at these slots
 };
 
 struct Batch {
     const int32_t *ids, *positions;        // [T]
     const int32_t* slots;                  // [T] where in its sequence's store a row's keys and values go; null: at its position
+    const int32_t* paths;                  // [T, path_stride] the slots of the positions from its span's start to a row's own, where spans have paths
     const int32_t* wanted;                 // [W] rows whose logits are wanted
     const uint16_t* states;                // [T, hidden] bfloat16: what the hidden states begin as, beside the embeddings; null: they begin as those
     const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
@@ -85,6 +87,7 @@ struct Batch {
     float* logits;                         // [W, V]
     int64_t num_rows, num_wanted, num_spans;
     int64_t rotary_stride;                 // from table to table
+    int64_t path_stride;
     const int64_t* taps;                   // hidden states that are kept: what layer i reads; num_layers: what the last one gives; -1: that, normed
     uint16_t* features;                    // [T, num_taps * hidden] bfloat16: where they go
     int64_t num_taps;
@@ -125,12 +128,12 @@ struct AttentionCall {
     int64_t query_head, query_row;
     const uint16_t *keys, *values;         // [H, capacity, Dk], [H, capacity, Dv]
     int64_t capacity;
-    const int32_t* slots;                  // [num_rows] where the keys at positions start .. lie; null: each at its position
+    const int32_t *positions, *paths;      // [num_rows], [num_rows, path_stride]: as of a Batch; null: start .., each at its position
     const uint8_t* mask;                   // [num_rows, mask_keys], 0 hides a key; null: all earlier ones are seen
     int64_t mask_keys;
     const float* sinks;                    // [num_heads] or null
     uint16_t* output;                      // [num_rows, num_heads, Dv]
-    int64_t num_rows, start, num_heads, num_kv_heads, key_dim, value_dim, window;
+    int64_t path_stride, num_rows, start, num_heads, num_kv_heads, key_dim, value_dim, window;
     float scale, softcap;                  // softcap 0: none
 };
 

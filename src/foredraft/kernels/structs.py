@@ -70,9 +70,21 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("ids", "positions", "slots", "wanted", "states", "cos", "sin", "spans", "stores", "logits")
+            for name in (
+                "ids",
+                "positions",
+                "slots",
+                "paths",
+                "wanted",
+                "states",
+                "cos",
+                "sin",
+                "spans",
+                "stores",
+                "logits",
+            )
         ),
-        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride")),
+        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride", "path_stride")),
         *((name, c_void_p) for name in ("taps", "features")),
         ("num_taps", c_int64),
     ]
@@ -86,14 +98,18 @@ class AttentionCallStruct(ctypes.Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("capacity", c_int64),
-        ("slots", c_void_p),
+        ("positions", c_void_p),
+        ("paths", c_void_p),
         ("mask", c_void_p),
         ("mask_keys", c_int64),
         ("sinks", c_void_p),
         ("output", c_void_p),
         *(
             (name, c_int64)
-            for name in ("num_rows", "start", "num_heads", "num_kv_heads", "key_dim", "value_dim", "window")
+            for name in (
+                *("path_stride", "num_rows", "start", "num_heads", "num_kv_heads", "key_dim", "value_dim"),
+                "window",
+            )
         ),
         ("scale", c_float),
         ("softcap", c_float),

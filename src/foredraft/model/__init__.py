@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
-    from foredraft.model.batch import RaggedBatch, Read, Reading
+    from foredraft.model.batch import RaggedBatch, Read, Reading, read_with_draft
     from foredraft.model.checkpoint import EMBEDDED
     from foredraft.model.generation import Generated
     from foredraft.model.language_model import LanguageModel, Traits
@@ -33,12 +33,13 @@ __all__ = [
     "is_stored_in_few_bits",
     "load_model",
     "load_tokenizer",
+    "read_with_draft",
 ]
 
 __getattr__ = attributes(
     __name__,
     {
-        "batch": ("RaggedBatch", "Read", "Reading"),
+        "batch": ("RaggedBatch", "Read", "Reading", "read_with_draft"),
         "checkpoint": ("EMBEDDED",),
         "generation": ("Generated",),
         "language_model": ("LanguageModel", "Traits"),

@@ -9,7 +9,7 @@ bits then depend neither on how many rows share the pass nor on how many keys fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 
 from foredraft.engine.cache import KEY_MULTIPLE
 from foredraft.kernels import AttentionShape, Kernels
-from foredraft.model.batch import RaggedBatch, Span
+from foredraft.model.batch import Branch, RaggedBatch, Span, branches_of
 from foredraft.model.rows import SMALL_PRODUCT
 
 NAME = "foredraft"
@@ -38,53 +38,79 @@ class MaskRule:
     function: MaskFunction
 
 
+class Chain(NamedTuple):
+    """Rows of a pass that see each other in turn, and what they see. rows: [R], their places in the pass, or a slice of it. start: the
+    position of the first. keys: [H, N, Dk], values: [H, N, Dv], in order of position; what lies behind the last row's is finite."""
+
+    rows: slice | Tensor
+    start: int
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """What one forward pass of the model reads: spans that cover its rows in order, padding included.
 
-    slots: [R], where keys and values are written (see RaggedBatch); None: at their positions. kernels: the compiled ones, where
-    the model is in bfloat16 on the CPU; None runs PyTorch's.
+    kernels: the compiled ones, where the model is in bfloat16 on the CPU; None runs PyTorch's.
     """
 
     spans: list[Span]
-    slots: list[int] | None = None
     kernels: Kernels | None = None
-    _masks: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
-    _seen: dict[tuple[MaskFunction, int, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[MaskFunction, int, int, int, int], Tensor] = field(default_factory=dict)
+    _seen: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
+    _branches: dict[int, list[Branch]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: RaggedBatch, kernels: Kernels | None) -> AttentionMetadata:
-        return cls(batch.spans, None if batch.is_contiguous else batch.slots, kernels)
+        return cls(batch.spans, kernels)
 
-    def write(self, layer: int, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the keys and values of one span's rows into its region -> all of the region's, as Region.write gives them.
-        key: [H, T, Dk], value: [H, T, Dv]"""
-        span = self.spans[index]
-        rows = slice(span.first_row, span.first_row + span.num_rows)
-        slots = None if self.slots is None else self.slots[rows]
-        return span.region.write(layer, key[:, rows], value[:, rows], span.start, slots)
+    def chains(self, layer: int, key: Tensor, value: Tensor) -> Iterator[Chain]:
+        """Put the keys and values of all rows into their regions -> the rows of each span as chains: one, or those of a tree's
+        branches. key: [H, T, Dk], value: [H, T, Dv]"""
+        for index, span in enumerate(self.spans):
+            rows = slice(span.first_row, span.first_row + span.num_rows)
+            if span.paths is None:
+                yield Chain(rows, span.start, *span.region.write(layer, key[:, rows], value[:, rows], span.start))
+                continue
+            span.region.write_to(layer, key[:, rows], value[:, rows], [path[-1] for path in span.paths])
+            for branch in self._branches_of(index):
+                start = span.start + len(branch.slots) - len(branch.rows)
+                places = torch.tensor(branch.rows, device=key.device) + span.first_row
+                yield Chain(places, start, *span.region.along(layer, span.start, branch.slots))
 
-    def seen(self, rule: MaskFunction, index: int, num_keys: int) -> Tensor:
-        """[R, N] bool: which keys one span's rows may see by the rule; later ones need not be hidden."""
-        key = (rule, index, num_keys)
+    def seen(self, rule: MaskFunction, chain: Chain) -> Tensor:
+        """[R, N] bool: which keys the rows may see by the rule; later ones need not be hidden."""
+        num_keys = chain.keys.shape[1]
+        key = (rule, chain.start, chain.num_rows, num_keys)
         if key not in self._seen:
-            span = self.spans[index]
-            queries = torch.arange(span.start, span.start + span.num_rows)[:, None]
-            shape = (span.num_rows, num_keys)
+            queries = torch.arange(chain.start, chain.start + chain.num_rows)[:, None]
+            shape = (chain.num_rows, num_keys)
             self._seen[key] = rule(0, 0, queries, torch.arange(num_keys)[None]).expand(shape).contiguous()
         return self._seen[key]
 
-    def mask(self, rule: MaskFunction, index: int, num_keys: int, num_rows: int, groups: int, like: Tensor) -> Tensor:
-        """Additive mask [1, groups * R, N] of one span's first num_rows positions, made once per rule and pass."""
-        key = (rule, index, num_rows, groups)
+    def mask(self, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor) -> Tensor:
+        """Additive mask [1, groups * R, N] of num_rows positions from the chain's first on, made once per rule and pass."""
+        num_keys = chain.keys.shape[1]
+        key = (rule, chain.start, num_rows, num_keys, groups)
         if key not in self._masks:
-            start = self.spans[index].start
-            queries = torch.arange(start, start + num_rows, device=like.device)[:, None]
+            queries = torch.arange(chain.start, chain.start + num_rows, device=like.device)[:, None]
             keys = torch.arange(num_keys, device=like.device)[None]
             hidden = ~(rule(0, 0, queries, keys) & (keys <= queries))
             mask = like.new_zeros(num_rows, num_keys).masked_fill_(hidden, -torch.inf)
             self._masks[key] = mask.repeat(groups, 1)[None]
         return self._masks[key]
+
+    def _branches_of(self, index: int) -> list[Branch]:
+        if index not in self._branches:
+            paths = self.spans[index].paths
+            assert paths is not None
+            self._branches[index] = branches_of(paths)
+        return self._branches[index]
 
 
 class LayerAttention(NamedTuple):
@@ -128,19 +154,17 @@ def attend_spans(
     if metadata.kernels is not None:
         return _attend_by_kernels(metadata, metadata.kernels, layer, query, key, value, kind)
     groups = query.shape[0] // key.shape[0]
-    parts = []
-    for index, span in enumerate(metadata.spans):
-        first, given = span.first_row, span.num_rows + span.padding
-        keys, values = metadata.write(layer, index, key, value)
-        queries = query[:, first : first + given]
-        missing = max(0, _least_rows(keys, values, groups) - given)
+    out = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+    for chain in metadata.chains(layer, key, value):
+        queries, given = query[:, chain.rows], chain.num_rows
+        missing = max(0, _least_rows(chain.keys, chain.values, groups) - given)
         if missing:
             queries = nn.functional.pad(queries, (0, 0, 0, missing))
-        mask = metadata.mask(kind.rule, index, keys.shape[1], given + missing, groups, query)
-        grouped = queries.reshape(keys.shape[0], mask.shape[1], -1)
-        output = _attention(grouped, keys, values, mask, kind)
-        parts.append(output.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        mask = metadata.mask(kind.rule, chain, given + missing, groups, query)
+        grouped = queries.reshape(chain.keys.shape[0], mask.shape[1], -1)
+        output = _attention(grouped, chain.keys, chain.values, mask, kind)
+        out[chain.rows] = output.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1)
+    return out
 
 
 def _attend_by_kernels(
@@ -152,15 +176,24 @@ def _attend_by_kernels(
     value: Tensor,
     kind: LayerAttention,
 ) -> Tensor:
-    spans = []
-    for index, span in enumerate(metadata.spans):
-        rows = slice(span.first_row, span.first_row + span.num_rows)
-        keys, values = metadata.write(layer, index, key, value)
-        mask = None if kind.rule is causal_mask_function else metadata.seen(kind.rule, index, keys.shape[1])
-        spans.append((rows, span.start, keys, values, mask))
+    chains = list(metadata.chains(layer, key, value))
+    is_in_order = all(isinstance(chain.rows, slice) for chain in chains)
+    order = None if is_in_order else torch.cat([torch.arange(query.shape[1])[chain.rows] for chain in chains])
+    spans, first = [], 0
+    for chain in chains:
+        is_own = order is None and isinstance(chain.rows, slice)
+        rows: slice = chain.rows if is_own else slice(first, first + chain.num_rows)  # type: ignore[assignment]
+        first += chain.num_rows
+        mask = None if kind.rule is causal_mask_function else metadata.seen(kind.rule, chain)
+        spans.append((rows, chain.start, chain.keys, chain.values, mask))
     sinks = None if kind.sinks is None else kind.sinks.float()
     shape = AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks)
-    return kernels.attend(spans, query, shape, query.shape[1])
+    if order is None:
+        return kernels.attend(spans, query, shape, query.shape[1])
+    attended = kernels.attend(spans, query[:, order], shape, len(order))
+    out = attended.new_zeros(query.shape[1], *attended.shape[1:])
+    out[order] = attended
+    return out
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: LayerAttention) -> Tensor:

@@ -11,26 +11,47 @@ from torch import Tensor
 from foredraft.engine.cache import Region, Regions
 from foredraft.kernels import CacheSpan, StackBatch
 
+AFTER_CACHE = -1
+"""In place of a parent: the token follows what the cache holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Tokens of one sequence that follow what the cache holds of it; logits are wanted for the last num_logits."""
+    """Tokens of one sequence that follow what the cache holds of it; logits are wanted for the last num_logits.
+
+    parents: for each token the index of the one that it follows, an earlier one, or AFTER_CACHE; None: each follows the one
+    before it. No two tokens with one parent may be equal.
+    """
 
     seq_id: int
     tokens: Sequence[int]
     num_logits: int
+    parents: Sequence[int] | None = None
+
+
+def read_with_draft(read: Read, draft_ids: Sequence[int], parents: Sequence[int] | None) -> Read:
+    """A chain, its last token pending, and a draft behind it: the logits of all rows from the pending token on. parents: as in
+    Proposal, None for a chain."""
+    tokens, num_logits = [*read.tokens, *draft_ids], len(draft_ids) + 1
+    if parents is None or list(parents) == list(range(AFTER_CACHE, len(parents) - 1)):
+        return Read(read.seq_id, tokens, num_logits)
+    pending = len(read.tokens) - 1
+    tree = [*range(AFTER_CACHE, pending), *(pending + 1 + parent for parent in parents)]
+    return Read(read.seq_id, tokens, num_logits, tree)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Rows first_row .. first_row + num_rows of a pass belong to the sequence in `region`. start: its tokens that the region holds
-    already, at positions and slots 0 .. start. padding: rows after the span that belong to nobody."""
+    already, at positions and slots 0 .. start. padding: rows after the span that belong to nobody. paths: for each row the slots
+    of the positions from start to its own; None: the rows are a chain, each at the slot of its position."""
 
     region: Region
     first_row: int
     num_rows: int
     start: int
     padding: int = 0
+    paths: Sequence[Sequence[int]] | None = None
 
 
 class RaggedBatch(NamedTuple):
@@ -39,12 +60,10 @@ class RaggedBatch(NamedTuple):
     ids: [R]. positions: [R], a row's depth in its text: rotary angles and masks go by it. slots: [R], where a row's keys and
     values are written in its region. spans: cover the rows in order. wanted: the rows whose logits are computed.
 
-    The rows of a span have positions start, start + 1, ..: a chain. Their slots are usually the same numbers, but may be any
-    free ones (start <= slot < capacity, all different). A row attends to the positions up to its own, in order of position
-    wherever they lie, so its bits do not depend on the slots. The next pass expects slots 0 .. start in order again.
-
-    A tree needs two things more: for each row, which rows of its span are its ancestors (siblings share a position, so a
-    position no longer names a slot), and a cache that moves the accepted path to the slots of its positions.
+    The rows of a span are a chain, at positions and slots start, start + 1, ..; or a tree, whose rows have slots as they come
+    (start <= slot < capacity, all different) and paths that name the slots they see. A row attends to the positions up to its own,
+    in order of position wherever they lie, so its bits do not depend on the slots: a row of a tree has the bits of that row in the
+    chain of its path. The next pass expects slots 0 .. start in order again (see Region.keep_prefix_of).
     """
 
     ids: list[int]
@@ -62,8 +81,15 @@ class RaggedBatch(NamedTuple):
         """The same batch with addresses in place of regions, for kernels that write to the cache themselves. like: an example of
         the keys [H, *, D] of a layer."""
         spans = [
-            CacheSpan(s.first_row, s.num_rows, s.start, s.region.capacity, s.region.addresses(num_layers, like))
-            for s in self.spans
+            CacheSpan(
+                span.first_row,
+                span.num_rows,
+                span.start,
+                span.region.capacity,
+                span.region.addresses(num_layers, like),
+                span.paths,
+            )
+            for span in self.spans
         ]
         return StackBatch(self.ids, self.positions, None if self.is_contiguous else self.slots, self.wanted, spans)
 
@@ -77,9 +103,10 @@ class Reading(NamedTuple):
 
 def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] | None = None) -> RaggedBatch:
     """One batch that reads each sequence on from what the cache holds of it. num_generated: how many tokens will be generated after
-    each read. Raises RuntimeError if no room has been reserved."""
+    each read, which must be a chain. Raises RuntimeError if no room has been reserved."""
     ids: list[int] = []
     positions: list[int] = []
+    slots: list[int] = []
     spans: list[Span] = []
     wanted: list[int] = []
     for i, read in enumerate(reads):
@@ -91,8 +118,51 @@ def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] 
         num_logits = read.num_logits if num_generated is None else 1
         if num_logits > length:
             raise RuntimeError(f"sequence {read.seq_id}: {num_logits} rows of logits are wanted of {length} tokens")
-        spans.append(Span(region, len(ids), length, start))
+        paths = None if read.parents is None else paths_of(read.parents, start)
+        spans.append(Span(region, len(ids), length, start, paths=paths))
         ids.extend(read.tokens)
-        positions.extend(range(start, start + length))
+        slots.extend(range(start, start + length))
+        positions.extend(slots[-length:] if paths is None else (start + len(path) - 1 for path in paths))
         wanted.extend(range(len(ids) - num_logits, len(ids)))
-    return RaggedBatch(ids, positions, positions, spans, wanted)
+    return RaggedBatch(ids, positions, positions if slots == positions else slots, spans, wanted)
+
+
+def paths_of(parents: Sequence[int], start: int) -> list[list[int]]:
+    """For each row of a tree the slots of the rows from the root to itself, where row i has the slot start + i. parents: as in Read.
+    Raises ValueError for a parent that is no earlier row."""
+    paths: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        if not AFTER_CACHE <= parent < row:
+            raise ValueError(f"the parent of row {row} must be an earlier row, not {parent}")
+        paths.append([*(() if parent == AFTER_CACHE else paths[parent]), start + row])
+    return paths
+
+
+class Branch(NamedTuple):
+    """Rows of a tree that follow each other, and the slots that the last of them sees from the tree's start on."""
+
+    rows: list[int]
+    slots: Sequence[int]
+
+
+def branches_of(paths: Sequence[Sequence[int]]) -> list[Branch]:
+    """A tree's rows, each once, along its branches. paths: of a Span."""
+    rows = {path[-1]: row for row, path in enumerate(paths)}
+    inner = {slot for path in paths for slot in path[:-1]}
+    branches: list[Branch] = []
+    seen: set[int] = set()
+    for path in paths:
+        if path[-1] not in inner:
+            branches.append(Branch([rows[slot] for slot in path if slot not in seen], path))
+            seen.update(path)
+    return branches
+
+
+def remember(read: Read, region: Region) -> None:
+    """What was read: a chain, or the chain before the first branch, and a tree behind it of which the cache will keep a path."""
+    if read.parents is None:
+        region.tokens.extend(read.tokens)
+        return
+    stem = next((i for i, parent in enumerate(read.parents) if read.parents.count(parent) > 1), len(read.parents))
+    region.tokens.extend(read.tokens[:stem])
+    region.branch(read.tokens[stem:], [parent - stem for parent in read.parents[stem:]])

@@ -53,6 +53,8 @@ class DeviceStackBody:
 
     kernels = None
 
+    reads_trees = False
+
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
         from foredraft.gpu import passes  # Triton is there where this is used
 

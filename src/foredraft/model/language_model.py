@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool, Regions
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
-from foredraft.model.batch import RaggedBatch, Read, Reading, flatten
+from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.taps import FINAL_NORM
@@ -38,7 +38,10 @@ class Traits:
 
 class Body(Protocol):
     """What computes a pass. kernels: the compiled ones that its attention runs. is_batch_invariant: whether a row's sums are made
-    in one order in any pass, off the CPU too."""
+    in one order in any pass, off the CPU too. reads_trees: whether the rows of a span may be a tree."""
+
+    @property
+    def reads_trees(self) -> bool: ...
 
     @property
     def is_batch_invariant(self) -> bool: ...
@@ -133,7 +136,7 @@ class LanguageModel:
                     rows = hidden[span.first_row : span.first_row + span.num_rows]
                     span.region.write_features(rows, span.start)
         for read, span in zip(reads, batch.spans, strict=True):
-            span.region.tokens.extend(read.tokens)
+            remember(read, span.region)
         return logits
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:

@@ -8,16 +8,19 @@ from typing import NamedTuple, Protocol
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
+from foredraft.engine.token_tree import TreeShape
 
 MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
 """Reasons for a fallback to plain decoding or to another drafter."""
 
 
 class DraftBudget(NamedTuple):
-    """At most max_draft draft tokens from the drafter of this name; 0 is plain decoding."""
+    """At most max_draft draft tokens from the drafter of this name; 0 is plain decoding. shape: of the draft where it shall be a
+    tree."""
 
     drafter: str
     max_draft: int
+    shape: TreeShape | None = None
 
 
 NO_DRAFTING = DraftBudget("", 0)
@@ -57,10 +60,11 @@ class Policy(Protocol):
 
 class FixedPolicy:
     """Drafts as many tokens as the request wants, from one drafter, but none that could never be emitted: the last token
-    of a text is always the target's own."""
+    of a text is always the target's own. shape: of the drafts of a drafter that grows trees."""
 
-    def __init__(self, drafter: str) -> None:
+    def __init__(self, drafter: str, shape: TreeShape | None = None) -> None:
         self._drafter = drafter
+        self._shape = shape
         self._cooldowns = Cooldowns()
         self.fallbacks = self._cooldowns.counts
 
@@ -69,7 +73,7 @@ class FixedPolicy:
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         wanted = 0 if self._drafter in self._cooldowns else sequence.speculative_tokens or 0
-        return DraftBudget(self._drafter, max(0, min(wanted, sequence.room - 1)))
+        return DraftBudget(self._drafter, max(0, min(wanted, sequence.room - 1)), self._shape)
 
     def observe(self, step: Step) -> None:
         """A fixed policy learns nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget
 from foredraft.policy.cost_model import CostModel
@@ -27,7 +28,7 @@ bucket and the magnitude of what it would have to read first."""
 
 class BudgetPlanner:
     """acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. max_draft: the
-    most draft tokens of a step."""
+    most draft tokens of a step. shape: of drafts whose number is not to be chosen."""
 
     def __init__(
         self,
@@ -36,12 +37,14 @@ class BudgetPlanner:
         states: SequenceStates,
         cooldowns: Cooldowns,
         max_draft: int,
+        shape: TreeShape | None = None,
     ) -> None:
         self._acceptance = acceptance
         self._costs = costs
         self._states = states
         self._cooldowns = cooldowns
         self._max_draft = max_draft
+        self._shape = shape
         self._first = next(iter(acceptance))
         self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
@@ -57,7 +60,11 @@ class BudgetPlanner:
     def fixed_budget(self, sequence: TokenSequence) -> DraftBudget:
         """Of a sequence with a number of draft tokens of its own."""
         wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
-        return DraftBudget(self._first, wanted) if wanted > 0 and self._first not in self._cooldowns else NO_DRAFTING
+        return (
+            DraftBudget(self._first, wanted, self._shape)
+            if wanted > 0 and self._first not in self._cooldowns
+            else NO_DRAFTING
+        )
 
     def budgets(self, sequences: Sequence[TokenSequence], step: int, *, sampled: bool) -> list[DraftBudget]:
         """The best plan's. A recent plan for sequences in the same state is used again."""

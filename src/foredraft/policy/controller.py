@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget
 from foredraft.policy.budget_planner import BudgetPlanner
@@ -24,7 +25,7 @@ class Controller:
     the whole batch (plan.py), from measured times (cost_model.py) and counted acceptance (acceptance.py).
 
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft
-    tokens of a step. costs: as measured by an earlier process. store: where to save them. clock: seconds; it times planning.
+    tokens of a step. shape: of the drafts of such requests. costs: as measured by an earlier process. store: where to save them. clock: seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of a drafter
     that does not seem to pay take at most 1 % of the time (probes.py).
@@ -35,6 +36,7 @@ class Controller:
         drafters: Sequence[str],
         *,
         max_draft: int = 8,
+        shape: TreeShape | None = None,
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -45,7 +47,7 @@ class Controller:
         self._cooldowns = Cooldowns()
         self.fallbacks = self._cooldowns.counts
         self._states = SequenceStates(drafters)
-        self._planner = BudgetPlanner(self._acceptance, self.costs, self._states, self._cooldowns, max_draft)
+        self._planner = BudgetPlanner(self._acceptance, self.costs, self._states, self._cooldowns, max_draft, shape)
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)
         self._probes = ProbeBudget(drafters)
@@ -183,6 +185,9 @@ class Controller:
             if not item.max_draft:
                 continue
             history = self._states.of(item.sequence).histories[item.drafter]
+            if outcome.parents is not None:  # it says nothing of chains, which are all that is chosen from
+                history.num_read = len(item.sequence.tokens)
+                continue
             num_accepted = min(outcome.num_accepted, num_kept)
             acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
             self._planner.add_draft()

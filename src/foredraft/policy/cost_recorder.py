@@ -74,14 +74,14 @@ class CostRecorder:
 
     def _record_draft(self, name: str, seconds: float, step: Step, *, is_usual: bool, sampled: bool) -> None:
         drafted = [
-            (item, num_kept)
-            for item, num_kept in zip(step.scoring, step.num_kept, strict=True)
+            (item, outcome, num_kept)
+            for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True)
             if item.drafter == name and item.max_draft
         ]
         # as it was before the step's tokens were committed
-        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
+        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, _, num_kept in drafted)
         if is_usual or num_missed:
-            depth = max(item.max_draft for item, _ in drafted)
+            depth = max(item.max_draft if outcome.parents is None else outcome.depth for item, outcome, _ in drafted)
             self._costs.record_draft(name, len(drafted), depth, num_missed, seconds, sampled=sampled)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         token_probs_of,
         uniforms_for,
     )
+    from foredraft.sampling.siblings import top_choices
     from foredraft.sampling.spec import Noise, SamplingSpec
     from foredraft.sampling.structured import StructuredOutputs
     from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, joined, tempered
@@ -76,6 +77,7 @@ __all__ = [
     "tempered",
     "to_device",
     "token_probs_of",
+    "top_choices",
     "uniforms_for",
 ]
 
@@ -110,5 +112,6 @@ __getattr__ = attributes(
         "devices": ("to_device",),
         "spec": ("Noise", "SamplingSpec"),
         "structured": ("StructuredOutputs",),
+        "siblings": ("top_choices",),
     },
 )

@@ -19,7 +19,7 @@ from foredraft.sampling.noise import shared_scores
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.pending import Pending
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
-from foredraft.sampling.spec import SamplingSpec
+from foredraft.sampling.spec import Noise, SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
 NOT_A_DISTRIBUTION = "the model gave NaN logits: its weights or its dtype are unusable"
@@ -52,6 +52,7 @@ class Sampler:
         self.params = params
         self.spec = SamplingSpec.of(params, child)
         self.generator = generator
+        self._coupled_spec: SamplingSpec | None = None
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
         self.bad_words = tuple(tuple(word) for word in bad_words)
@@ -75,6 +76,16 @@ class Sampler:
     @property
     def child(self) -> int:
         return self.spec.child
+
+    @property
+    def coupled_spec(self) -> SamplingSpec:
+        """spec, but with coupled noise in place of fresh noise, under a seed that nobody else knows."""
+        if not self.spec.draws:
+            return self.spec
+        if self._coupled_spec is None:
+            seed = int(torch.randint(1 << 62, (), generator=self.generator))
+            self._coupled_spec = self.spec._replace(seed=seed, noise=Noise.COUPLED)
+        return self._coupled_spec
 
     @property
     def is_greedy(self) -> bool:
@@ -180,15 +191,17 @@ class RowError(Exception):
 
 
 class Row(NamedTuple):
-    """One row of logits: the distribution after history + drafted, for this sampler."""
+    """One row of logits: the distribution after history + drafted, for this sampler. is_coupled: the row of a tree, whose token is
+    drawn with noise that its drafter has too, also where the request has no seed."""
 
     sampler: Sampler
     history: Sequence[int]
     drafted: Sequence[int] = ()
+    is_coupled: bool = False
 
     @property
     def spec(self) -> SamplingSpec:
-        return self.sampler.spec
+        return self.sampler.coupled_spec if self.is_coupled else self.sampler.spec
 
     @property
     def position(self) -> int:
@@ -246,7 +259,7 @@ def _adjust(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Fail
     failed: dict[int, str] = {}
     masks: list[tuple[int, Bits]] = []
     for r in touched:
-        sampler, history, drafted = rows[r]
+        sampler, history, drafted, _ = rows[r]
         try:
             if sampler.has_logits_processors:
                 logits[r] = sampler.warp(logits[r], history, drafted)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from foredraft.engine.stats import SpeculationStats
+from foredraft.engine.token_tree import depths_of
 
 VERSION = 1
 
@@ -89,10 +90,12 @@ class Token(_Line):
 
 
 class DraftToken(Token):
-    """q: the probability with which the token was drafted; 1 if the draft was certain."""
+    """q: the probability with which the token was drafted; 1 if the draft was certain. parent: in a tree the place in the draft of
+    the token before it, -1 for none; None in a chain. Of siblings at most one is accepted; where none is, all are rejected."""
 
     q: Probability | None
     verdict: Verdict
+    parent: Annotated[int, Field(ge=-1)] | None = None
 
 
 class TargetToken(Token):
@@ -122,9 +125,12 @@ class RoundLine(_Line):
     def count(self, stats: SpeculationStats) -> None:
         """Add the round to the stats."""
         verdicts = [token.verdict for token in self.draft]
-        stats.record(
-            num_drafted=len(verdicts), num_accepted=verdicts.count("accepted"), num_kept=len(self.kept)
-        )  # fmt: skip
+        counts = {"num_drafted": len(verdicts), "num_accepted": verdicts.count("accepted"), "num_kept": len(self.kept)}
+        parents = [token.parent for token in self.draft if token.parent is not None]
+        if parents:
+            counts["depth"] = max(depths_of(parents))
+            counts["num_evaluated"] = counts["num_accepted"] + ("rejected" in verdicts)
+        stats.record(**counts)
 
 
 class Counts(_Line):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.engine.step import Outcome
+from foredraft.engine.token_tree import ROOT, path_to
 from foredraft.sampling import Row, Sampler, adjusted, choose, to_device, token_probs_of
 
 
@@ -22,24 +23,27 @@ class TargetProbabilities(NamedTuple):
 
 
 def target_probabilities(
-    outcome: Outcome, sampler: Sampler, history: Sequence[int], drafted: Sequence[int], target_id: int | None
+    outcome: Outcome, sampler: Sampler, history: Sequence[int], target_id: int | None
 ) -> TargetProbabilities:
     """The target's probabilities of the tokens of a round.
 
-    history: the tokens before the step. drafted: all draft tokens, in order. target_id: the target's own token, whose logits are in
-    the row after the accepted draft tokens; None leaves it out.
+    history: the tokens before the step. target_id: the target's own token, whose logits are in the row of the last token that
+    stood; None leaves it out.
     """
-    positions, ids = list(range(len(drafted))), list(drafted)
+    drafted, parents, ids = outcome.draft_ids, outcome.parents, list(outcome.draft_ids)
+    before = list(range(ROOT, len(ids) - 1)) if parents is None else list(parents)
     if target_id is not None:
-        positions.append(outcome.num_accepted)
+        before.append(outcome.path[-1] if outcome.path else ROOT)
         ids.append(target_id)
     if not ids:
         return TargetProbabilities([], [])
+    is_tree = parents is not None
     with torch.inference_mode():
         device = outcome.logits.device
-        logits = outcome.logits.index_select(0, to_device(positions, device, torch.int64))
+        logits = outcome.logits.index_select(0, to_device([node + 1 for node in before], device, torch.int64))
         tokens = to_device(ids, device, torch.int64)
-        rows = [Row(sampler, history, drafted[:position]) for position in positions]
+        prefixes = [[drafted[i] for i in path_to(parents, node)] for node in before]
+        rows = [Row(sampler, history, prefix, is_tree) for prefix in prefixes]
         raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
         return TargetProbabilities(_numbers(_processed(logits, rows, tokens)), _numbers(raw))
 

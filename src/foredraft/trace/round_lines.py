@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.sequence import Origin
-from foredraft.engine.step import Step
+from foredraft.engine.step import Outcome, Step
+from foredraft.engine.token_tree import ROOT, path_to
 from foredraft.text.detokenizer import IncrementalDecoder
 from foredraft.trace.format import DraftToken, RoundLine, StepLine, TargetToken, Verdict
 from foredraft.trace.probabilities import draft_probabilities, target_probabilities
@@ -62,13 +63,13 @@ def round_line(step: Step, row: int, decoder: TokenDecoder, *, text: int, number
     num_before = len(sequence.tokens) - num_kept
     drafted = step.proposal.ids[row, : outcome.num_drafted].tolist()
     target_id = outcome.new_ids[-1] if num_kept > num_accepted else None
-    target = target_probabilities(outcome, sequence.sampler, sequence.tokens[:num_before], drafted, target_id)
-    draft_texts = decoder.preview(drafted)
+    target = target_probabilities(outcome, sequence.sampler, sequence.tokens[:num_before], target_id)
+    draft_texts = _previews(decoder, drafted, outcome.parents)
     kept_texts = decoder.push(outcome.new_ids[:num_kept])
     draft = [
         DraftToken(
             id=drafted[i], text=draft_texts[i], p=target.p[i], p_raw=target.p_raw[i], q=q,
-            verdict=_verdict(i, num_accepted, num_kept),
+            verdict=_verdict(i, outcome, num_kept), parent=None if outcome.parents is None else outcome.parents[i],
         )
         for i, q in enumerate(draft_probabilities(step.proposal, row, drafted))
     ]  # fmt: skip
@@ -86,11 +87,20 @@ def round_line(step: Step, row: int, decoder: TokenDecoder, *, text: int, number
     )
 
 
-def _verdict(i: int, num_accepted: int, num_kept: int) -> Verdict:
-    """unused: not evaluated, because a token before it was rejected or the text had ended."""
-    if i < min(num_accepted, num_kept):
+def _previews(decoder: TokenDecoder, drafted: Sequence[int], parents: Sequence[int] | None) -> list[str]:
+    """The characters of each draft token behind those before it."""
+    if parents is None:
+        return decoder.preview(drafted)
+    return [decoder.preview([drafted[i] for i in path_to(parents, node)])[-1] for node in range(len(drafted))]
+
+
+def _verdict(node: int, outcome: Outcome, num_kept: int) -> Verdict:
+    """unused: not evaluated, because a token before it was rejected, or a sibling of one accepted, or the text had ended."""
+    if node in outcome.path[:num_kept]:
         return "accepted"
-    return "rejected" if i == num_accepted < num_kept else "unused"
+    last = outcome.path[-1] if outcome.path else ROOT
+    parent = node - 1 if outcome.parents is None else outcome.parents[node]
+    return "rejected" if parent == last and outcome.num_accepted < num_kept else "unused"
 
 
 def _seconds(value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foredraft.errors import ForedraftError, shown
@@ -67,6 +67,25 @@ def check_head_options(window: int | None, settings: Mapping[str, Any] | None) -
     check_numbers(head_window=(window, 0))
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
         raise ForedraftError(f"head_settings must be a mapping from names to values, not {shown(settings)}")
+
+
+def check_paths(paths: object) -> Sequence[Sequence[int]]:
+    """speculative_token_tree, as it is. Raises ForedraftError for anything but a list of lists of ranks."""
+    is_list = isinstance(paths, Sequence) and not isinstance(paths, str) and len(paths) > 0
+    if not is_list or not all(_is_path(path) for path in paths):  # type: ignore[attr-defined]
+        raise ForedraftError(
+            f"speculative_token_tree must be a list of lists of ranks, as [[0], [1], [0, 0]], not {shown(paths)}"
+        )
+    return paths  # type: ignore[return-value]
+
+
+def _is_path(path: object) -> bool:
+    return (
+        isinstance(path, Sequence)
+        and not isinstance(path, str)
+        and len(path) > 0
+        and all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in path)
+    )
 
 
 def check_precision(dtype: str, quantization: str | None, draft_quantization: str | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
+from foredraft.engine.token_tree import ROOT, path_to
 from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import DrawSpec, Kernels, VerificationBatch
@@ -95,8 +96,8 @@ def verify(
 ) -> Verdict:
     """Which draft tokens stand, and the token behind them.
 
-    logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row i of sequence b follows its history and
-    its first i draft tokens. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this; 0: count
+    logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row 0 of sequence b follows its history, row i + 1 its
+    draft token i and those before that. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this; 0: count
     none. rules: by the name that a request asks for, before those of RULES and the kernels' own. A request whose rule raises
     or returns no law fails alone.
     """
@@ -136,8 +137,13 @@ def _rows(
     """All rows of the batch, and at which of them each sequence starts (B + 1 numbers)."""
     rows: list[Row] = []
     starts = [0]
-    for sampler, history, ids in zip(samplers, histories, proposal.draft_ids, strict=True):
-        rows.extend(Row(sampler, history, ids[:i]) for i in range(len(ids) + 1))
+    drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
+    for sampler, history, (ids, parents) in zip(samplers, histories, drafts, strict=True):
+        if parents is None:
+            rows.extend(Row(sampler, history, ids[:i]) for i in range(len(ids) + 1))
+        else:
+            paths = (path_to(parents, node) for node in range(ROOT, len(ids)))
+            rows.extend(Row(sampler, history, [ids[i] for i in path], is_coupled=True) for path in paths)
         starts.append(len(rows))
     return rows, starts
 
@@ -169,17 +175,23 @@ def _follow(
     """Sequences whose draft tokens are compared with the target's own."""
     part = _rows_of(batch, starts)
     choice = pending_choice(select(logits, part), [rows[r] for r in part], margins=near_tie > 0)
-    drafts = [proposal.draft_ids[b] for b in batch]
+    drafts = [(proposal.draft_ids[b], proposal.draft_parents[b]) for b in batch]
     return choice.then(lambda chosen: dict(zip(batch, _walked(chosen, drafts, near_tie), strict=True)))
 
 
-def _walked(choice: Choice, drafts: Sequence[Sequence[int]], near_tie: float) -> Iterator[_Outcome]:
-    """choice: of the rows of these drafts, one after the other."""
+def _walked(
+    choice: Choice, drafts: Sequence[tuple[Sequence[int], Sequence[int] | None]], near_tie: float
+) -> Iterator[_Outcome]:
+    """choice: of the rows of these drafts, ids and parents, one after the other."""
     own_ids = choice.ids.tolist()
     is_near_tie = [] if choice.margins is None else (choice.margins < near_tie).tolist()
-    for draft_ids, (start, end) in zip(drafts, pairwise(_first_rows([len(ids) for ids in drafts])), strict=True):
-        path, next_id = walk(own_ids[start:end], draft_ids)
-        yield _Outcome(path, next_id, is_near_tie[start:end], _failed_rows(choice.failed, start, end))
+    first_rows = pairwise(_first_rows([len(ids) for ids, _ in drafts]))
+    for (draft_ids, parents), (start, end) in zip(drafts, first_rows, strict=True):
+        path, next_id = walk(own_ids[start:end], draft_ids, parents)
+        rows = [start, *(start + 1 + node for node in path)]
+        near_ties = [is_near_tie[row] for row in rows] if is_near_tie else ()
+        failed = {i: choice.failed[row] for i, row in enumerate(rows) if row in choice.failed} if choice.failed else {}
+        yield _Outcome(path, next_id, near_ties, failed)
 
 
 def _ratio_groups(samplers: Sequence[Sampler], batch: list[int]) -> list[list[int]]:

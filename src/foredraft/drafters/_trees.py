@@ -1,0 +1,110 @@
+"""Trees in the making: what drafters that choose siblings from a model's logits have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from torch import Tensor
+
+from foredraft.drafters._drafts import Draft, fit_vocabulary
+from foredraft.engine.proposal import CERTAIN, DraftRequest
+from foredraft.engine.token_tree import ROOT, TreeShape, path_to
+from foredraft.model import Read
+from foredraft.sampling import Row, top_choices
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """A draft that is a tree in the making. ids: of the nodes of the shape that have grown."""
+
+    draft: Draft
+    shape: TreeShape
+    ids: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def request(self) -> DraftRequest:
+        return self.draft.request
+
+    def growing(self, depth: int) -> list[int]:
+        """The nodes at this depth that have grown (0: ROOT) and shall have children."""
+        if depth == 0:
+            return [ROOT] if ROOT in self.shape.children else []
+        return [node for node in sorted(self.ids) if self.shape.depths[node] == depth and node in self.shape.children]
+
+    def row(self, node: int) -> Row:
+        """The row of logits behind a node."""
+        drafted = [self.ids[place] for place in path_to(self.shape.parents, node)]
+        return Row(self.request.sampler, self.request.tokens, drafted, is_coupled=True)
+
+    def grow(self, node: int, ids: Sequence[int]) -> None:
+        """The children of a node, best first; where there are fewer than the shape has, the rest does not grow."""
+        self.ids.update(zip(self.shape.children[node], ids, strict=False))
+
+    def inner(self, depth: int) -> list[int]:
+        """The nodes down to this depth that have grown and shall have children, parents first."""
+        return [node for node in sorted(self.ids) if self.shape.depths[node] <= depth and node in self.shape.children]
+
+    def parents_among(self, nodes: Sequence[int]) -> list[int]:
+        """For each of these nodes the place among them of the one before it, or ROOT."""
+        places = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}
+        return [places[self.shape.parents[node]] for node in nodes]
+
+    def finish(self) -> None:
+        """Hand the tokens to the draft."""
+        nodes = sorted(self.ids)
+        self.draft.ids, self.draft.parents = [self.ids[node] for node in nodes], self.parents_among(nodes)
+        self.draft.prob_rows = [CERTAIN] * len(nodes)
+
+
+def trees_for(drafts: Sequence[Draft]) -> list[DraftTree]:
+    """Of the drafts that shall be trees."""
+    return [
+        DraftTree(draft, draft.request.shape.cut(draft.max_len)) for draft in drafts if draft.request.shape is not None
+    ]
+
+
+def grow_all(
+    trees: Sequence[DraftTree], logits: Tensor, vocab_size: int, read: Callable[[Sequence[DraftTree], int], Tensor]
+) -> None:
+    """Level by level, from logits [len(trees), V'] behind each request's tokens. read: given the trees that go on at a depth, reads
+    their inner nodes down to there (`read_of`) -> [R, V'], a row for each of growing_nodes at that depth."""
+    for depth in count():
+        grow(trees, depth, logits, vocab_size)
+        going_on = [tree for tree in trees if tree.growing(depth + 1)]
+        if not going_on:
+            break
+        logits = read(going_on, depth + 1)
+    for tree in trees:
+        tree.finish()
+
+
+def inner_nodes(trees: Sequence[DraftTree], depth: int) -> list[tuple[DraftTree, int]]:
+    """Down to this depth, tree by tree: the rows of their reads."""
+    return [(tree, node) for tree in trees for node in tree.inner(depth)]
+
+
+def last_level(trees: Sequence[DraftTree], depth: int) -> list[int]:
+    """The places among inner_nodes of those at this depth."""
+    return [row for row, (tree, node) in enumerate(inner_nodes(trees, depth)) if tree.shape.depths[node] == depth]
+
+
+def read_of(tree: DraftTree, depth: int) -> Read:
+    """Its inner nodes down to this depth, behind what the cache holds."""
+    nodes = tree.inner(depth)
+    return Read(tree.request.seq_id, [tree.ids[node] for node in nodes], len(nodes), tree.parents_among(nodes))
+
+
+def growing_nodes(trees: Sequence[DraftTree], depth: int) -> Iterator[tuple[DraftTree, int]]:
+    """Tree by tree."""
+    return ((tree, node) for tree in trees for node in tree.growing(depth))
+
+
+def grow(trees: Sequence[DraftTree], depth: int, logits: Tensor, vocab_size: int) -> None:
+    """One level more. logits: [R, V'], a row for each of growing_nodes(trees, depth), cut or filled up to vocab_size."""
+    places = list(growing_nodes(trees, depth))
+    counts = [len(tree.shape.children[node]) for tree, node in places]
+    rows = [tree.row(node) for tree, node in places]
+    for (tree, node), ids in zip(places, top_choices(fit_vocabulary(logits, vocab_size), rows, counts), strict=True):
+        tree.grow(node, ids)

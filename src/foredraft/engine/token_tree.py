@@ -1,0 +1,93 @@
+"""The shape of a draft that is a tree: which alternatives are tried behind which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from foredraft.errors import ForedraftError
+
+ROOT = -1
+"""In place of a parent: the token follows the pending token."""
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """parents: for each node the one before it, an earlier one, or ROOT. Of the children of a node the first is the likeliest
+    token, the next the second likeliest, and so on.
+
+    A chain is the shape in which each node has one child. Raises ForedraftError for a parent that is no earlier node.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ForedraftError(f"the parent of node {node} of a tree must be an earlier node, not {parent}")
+
+    @classmethod
+    def of_paths(cls, paths: Sequence[Sequence[int]]) -> TreeShape:
+        """paths: for each node its rank among its siblings, behind the ranks of the nodes before it, as in Medusa's and vLLM's
+        trees: [(0,), (1,), (0, 0)] are two tokens, and one behind the first. Raises ForedraftError for a path whose beginning or
+        whose likelier sibling is missing."""
+        nodes: dict[tuple[int, ...], int] = {(): ROOT}
+        for path in sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path)):
+            before = path[:-1] if not path or not path[-1] else (*path[:-1], path[-1] - 1)
+            if not path or path[:-1] not in nodes or before not in nodes:
+                raise ForedraftError(f"a tree with the path {path} must have {path[:-1]} and {before} too")
+            nodes[path] = len(nodes) - 1
+        return cls(tuple(nodes[path[:-1]] for path in nodes if path))
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        return cls(tuple(range(ROOT, length - 1)))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def cut(self, num_nodes: int) -> TreeShape:
+        """The first of its nodes."""
+        return self if num_nodes >= len(self) else TreeShape(self.parents[:num_nodes])
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self) - 1))
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Of each node that has some, and of ROOT: in order of rank."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            found.setdefault(parent, []).append(node)
+        return found
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Of each node: 1 behind the pending token."""
+        return depths_of(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest branch."""
+        return max(self.depths, default=0)
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Of each node of a tree: 1 behind the pending token."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return depths
+
+
+def path_to(parents: Sequence[int] | None, node: int) -> list[int]:
+    """The nodes from the root to this one. parents: None for a chain. node: ROOT gives none"""
+    if parents is None:
+        return list(range(node + 1))
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]

@@ -1,0 +1,195 @@
+"""Law 2 with trees: greedy and seeded text is plain decoding's, whatever grows and however it is batched; and drafts that are
+trees are counted, pruned and refused as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from foredraft import LLM, ForedraftError, SamplingParams
+from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.scheduler import Limits
+from foredraft.engine.token_tree import ROOT, TreeShape, depths_of, path_to
+from foredraft.errors import DrafterError
+from foredraft.model import LanguageModel
+from foredraft.sampling import StructuredOutputs
+from tests.conftest import MakeEngine
+from tests.heads.fitted_heads import fitted_settings
+
+PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], [0, *range(500, 540)], [0, 9])
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 2, "top_p": 0.9},
+    {"temperature": 1.0, "seed": 3, "min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 1.5, "seed": 4, "top_k": 50, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+)
+WIDE = TreeShape.of_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)])
+
+
+class BranchingDrafter:
+    """Random trees that hold a piece of the right text more often than not. texts: by prompt."""
+
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], vocab_size: int) -> None:
+        self._texts, self._vocab_size, self._random = texts, vocab_size, Random(0)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        trees = [self._tree(request) for request in requests]
+        return Proposal.certain([ids for ids, _ in trees], [parents for _, parents in trees])
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """Nothing is held."""
+
+    def _tree(self, request: DraftRequest) -> tuple[list[int], list[int] | None]:
+        length = self._random.randint(0, request.max_len)
+        if self._random.random() < 0.2:
+            return [self._random.randrange(self._vocab_size) for _ in range(length)], None
+        text = next(
+            (text for prompt, text in self._texts.items() if tuple(request.tokens[: len(prompt)]) == prompt), []
+        )
+        ids: list[int] = []
+        parents: list[int] = []
+        for node in range(length):
+            parent = self._random.randint(ROOT, node - 1) if self._random.random() < 0.5 else node - 1
+            siblings = {ids[i] for i in range(node) if parents[i] == parent}
+            place = len(request.tokens) + (0 if parent == ROOT else depths_of(parents)[parent])
+            right = text[place] if place < len(text) and self._random.random() < 0.8 else None
+            token = right if right not in siblings and right is not None else self._other_than(siblings)
+            ids.append(token)
+            parents.append(parent)
+        return ids, parents
+
+    def _other_than(self, siblings: set[int]) -> int:
+        return next(iter({self._random.randrange(self._vocab_size) for _ in range(10)} - siblings))
+
+
+def params(max_tokens: int = 32, **settings: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, **settings).resolve({})
+
+
+def texts_of(engine: Any, wanted: Sequence[SamplingParams], preempted: int | None = None) -> list[list[int]]:
+    sequences = [engine.add(prompt, each) for each in wanted for prompt in PROMPTS]
+    step = 0
+    while engine.has_work:
+        if step == preempted:
+            engine.preempt(next(sequence for sequence in sequences if not sequence.is_finished))
+        engine.step()
+        step += 1
+    assert not any(sequence.error for sequence in sequences)
+    assert engine.pool.used == engine.pool.bytes_retained
+    return [sequence.output_ids for sequence in sequences]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [9, 512])
+def test_random_trees_are_invisible(
+    make_engine: MakeEngine, target: LanguageModel, int8_target: LanguageModel, precision: str, rows: int
+) -> None:
+    """Chains and trees in one batch, one text preempted, prompts read in pieces."""
+    model = target if precision == "bfloat16" else int8_target
+    wanted = [params(**way) for way in KINDS]
+    plain = texts_of(make_engine("none", model=model), wanted)
+    known = {tuple(prompt): [*prompt, *text] for prompt, text in zip(PROMPTS, plain, strict=False)}
+    drafter = BranchingDrafter(known, model.traits.vocab_size)
+    engine = make_engine(drafter, model=model, speculative_tokens=8, limits=Limits(max_batch_tokens=rows))
+    assert texts_of(engine, wanted, preempted=5) == plain
+    stats = engine.stats
+    assert stats.num_accepted_tokens > 20
+    assert stats.num_accepted_tokens == sum(stats.accepted_per_position)
+    assert stats.num_evaluated_tokens == sum(stats.evaluated_per_position)
+    assert sum(stats.drafted_per_position) < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("way", KINDS, ids=str)
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_grown_trees_are_invisible(method: str, way: dict[str, Any]) -> None:
+    """Alone, and in a batch with requests of chains and of fewer tokens."""
+    settings = fitted_settings(method) if method != "draft_model" else {}
+    llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, **settings)
+    plain = llm.with_drafter("none")
+    prompts = ["def read_lines(path):", "Once upon a time there was a", "import os\nimport sys\n"]
+    wanted = SamplingParams(max_tokens=40, logprobs=2, **way)
+    expected = [output.outputs[0] for output in plain.generate(prompts, wanted)]
+    for speculative_tokens in (None, 4, "auto"):
+        each = [SamplingParams(max_tokens=40, logprobs=2, speculative_tokens=speculative_tokens, **way), wanted, wanted]
+        found = [output.outputs[0] for output in llm.generate(prompts, each)]
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert [_rounded(one.logprobs) for one in found] == [_rounded(one.logprobs) for one in expected]
+    stats = llm.engine.stats
+    assert stats.num_draft_tokens > sum(stats.drafted_per_position) > 0
+    for each in (llm, plain):
+        each.engine.drop_retained()
+    assert llm.engine.pool.used == 0
+
+
+def _paths(shape: TreeShape) -> list[list[int]]:
+    ranks = {node: shape.children[parent].index(node) for node, parent in enumerate(shape.parents)}
+    return [[ranks[each] for each in path_to(shape.parents, node)] for node in range(len(shape))]
+
+
+def _rounded(logprobs: Any) -> list[dict[int, float]]:
+    return [{token: round(one.logprob, 6) for token, one in each.items()} for each in logprobs]
+
+
+@pytest.mark.parametrize("way", [KINDS[0], KINDS[1], {"temperature": 1.0}], ids=str)
+def test_a_grammar_prunes_nodes(way: dict[str, Any]) -> None:
+    llm = LLM(speculative_token_tree=_paths(WIDE), num_threads=1)
+    form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){2}")
+    wanted = SamplingParams(max_tokens=80, structured_outputs=form, frequency_penalty=-0.5, **way)
+    (found,) = llm.generate("Once upon a time", wanted)
+    if way.get("temperature") == 0.0 or "seed" in way:
+        (plain,) = llm.with_drafter("none").generate("Once upon a time", wanted)
+        assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert llm.engine.stats.num_draft_tokens > 0
+
+
+class Fixed:
+    def __init__(self, make: Callable[[DraftRequest], Proposal]) -> None:
+        self._make = make
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        return self._make(requests[0])
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "parents", "words"),
+    [
+        ([5, 6], [-1, 1], "must be an earlier token"),
+        ([5, 6], [-2, 0], "must be an earlier token"),
+        ([5, 5], [-1, -1], "siblings must differ"),
+    ],
+)
+def test_a_broken_tree_is_refused(
+    make_engine: MakeEngine, ids: list[int], parents: list[int], words: str, recwarn: Any
+) -> None:
+    from foredraft.engine.contract import check_proposal
+
+    engine = make_engine(Fixed(lambda request: Proposal.certain([ids], [parents])), speculative_tokens=2)
+    request = DraftRequest(0, [1, 2], 2, None)  # type: ignore[arg-type]
+    with pytest.raises(DrafterError, match=words):
+        check_proposal(object(), Proposal.certain([ids], [parents]), [request], 4096)
+    sequence = engine.add(PROMPTS[0], params(8, temperature=0.0))
+    while engine.has_work:
+        engine.step()
+    assert sequence.error is None
+    assert engine.stats.num_draft_tokens == 0
+
+
+def test_parents_must_fit_the_ids() -> None:
+    with pytest.raises(ValueError, match="a parent for each"):
+        Proposal.certain([[1, 2]], [[-1]])
+
+
+def test_what_the_option_refuses() -> None:
+    for paths in ([], "[[0]]", [[]], [0], [[-1]], [[True]], [["0"]]):
+        with pytest.raises(ForedraftError, match="speculative_token_tree must be a list of lists of ranks"):
+            LLM(speculative_token_tree=paths)  # type: ignore[arg-type]
+    with pytest.raises(ForedraftError, match=r"a tree with the path \(1, 0\) must have \(1,\)"):
+        LLM(speculative_token_tree=[[0], [1, 0]])
+    with pytest.raises(ForedraftError, match='speculative_tokens cannot be "auto"'):
+        LLM(speculative_token_tree=[[0], [1]], speculative_tokens="auto")
