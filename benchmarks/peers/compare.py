@@ -25,7 +25,6 @@ that the processor can do, and else is compiled (see workers/setup.py); the repo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -40,6 +39,7 @@ from benchmarks.drafters.embedded_pair_speed import interval, machine
 from benchmarks.peers import leads
 from benchmarks.peers.contest import Contender, Field, Plan, available_gib
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet, cache_gib, context_for
+from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PEERS, PLAIN, Peer, chosen, precisions_of, reference_of
 from benchmarks.peers.workers.setup import NAMES as ENVIRONMENT_NAMES
 from benchmarks.peers.workers.setup import build_checkpoints, set_up
@@ -155,13 +155,9 @@ def markdown(report: dict[str, Any]) -> str:
             "again. Ask for fewer systems."
         )
     parts += [f"Did not rest: {name} took {100 * share:.0f} % of a processor" for name, share in report["busy"].items()]
-    parts += [f"{name}: {_listed(facts)}" for name, facts in report["systems"].items()]
-    parts.append(_listed(report["machine"]))
+    parts += [f"{name}: {listed(facts)}" for name, facts in report["systems"].items()]
+    parts.append(listed(report["machine"]))
     return "\n\n".join(parts) + "\n"
-
-
-def _listed(facts: dict[str, Any]) -> str:
-    return "; ".join(f"{key} {value}" for key, value in facts.items())
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -253,11 +249,7 @@ def main() -> None:
     modes = [PLAIN, *(mode for mode in args.modes if mode != "draft_model" or model_set.has_draft)]
     report = run(make_plan(args), model_set, peers, modes)
     report["minutes"] = (time.monotonic() - start) / 60
-    name = "-".join(filter(None, ("peers", "" if args.models == "embedded" else args.models, args.suffix)))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (args.out / f"{name}.md").write_text(markdown(report))
-    print(markdown(report))
+    save(report, markdown(report), args.out, "peers", "" if args.models == "embedded" else args.models, args.suffix)
 
 
 if __name__ == "__main__":

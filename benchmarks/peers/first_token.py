@@ -14,7 +14,6 @@ used.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -36,6 +35,7 @@ from benchmarks.peers.model_sets import (
     long_prompts,
     prompt_multiplications,
 )
+from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PLAIN, Peer, chosen
 from benchmarks.peers.workers.setup import build_checkpoints
 
@@ -111,12 +111,8 @@ def markdown(report: dict[str, Any]) -> str:
     systems: dict[str, dict[str, str]] = {}
     for case in report["cases"]:
         systems |= case["systems"]
-    parts += [f"{name}: {_listed(facts)}" for name, facts in systems.items()]
-    return "\n\n".join([*parts, _listed(report["machine"])]) + "\n"
-
-
-def _listed(facts: dict[str, Any]) -> str:
-    return "; ".join(f"{key} {value}" for key, value in facts.items())
+    parts += [f"{name}: {listed(facts)}" for name, facts in systems.items()]
+    return "\n\n".join([*parts, listed(report["machine"])]) + "\n"
 
 
 def arguments() -> argparse.Namespace:
@@ -149,11 +145,7 @@ def main() -> None:
         cases.append({"case": name, **measure(model_set, chosen(args.systems), case, plan)})
     report = {"models": model_set.name, "machine": machine() | {"threads": args.threads}, "cases": cases}
     report["minutes"] = (time.monotonic() - start) / 60
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = "-".join(filter(None, ("first-token", args.models, args.suffix)))
-    (args.out / f"{file}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (args.out / f"{file}.md").write_text(markdown(report))
-    print(markdown(report))
+    save(report, markdown(report), args.out, "first-token", args.models, args.suffix)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the second round on. Medians.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -24,6 +23,7 @@ from benchmarks.common.paths import RESULTS
 from benchmarks.drafters.embedded_pair_speed import machine
 from benchmarks.peers.contest import say
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet
+from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PLAIN, Peer, chosen
 from benchmarks.peers.workers.client import Worker, WorkerError
 from benchmarks.peers.workers.protocol import Ids, Job, Settings
@@ -68,7 +68,7 @@ def markdown(report: dict[str, Any]) -> str:
     for name, each in report["seconds"].items():
         lines.append(f"| {name} | {statistics.median(each):.1f} | {min(each):.1f} | {max(each):.1f} |")
     lines += ["", *(f"Skipped {name}: {reason}" for name, reason in report["skipped"].items())]
-    return "\n".join([*lines, "; ".join(f"{key} {value}" for key, value in report["machine"].items())]) + "\n"
+    return "\n".join([*lines, listed(report["machine"])]) + "\n"
 
 
 def main() -> None:
@@ -85,11 +85,7 @@ def main() -> None:
     prompts = model_set.prompts(AutoTokenizer.from_pretrained(model_set.folder / "target"), 1)
     report: dict[str, Any] = {"models": model_set.name, "machine": machine() | {"threads": args.threads}}
     report |= measure(chosen(args.systems), model_set, prompts, args.threads, args.rounds)
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = "-".join(filter(None, ("loading", args.models, args.suffix)))
-    (args.out / f"{file}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (args.out / f"{file}.md").write_text(markdown(report))
-    print(markdown(report))
+    save(report, markdown(report), args.out, "loading", args.models, args.suffix)
 
 
 if __name__ == "__main__":
