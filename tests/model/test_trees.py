@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.cache import KVCache
+from foredraft.engine.token_tree import path_to
 from foredraft.kernels import load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
-from foredraft.model.batch import AFTER_CACHE, branches_of, paths_of
+from foredraft.model.batch import branches_of, paths_of
 from foredraft.model.taps import FINAL_NORM
 from tests.model.zoo import COMPILED_FORMS, Maker, saved
 
@@ -50,11 +51,6 @@ def tokens_of(model: LanguageModel, length: int, seed: int = 0) -> list[int]:
     """All different, so that siblings are."""
     order = torch.randperm(model.traits.vocab_size - 1, generator=torch.Generator().manual_seed(seed))
     return [int(token) for token in order[:length]]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """From the root to a node."""
-    return [*(() if parents[node] == AFTER_CACHE else path_to(parents, parents[node])), node]
 
 
 def begun(model: LanguageModel, history: Sequence[int], taps: Sequence[int] = ()) -> KVCache:

@@ -15,6 +15,7 @@ from foredraft.drafters import ScriptedDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits
+from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
 from foredraft.engine.token_tree import ROOT
@@ -104,6 +105,13 @@ def test_one_prompt_with_both_kinds_of_drafts(llm: LLM, file: Path) -> None:
     assert sorted(text.token_ids for text in trace.texts) == sorted(t.token_ids for o in outputs for t in o.outputs)
 
 
+def plain_text(make_engine: MakeEngine, prompt: list[int], params: SamplingParams) -> TokenSequence:
+    engine = make_engine("none")
+    text: TokenSequence = engine.add(prompt, params)
+    run_dry(engine)
+    return text
+
+
 class DraftsByLaw:
     """Sampled drafts from known laws: q is 3/4 for id 11, 1/4 for id 12."""
 
@@ -158,9 +166,7 @@ def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> No
     """Known drafts with known faults: every verdict can be told beforehand."""
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True).resolve({})
     prompt = [0, 549, 300, 11]
-    plain = make_engine("none")
-    text = plain.add(prompt, params)
-    run_dry(plain)
+    text = plain_text(make_engine, prompt, params)
     drafter = ScriptedDrafter(continuations_of({0: text.tokens}), corrupt_every=5)
     engine = make_engine(drafter, speculative_tokens=3)
     engine.add(prompt, params)
@@ -209,9 +215,7 @@ class TwoBranches:
 def test_a_tree_keeps_its_branches(make_engine: MakeEngine, file: Path) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True).resolve({})
     prompt = [0, 549, 300, 11]
-    plain = make_engine("none")
-    text = plain.add(prompt, params)
-    run_dry(plain)
+    text = plain_text(make_engine, prompt, params)
     engine = make_engine(TwoBranches(text.tokens), speculative_tokens=4)
     engine.add(prompt, params)
     trace = traced(engine, lambda: run_dry(engine), file)

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from foredraft.engine.token_tree import ROOT
 from foredraft.utils.heap import HeapTrimmer
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
 
@@ -98,7 +99,7 @@ class MemoryPool:
 
 
 class TokenTree(NamedTuple):
-    """tokens: siblings differ. parents: for each the index of the one before it, an earlier one, or -1."""
+    """tokens: siblings differ. parents: for each the index of the one before it, an earlier one, or ROOT."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -110,7 +111,7 @@ class TokenTree(NamedTuple):
         }
         path: list[int] = []
         for token in wanted:
-            node = nodes.get((path[-1] if path else -1, token))
+            node = nodes.get((path[-1] if path else ROOT, token))
             if node is None:
                 break
             path.append(node)
@@ -151,10 +152,10 @@ class Region:
         """
         end = start + key.shape[1]
         keys, values = self._stored(layer, key, value)
-        padded = _padded(end)
+        num_keys = padded(end)
         keys[:, start:end] = key
         values[:, start:end] = value
-        return keys[:, :padded], values[:, :padded]
+        return keys[:, :num_keys], values[:, :num_keys]
 
     def write_to(self, layer: int, key: Tensor, value: Tensor, slots: Sequence[int]) -> None:
         """Write keys [H, R, Dk] and values [H, R, Dv] to these slots."""
@@ -175,8 +176,8 @@ class Region:
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """A tree of tokens was read behind those that are held, token i to slot len(self.tokens) + i, its features too. The next
-        call of keep_prefix_of keeps a path of it. parents: for each the index of the one before it, or -1: the last that is
-        held."""
+        call of keep_prefix_of keeps a path of it. parents: for each the index of the one before it, or ROOT: the last that
+        is held."""
         self._tree = TokenTree(tokens, parents)
 
     def write_features(self, hidden: Tensor, start: int) -> None:
@@ -462,14 +463,15 @@ class KVCache:
         return (best, length) if length >= BLOCK else (None, 0)
 
 
-def _padded(num_keys: int) -> int:
+def padded(num_keys: int) -> int:
+    """The next multiple of KEY_MULTIPLE."""
     return -(-num_keys // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
 def _along(held: Tensor, start: int, slots: Sequence[int]) -> Tensor:
     """held: [H, capacity, D] -> [H, N, D]"""
     end = start + len(slots)
-    ordered = held.new_zeros(held.shape[0], _padded(end), held.shape[2])
+    ordered = held.new_zeros(held.shape[0], padded(end), held.shape[2])
     ordered[:, :start] = held[:, :start]
     ordered[:, start:end] = held[:, torch.tensor(slots, device=held.device)]
     return ordered

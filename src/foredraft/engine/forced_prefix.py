@@ -86,12 +86,12 @@ def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix
     columns = (forced_prefixes, proposal.draft_ids, proposal.draft_prob_rows, proposal.draft_parents)
     for forced, row_ids, row_prob_rows, row_parents in zip(*columns, strict=True):
         if row_parents is None:
-            fitted, drawn_from = forced.fit(row_ids, row_prob_rows)
+            allowed, drawn_from = forced.fit(row_ids, row_prob_rows)
             grown = None
         else:
-            fitted, grown = forced.fit_tree(row_ids, row_parents)
-            drawn_from = [CERTAIN] * len(fitted)
-        ids.append(fitted)
+            allowed, grown = forced.fit_tree(row_ids, row_parents)
+            drawn_from = [CERTAIN] * len(allowed)
+        ids.append(allowed)
         prob_rows.append(drawn_from)
         parents.append(grown)
     return Proposal.of(ids, prob_rows, proposal.token_probs, trees_of(parents))

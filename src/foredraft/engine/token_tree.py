@@ -82,6 +82,11 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
+def tokens_to(ids: Sequence[int], parents: Sequence[int] | None, node: int) -> list[int]:
+    """Of the nodes from the root to this one. parents, node: see path_to"""
+    return list(ids[: node + 1]) if parents is None else [ids[i] for i in path_to(parents, node)]
+
+
 def path_to(parents: Sequence[int] | None, node: int) -> list[int]:
     """The nodes from the root to this one. parents: None for a chain. node: ROOT gives none"""
     if parents is None:

@@ -88,8 +88,7 @@ class CompiledEagle:
             self._stack, self._located(batch), self._rotation_for(batch), (self._tap,), states.contiguous()
         )
         assert hidden is not None
-        for read, span in zip(reads, batch.spans, strict=True):
-            remember(read, span.region)
+        remember(reads, batch)
         return HeadReading(logits, hidden[batch.wanted])
 
     @torch.inference_mode()

@@ -191,8 +191,7 @@ class EagleHead(nn.Module):
         """
         batch = flatten(reads, cache)
         reading = self(batch, states)
-        for read, span in zip(reads, batch.spans, strict=True):
-            remember(read, span.region)
+        remember(reads, batch)
         return reading  # type: ignore[no-any-return]
 
     def on_target(self, logits: Tensor) -> Tensor:

@@ -9,17 +9,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from foredraft.engine.cache import Region, Regions
+from foredraft.engine.token_tree import ROOT
 from foredraft.kernels import CacheSpan, StackBatch
-
-AFTER_CACHE = -1
-"""In place of a parent: the token follows what the cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """Tokens of one sequence that follow what the cache holds of it; logits are wanted for the last num_logits.
 
-    parents: for each token the index of the one that it follows, an earlier one, or AFTER_CACHE; None: each follows the one
+    parents: for each token the index of the one that it follows, an earlier one, or ROOT where it follows what the cache holds; None: each follows the one
     before it. No two tokens with one parent may be equal.
     """
 
@@ -33,10 +31,10 @@ def read_with_draft(read: Read, draft_ids: Sequence[int], parents: Sequence[int]
     """A chain, its last token pending, and a draft behind it: the logits of all rows from the pending token on. parents: as in
     Proposal, None for a chain."""
     tokens, num_logits = [*read.tokens, *draft_ids], len(draft_ids) + 1
-    if parents is None or list(parents) == list(range(AFTER_CACHE, len(parents) - 1)):
+    if parents is None or list(parents) == list(range(ROOT, len(parents) - 1)):
         return Read(read.seq_id, tokens, num_logits)
     pending = len(read.tokens) - 1
-    tree = [*range(AFTER_CACHE, pending), *(pending + 1 + parent for parent in parents)]
+    tree = [*range(ROOT, pending), *(pending + 1 + parent for parent in parents)]
     return Read(read.seq_id, tokens, num_logits, tree)
 
 
@@ -132,9 +130,9 @@ def paths_of(parents: Sequence[int], start: int) -> list[list[int]]:
     Raises ValueError for a parent that is no earlier row."""
     paths: list[list[int]] = []
     for row, parent in enumerate(parents):
-        if not AFTER_CACHE <= parent < row:
+        if not ROOT <= parent < row:
             raise ValueError(f"the parent of row {row} must be an earlier row, not {parent}")
-        paths.append([*(() if parent == AFTER_CACHE else paths[parent]), start + row])
+        paths.append([*(() if parent == ROOT else paths[parent]), start + row])
     return paths
 
 
@@ -158,11 +156,12 @@ def branches_of(paths: Sequence[Sequence[int]]) -> list[Branch]:
     return branches
 
 
-def remember(read: Read, region: Region) -> None:
-    """What was read: a chain, or the chain before the first branch, and a tree behind it of which the cache will keep a path."""
-    if read.parents is None:
-        region.tokens.extend(read.tokens)
-        return
-    stem = next((i for i, parent in enumerate(read.parents) if read.parents.count(parent) > 1), len(read.parents))
-    region.tokens.extend(read.tokens[:stem])
-    region.branch(read.tokens[stem:], [parent - stem for parent in read.parents[stem:]])
+def remember(reads: Sequence[Read], batch: RaggedBatch) -> None:
+    """What was read: chains, and of a tree the chain before its first branch, and the rest of which the cache will keep a path."""
+    for read, span in zip(reads, batch.spans, strict=True):
+        if read.parents is None:
+            span.region.tokens.extend(read.tokens)
+            continue
+        stem = next((i for i, parent in enumerate(read.parents) if read.parents.count(parent) > 1), len(read.parents))
+        span.region.tokens.extend(read.tokens[:stem])
+        span.region.branch(read.tokens[stem:], [parent - stem for parent in read.parents[stem:]])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool, Regions
+from foredraft.engine.cache import KVCache, MemoryPool, Regions, padded
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
@@ -119,7 +119,7 @@ class LanguageModel:
         cache = self.new_cache(MemoryPool(0), taps)
         cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
         for seq_id, length in enumerate(lengths):
-            cache.region(seq_id).resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
+            cache.region(seq_id).resize(padded(length))
         return cache
 
     def read(self, reads: Sequence[Read], cache: Regions) -> Tensor:
@@ -135,8 +135,7 @@ class LanguageModel:
                 for span in batch.spans:
                     rows = hidden[span.first_row : span.first_row + span.num_rows]
                     span.region.write_features(rows, span.start)
-        for read, span in zip(reads, batch.spans, strict=True):
-            remember(read, span.region)
+        remember(reads, batch)
         return logits
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:

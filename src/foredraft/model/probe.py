@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import KEY_MULTIPLE, Region
+from foredraft.engine.cache import Region, padded
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
 from foredraft.model.attention import AttentionMetadata, attend
@@ -230,7 +230,7 @@ def _is_attention_exact(model: LanguageModel, keys: Tensor, values: Tensor) -> b
 def _attend_in_pieces(states: list[Tensor], ends: Sequence[int], kernels: Kernels | None) -> Tensor:
     """states: query, key and value, [1, H, N, D] each -> [N, Hq, Dv], read piece by piece."""
     region = Region()
-    region.resize(-(-ends[-1] // KEY_MULTIPLE) * KEY_MULTIPLE)
+    region.resize(padded(ends[-1]))
     layer = nn.Module()
     layer.layer_idx = 0  # type: ignore[assignment]
     parts = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.engine.step import Outcome
-from foredraft.engine.token_tree import ROOT, path_to
+from foredraft.engine.token_tree import ROOT, tokens_to
 from foredraft.sampling import Row, Sampler, adjusted, choose, to_device, token_probs_of
 
 
@@ -42,7 +42,7 @@ def target_probabilities(
         device = outcome.logits.device
         logits = outcome.logits.index_select(0, to_device([node + 1 for node in before], device, torch.int64))
         tokens = to_device(ids, device, torch.int64)
-        prefixes = [[drafted[i] for i in path_to(parents, node)] for node in before]
+        prefixes = [tokens_to(drafted, parents, node) for node in before]
         rows = [Row(sampler, history, prefix, is_tree) for prefix in prefixes]
         raw = torch.softmax(logits.float(), dim=-1).gather(1, tokens[:, None])[:, 0]
         return TargetProbabilities(_numbers(_processed(logits, rows, tokens)), _numbers(raw))

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.sequence import Origin
 from foredraft.engine.step import Outcome, Step
-from foredraft.engine.token_tree import ROOT, path_to
+from foredraft.engine.token_tree import ROOT, tokens_to
 from foredraft.text.detokenizer import IncrementalDecoder
 from foredraft.trace.format import DraftToken, RoundLine, StepLine, TargetToken, Verdict
 from foredraft.trace.probabilities import draft_probabilities, target_probabilities
@@ -91,7 +91,7 @@ def _previews(decoder: TokenDecoder, drafted: Sequence[int], parents: Sequence[i
     """The characters of each draft token behind those before it."""
     if parents is None:
         return decoder.preview(drafted)
-    return [decoder.preview([drafted[i] for i in path_to(parents, node)])[-1] for node in range(len(drafted))]
+    return [decoder.preview(tokens_to(drafted, parents, node))[-1] for node in range(len(drafted))]
 
 
 def _verdict(node: int, outcome: Outcome, num_kept: int) -> Verdict:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
-from foredraft.engine.token_tree import ROOT, path_to
+from foredraft.engine.token_tree import ROOT, tokens_to
 from foredraft.errors import ForedraftError
 from foredraft.kernels import RULES as NATIVE_RULES
 from foredraft.kernels import DrawSpec, Kernels, VerificationBatch
@@ -139,11 +139,8 @@ def _rows(
     starts = [0]
     drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
     for sampler, history, (ids, parents) in zip(samplers, histories, drafts, strict=True):
-        if parents is None:
-            rows.extend(Row(sampler, history, ids[:i]) for i in range(len(ids) + 1))
-        else:
-            paths = (path_to(parents, node) for node in range(ROOT, len(ids)))
-            rows.extend(Row(sampler, history, [ids[i] for i in path], is_coupled=True) for path in paths)
+        prefixes = (tokens_to(ids, parents, node) for node in range(ROOT, len(ids)))
+        rows.extend(Row(sampler, history, prefix, is_coupled=parents is not None) for prefix in prefixes)
         starts.append(len(rows))
     return rows, starts
 
