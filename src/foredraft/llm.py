@@ -55,8 +55,8 @@ class LLM:
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.
-    speculative_token_tree: the shape of drafts with a fixed number of tokens, for drafters that grow trees (draft models and
-        heads; others draft chains). For each token the ranks on the way to it: [[0], [1], [0, 0]] tries the two likeliest
+    speculative_token_tree: the shape of drafts with a fixed number of tokens, for drafters that grow trees (draft models,
+        heads and suffix; others draft chains). For each token the ranks on the way to it: [[0], [1], [0, 0]] tries the two likeliest
         tokens, and one behind the likelier. speculative_tokens is the number of these then, or fewer: the first so many.
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from foredraft.drafters import SuffixDrafter
 from foredraft.drafters._automaton import ROOT, Cursor, SuffixAutomaton
-from foredraft.drafters.suffix import SEPARATOR, Corpus, HitRates, _continue
+from foredraft.drafters._continuations import SEPARATOR, HitRates, Match, continuation, continuations
+from foredraft.drafters.suffix import Corpus
 from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.token_tree import TreeShape, path_to
 from foredraft.errors import ForedraftError
 
 MakeRequest = Callable[..., DraftRequest]
@@ -22,6 +25,10 @@ def propose(drafter: SuffixDrafter, request: DraftRequest) -> list[int]:
     proposal = drafter.propose([request])
     row: list[int] = proposal.ids[0, : proposal.lens[0]].tolist()
     return row
+
+
+def match_of(own: SuffixAutomaton) -> Match:
+    return Match(own.match_state, own.match_len, own.match_end)
 
 
 def occurs(part: list[int], text: list[int]) -> bool:
@@ -215,7 +222,7 @@ def test_what_is_expected_is_what_is_accepted(make_request: MakeRequest) -> None
         if known % 7 or known < 1000:
             continue
         own = drafter._histories[0].own
-        again, promise = _continue(own, own.match_state, own.match_len, own.match_end, drafter._rates, 0.05, 8)
+        again, promise = continuation(own, match_of(own), drafter._rates, 0.05, 8)
         assert again == draft
         expected += promise
         accepted += next((j for j, token in enumerate(draft) if token != text[known + j]), len(draft))
@@ -223,6 +230,64 @@ def test_what_is_expected_is_what_is_accepted(make_request: MakeRequest) -> None
     assert asked > 400
     assert accepted / asked > 1
     assert abs(expected - accepted) / asked < 0.6
+
+
+def tree_of(text: list[int], shape: TreeShape) -> tuple[list[int], list[int]]:
+    own = SuffixAutomaton(text)
+    ids, parents, _ = continuations(own, match_of(own), HitRates(16), 1e-12, shape)
+    return ids, parents
+
+
+@given(texts, st.integers(1, 8))
+def test_a_tree_of_one_branch_is_the_chain(text: list[int], length: int) -> None:
+    own = SuffixAutomaton(text)
+    chain, expected = continuation(own, match_of(own), HitRates(16), 1e-12, length)
+    ids, parents, also_expected = continuations(own, match_of(own), HitRates(16), 1e-12, TreeShape.chain(length))
+    assert (ids, parents) == (chain, list(range(-1, len(chain) - 1)))
+    assert also_expected == pytest.approx(expected)
+
+
+@given(texts)
+def test_siblings_are_what_has_followed(text: list[int]) -> None:
+    """Of the longest match first, and then of shorter ones: all that there are, each once."""
+    ids, parents = tree_of(text, TreeShape((-1,) * 3))
+    assert parents == [-1] * len(ids)
+    assert len(set(ids)) == len(ids)
+    has_followed = {
+        token: next(
+            (n for n in range(len(text) - 1, 0, -1) if occurs([*text[-n:], token], text)),
+            0,
+        )
+        for token in range(3)
+    }
+    assert set(ids) == {token for token, length in has_followed.items() if length}
+    lengths = [has_followed[token] for token in ids]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@given(texts, st.lists(st.integers(-1, 8), min_size=1, max_size=8))
+def test_every_node_has_followed_what_is_before_it(text: list[int], places: list[int]) -> None:
+    """At least the one token before it, in the text or in the branch behind it."""
+    shape = TreeShape(tuple(min(place, node - 1) for node, place in enumerate(places)))
+    ids, parents = tree_of(text, shape)
+    assert all(parent < node for node, parent in enumerate(parents))
+    for parent in {*parents}:
+        siblings = [token for token, before in zip(ids, parents, strict=True) if before == parent]
+        assert len(set(siblings)) == len(siblings)
+    for node in range(len(ids)):
+        path = [ids[each] for each in path_to(parents, node)]
+        before = [*text, *path[:-1]]
+        assert occurs([before[-1], path[-1]], before)
+
+
+def test_a_request_with_a_shape_gets_a_tree(make_request: MakeRequest) -> None:
+    drafter = SuffixDrafter(1e-9)
+    tokens = [1, 2, 3, 1, 2, 4, 1, 2]
+    request = replace(make_request(0, tokens, 5), shape=TreeShape.of_paths([(0,), (1,), (0, 0), (1, 0), (0, 1)]))
+    proposal = drafter.propose([request, make_request(1, tokens, 2)])
+    assert proposal.draft_parents == [[-1, -1, 0, 1], None]
+    assert sorted(proposal.draft_ids[0][:2]) == [3, 4]
+    assert proposal.draft_ids[0][2:] == [1, 1]
 
 
 def test_counts_grow_old() -> None:

@@ -89,7 +89,7 @@ def test_random_trees_are_invisible(
 ) -> None:
     """Chains and trees in one batch, one text preempted, prompts read in pieces."""
     model = target if precision == "bfloat16" else int8_target
-    wanted = [params(**way) for way in KINDS]
+    wanted = [params(**kind) for kind in KINDS]
     plain = texts_of(make_engine("none", model=model), wanted)
     known = {tuple(prompt): [*prompt, *text] for prompt, text in zip(PROMPTS, plain, strict=False)}
     drafter = BranchingDrafter(known, model.traits.vocab_size)
@@ -102,18 +102,22 @@ def test_random_trees_are_invisible(
     assert sum(stats.drafted_per_position) < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("way", KINDS, ids=str)
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_grown_trees_are_invisible(method: str, way: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa", "suffix"])
+def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
     """Alone, and in a batch with requests of chains and of fewer tokens."""
-    settings = fitted_settings(method) if method != "draft_model" else {}
+    settings = fitted_settings(method) if method in {"eagle", "medusa"} else {}
     llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, **settings)
     plain = llm.with_drafter("none")
     prompts = ["def read_lines(path):", "Once upon a time there was a", "import os\nimport sys\n"]
-    wanted = SamplingParams(max_tokens=40, logprobs=2, **way)
+    wanted = SamplingParams(max_tokens=40, logprobs=2, **kind)
     expected = [output.outputs[0] for output in plain.generate(prompts, wanted)]
     for speculative_tokens in (None, 4, "auto"):
-        each = [SamplingParams(max_tokens=40, logprobs=2, speculative_tokens=speculative_tokens, **way), wanted, wanted]
+        each = [
+            SamplingParams(max_tokens=40, logprobs=2, speculative_tokens=speculative_tokens, **kind),
+            wanted,
+            wanted,
+        ]
         found = [output.outputs[0] for output in llm.generate(prompts, each)]
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert [_rounded(one.logprobs) for one in found] == [_rounded(one.logprobs) for one in expected]
@@ -133,13 +137,13 @@ def _rounded(logprobs: Any) -> list[dict[int, float]]:
     return [{token: round(one.logprob, 6) for token, one in each.items()} for each in logprobs]
 
 
-@pytest.mark.parametrize("way", [KINDS[0], KINDS[1], {"temperature": 1.0}], ids=str)
-def test_a_grammar_prunes_nodes(way: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], {"temperature": 1.0}], ids=str)
+def test_a_grammar_prunes_nodes(kind: dict[str, Any]) -> None:
     llm = LLM(speculative_token_tree=_paths(WIDE), num_threads=1)
     form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){2}")
-    wanted = SamplingParams(max_tokens=80, structured_outputs=form, frequency_penalty=-0.5, **way)
+    wanted = SamplingParams(max_tokens=80, structured_outputs=form, frequency_penalty=-0.5, **kind)
     (found,) = llm.generate("Once upon a time", wanted)
-    if way.get("temperature") == 0.0 or "seed" in way:
+    if kind.get("temperature") == 0.0 or "seed" in kind:
         (plain,) = llm.with_drafter("none").generate("Once upon a time", wanted)
         assert found.outputs[0].token_ids == plain.outputs[0].token_ids
     assert llm.engine.stats.num_draft_tokens > 0

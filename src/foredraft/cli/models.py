@@ -87,7 +87,7 @@ class ModelOptions:
             "--speculative-token-tree",
             metavar="JSON",
             help="The shape of drafts, as '[[0], [1], [0, 0]]': the two likeliest tokens, and one behind the likelier. For "
-            "draft models and heads. Default: a chain.",
+            "draft models, heads and suffix. Default: a chain.",
         ),
     ] = None
     head_window: Annotated[

@@ -42,6 +42,14 @@ class SuffixAutomaton:
         """token -> state, for each token that has followed the strings of `state`; do not write to it."""
         return self._nexts[state]
 
+    def suffix_link(self, state: int) -> int:
+        """The state of its strings' longest suffix that ends at other places too; NOWHERE for ROOT."""
+        return self._links[state]
+
+    def longest(self, state: int) -> int:
+        """How many tokens the longest of its strings has."""
+        return self._lens[state]
+
     def append(self, token: int) -> None:
         """Let the text grow by one token. O(1) amortised."""
         nexts, links = self._nexts, self._links

@@ -5,14 +5,13 @@ After "SuffixDecoding" (arXiv:2411.04975) and "SAM decoding" (arXiv:2411.10666),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from foredraft.drafters._automaton import ROOT, Cursor, SuffixAutomaton
-from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.drafters._continuations import SEPARATOR, HitRates, Match, continuation, continuations
+from foredraft.engine.proposal import DraftRequest, Proposal, trees_of
 from foredraft.errors import ForedraftError
-
-SEPARATOR = -1  # ends each text of the corpus; no request has such a token, so no match runs over it
-MAX_BRANCHES = 4
 
 
 class SuffixDrafter:
@@ -22,7 +21,7 @@ class SuffixDrafter:
     such a match was the right one, by the length of the match (which grows by one with each draft token) and by how
     many different tokens have followed it. The rates come for free from the tokens that the target writes and are
     shared by all requests. A row costs something to verify, so drafting stops before that product falls under
-    min_probability.
+    min_probability. Where a tree is wanted, other tokens that followed the match, or shorter ones, are its siblings.
 
     min_probability: a row pays where its probability is above tau times its cost in passes. On code and stories, greedy
         and sampled, 4 and 8 draft tokens, the default came within 1 % of the best value where a row costs 10 % of a
@@ -37,6 +36,8 @@ class SuffixDrafter:
     Memory: an automaton of at most 2 states and 3 transitions per token of each history until `forget`, and per token
     of the corpus (0.5 kB per token).
     """
+
+    grows_trees = True
 
     def __init__(self, min_probability: float = 0.15, max_match: int = 16, corpus_tokens: int = 0) -> None:
         if not 0.0 < min_probability <= 1.0:
@@ -54,12 +55,11 @@ class SuffixDrafter:
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> one certain row per request. All are read before one drafts, so the order is no matter."""
         histories = [self._read(request) if request.max_len else None for request in requests]
-        return Proposal.certain(
-            [
-                () if history is None else self._row(history, request.max_len)
-                for history, request in zip(histories, requests, strict=True)
-            ]
-        )
+        drafts = [
+            _NO_DRAFT if history is None else self._draft(history, request)
+            for history, request in zip(histories, requests, strict=True)
+        ]
+        return Proposal.certain([draft.ids for draft in drafts], trees_of([draft.parents for draft in drafts]))
 
     def forget(self, seq_ids: list[int]) -> None:
         """Drops what is held for these sequences; their text, as far as it was seen, goes to the corpus (if any).
@@ -81,59 +81,31 @@ class SuffixDrafter:
             self._corpus.follow(history, new)
         return history
 
-    def _row(self, history: _History, max_len: int) -> list[int]:
+    def _draft(self, history: _History, request: DraftRequest) -> _Draft:
+        """The one of which the most tokens are expected to be accepted; of equals the history's own."""
         own = history.own
-        draft, expected = _continue(
-            own, own.match_state, own.match_len, own.match_end, self._rates, self._min_probability, max_len
-        )
-        if self._corpus is None:
-            return draft
-        other, other_expected = self._corpus.draft(history, self._min_probability, max_len)
-        return other if other_expected > expected else draft
+        sources = [(own, Match(own.match_state, own.match_len, own.match_end), self._rates)]
+        if self._corpus is not None:
+            sources += self._corpus.matches(history)
+        return max((self._draft_from(*source, request) for source in sources), key=lambda draft: draft.expected)
+
+    def _draft_from(self, automaton: SuffixAutomaton, match: Match, rates: HitRates, request: DraftRequest) -> _Draft:
+        if request.shape is None:
+            ids, expected = continuation(automaton, match, rates, self._min_probability, request.max_len)
+            return _Draft(ids, None, expected)
+        shape = request.shape.cut(request.max_len)
+        return _Draft(*continuations(automaton, match, rates, self._min_probability, shape))
 
 
-class HitRates:
-    """How often the token after a match was the right one, by the length of the match and by how many different
-    tokens have followed it (`branches`). Counts only; halved when they grow old, so that the rates follow the text.
+class _Draft(NamedTuple):
+    """ids, parents: as in Proposal. expected: how many are thought to be accepted."""
 
-    Before there are counts a prior speaks, with the weight of PRIOR_TRIALS observations: a rough fit to the rates on
-    Python code and on stories, which agree to about 0.1 with each other.
-    """
-
-    PRIOR_TRIALS = 8
-    MAX_TRIALS = 1024
-
-    __slots__ = ("_hits", "_max_match", "_trials")
-
-    def __init__(self, max_match: int) -> None:
-        self._max_match = max_match
-        places = [divmod(place, MAX_BRANCHES + 1) for place in range((max_match + 1) * (MAX_BRANCHES + 1))]
-        self._hits = [self.PRIOR_TRIALS * _prior(length, branches) for length, branches in places]
-        self._trials: list[float] = [self.PRIOR_TRIALS] * len(places)
-
-    def of(self, match_len: int, branches: int) -> float:
-        """The probability that a match of this length goes on as it went on before."""
-        place = self._place(match_len, branches)
-        return self._hits[place] / self._trials[place]
-
-    def observe(self, match_len: int, branches: int, hit: bool) -> None:
-        """A match has met the token that came after it."""
-        place = self._place(match_len, branches)
-        self._trials[place] += 1
-        if hit:
-            self._hits[place] += 1
-        if self._trials[place] >= self.MAX_TRIALS:
-            self._trials[place] /= 2
-            self._hits[place] /= 2
-
-    def _place(self, match_len: int, branches: int) -> int:
-        return min(match_len, self._max_match) * (MAX_BRANCHES + 1) + min(branches, MAX_BRANCHES)
+    ids: Sequence[int]
+    parents: Sequence[int] | None
+    expected: float
 
 
-def _prior(match_len: int, branches: int) -> float:
-    if not match_len:
-        return 0.0
-    return 0.9 * match_len / (match_len + 1.5) if branches <= 1 else 0.6 / branches
+_NO_DRAFT = _Draft((), None, 0.0)
 
 
 class _History:
@@ -206,49 +178,14 @@ class Corpus:
                     cursor.advance(generation, token)
             cursor.settle(generation)
 
-    def draft(self, history: _History, min_probability: float, max_len: int) -> tuple[list[int], float]:
-        """The better draft of the two generations, and how many of its tokens are expected to be accepted."""
-        best: tuple[list[int], float] = ([], 0.0)
+    def matches(self, history: _History) -> Iterator[tuple[SuffixAutomaton, Match, HitRates]]:
+        """The history's place in each generation."""
         for number, generation in self._generations.items():
             cursor = history.cursors[number]
-            end = generation.ends[cursor.state]
-            found = _continue(generation, cursor.state, cursor.length, end, self._rates, min_probability, max_len)
-            best = found if found[1] > best[1] else best
-        return best
+            yield generation, Match(cursor.state, cursor.length, generation.ends[cursor.state]), self._rates
 
     def _learn(self, generation: SuffixAutomaton, cursor: Cursor, token: int) -> None:
         cursor.settle(generation)
         if cursor.state != ROOT:
             hit = generation.text[generation.ends[cursor.state] + 1] == token
             self._rates.observe(cursor.length, len(generation.followers(cursor.state)), hit)
-
-
-def _continue(
-    automaton: SuffixAutomaton,
-    state: int,
-    match_len: int,
-    match_end: int,
-    rates: HitRates,
-    min_probability: float,
-    max_len: int,
-) -> tuple[list[int], float]:
-    """What came after the match, as far as it pays -> draft tokens, and how many are expected to be accepted.
-
-    At the end of the text it goes on reading itself: after a b c a b, whose match a b ended at 1, come c a b c a b ...
-    """
-    draft: list[int] = []
-    if not match_len:
-        return draft, 0.0
-    text, size = automaton.text, len(automaton.text)
-    probability, expected, followers = 1.0, 0.0, automaton.followers(state)
-    for source in range(match_end + 1, match_end + 1 + max_len):
-        token = text[source] if source < size else draft[source - size]
-        probability *= rates.of(match_len, len(followers))
-        if token == SEPARATOR or probability < min_probability:
-            break
-        draft.append(token)
-        expected += probability
-        match_len += 1
-        after = followers.get(token)
-        followers = {} if after is None else automaton.followers(after)
-    return draft, expected
