@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
+from foredraft.certificate.controls import CONTROLS, Control
 from foredraft.engine.proposal import Proposal
 from foredraft.engine.token_tree import ROOT, path_to
 from foredraft.sampling import Sampler, SamplingParams
-from foredraft.verify import verify, walk
+from foredraft.verify import Verifier, verify, walk
 
 VOCAB_SIZE = 3
 Law = dict[tuple[int, ...], float]
@@ -83,11 +84,13 @@ def distance(one: Law, other: Law) -> float:
     return max(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other})
 
 
-def verified(own: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> tuple[Sequence[int], int]:
+def verified(
+    own: Sequence[int], ids: Sequence[int], parents: Sequence[int], verifier: Verifier = verify
+) -> tuple[Sequence[int], int]:
     """Through production code: greedy rows, whose own token is the likeliest."""
     logits = torch.nn.functional.one_hot(torch.tensor(own), VOCAB_SIZE).float()
     sampler = Sampler(SamplingParams(temperature=0.0).resolve({}), [0], torch.Generator())
-    verdict = verify(logits, Proposal.certain([list(ids)], [list(parents)]), [sampler], [[0]])
+    verdict = verifier(logits, Proposal.certain([list(ids)], [list(parents)]), [sampler], [[0]])
     return verdict.paths[0], verdict.next_ids[0]
 
 
@@ -114,6 +117,18 @@ def test_verify_walks_as_walk_does() -> None:
         for own in product(range(VOCAB_SIZE), repeat=4):
             path, next_id = verified(own, ids, parents)
             assert (list(path), next_id) == (list(walk(own, ids, parents)[0]), walk(own, ids, parents)[1])
+
+
+@pytest.mark.parametrize(
+    "control",
+    [control for control in CONTROLS if control.needs == "drafts" and control.target is None],
+    ids=lambda control: control.name,
+)
+def test_each_broken_verifier_breaks_the_law_of_trees_too(control: Control) -> None:
+    ids, parents = (0, 1, 1, 0), (ROOT, ROOT, 0, 0)
+    step = partial(verified, verifier=control.verifier)
+    assert distance(outcome_law(ids, parents, verified, 3), target_law(3)) <= 1e-12
+    assert distance(outcome_law(ids, parents, step, 3), target_law(3)) > 0.01
 
 
 def _second_sibling_of_another(own: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> tuple[list[int], int]:

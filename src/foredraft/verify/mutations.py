@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
+from foredraft.engine.token_tree import ROOT, path_to, tokens_to
 from foredraft.sampling import Row, Sampler, adjusted, inverse_cdf, token_probs_of
 from foredraft.verify import RULES, Case, OutcomeLaw, Rule, Verifier, block_law, verify
 from foredraft.verify.law import drafted
@@ -46,17 +47,33 @@ class Inputs:
         sizes = self.lens + 1
         return sizes.cumsum(0) - sizes
 
-    def target_ids(self, stops: Tensor) -> Tensor:
-        """The target's own token after each history and its first stops[b] draft tokens. [B]"""
-        drafts = zip(self.histories, self.proposal.ids.tolist(), stops.tolist(), strict=True)
-        prefixes = [[*history, *ids[:stop]] for history, ids, stop in drafts]
-        rows = self.logits[(self.starts + stops).to(self.logits.device)]
+    def child(self, b: int, node: int) -> int | None:
+        """The first child of a node of a draft, or of ROOT; None where it has none."""
+        parents = self.proposal.draft_parents[b]
+        if parents is None:
+            return node + 1 if node + 1 < int(self.lens[b]) else None
+        return next((place for place, parent in enumerate(parents) if parent == node), None)
+
+    def descend(self, b: int, goes_on: Callable[[int, int], bool]) -> int:
+        """The last node from ROOT down, first child by first child. goes_on: given a node and its first child."""
+        node = ROOT
+        while (child := self.child(b, node)) is not None and goes_on(node, child):
+            node = child
+        return node
+
+    def target_ids(self, nodes: Sequence[int]) -> Tensor:
+        """The target's own token behind each history and the draft tokens down to nodes[b], which may be ROOT. [B]"""
+        drafts = zip(self.histories, self.proposal.draft_ids, self.proposal.draft_parents, nodes, strict=True)
+        prefixes = [[*history, *tokens_to(ids, parents, node)] for history, ids, parents, node in drafts]
+        rows = self.logits[(self.starts + 1 + torch.tensor(nodes)).to(self.logits.device)]
         nothing = Proposal.certain([()] * len(self.samplers))
         return torch.tensor(verify(rows, nothing, self.samplers, prefixes).next_ids)
 
-    def accepting(self, stops: Tensor) -> Verdict:
-        """stops[b] draft tokens stand, and the target's own follows them."""
-        return Verdict.of_chains(stops.tolist(), self.target_ids(stops).tolist())
+    def accepting(self, nodes: Sequence[int]) -> Verdict:
+        """The draft tokens down to nodes[b] stand, and the target's own follows them."""
+        paths = [path_to(parents, node) for parents, node in zip(self.proposal.draft_parents, nodes, strict=True)]
+        verdict = Verdict.of_chains([0] * len(nodes), self.target_ids(nodes).tolist())
+        return replace(verdict, paths=paths)
 
 
 def mutation(function: Callable[[Inputs], Verdict]) -> Verifier:
@@ -78,6 +95,11 @@ def _stops(verdict: Verdict) -> Tensor:
     return torch.tensor(verdict.num_accepted)
 
 
+def _last_nodes(verdict: Verdict) -> list[int]:
+    """The last draft token of each sequence that stands, or ROOT."""
+    return [path[-1] if path else ROOT for path in verdict.paths]
+
+
 def _with_next(verdict: Verdict, where: Tensor, next_ids: Tensor) -> Verdict:
     """Other next tokens for some of the sequences. where, next_ids: [B]"""
     return replace(verdict, next_ids=torch.where(where, next_ids, torch.tensor(verdict.next_ids)).tolist())
@@ -88,28 +110,34 @@ def _with_next(verdict: Verdict, where: Tensor, next_ids: Tensor) -> Verdict:
 
 @mutation
 def accepts_everything(inputs: Inputs) -> Verdict:
-    return inputs.accepting(inputs.lens)
+    return inputs.accepting([inputs.descend(b, lambda *_: True) for b in range(len(inputs.samplers))])
 
 
 @mutation
 def accepts_the_likely(inputs: Inputs) -> Verdict:
     """As in "typical acceptance" (arXiv:2401.10774), which is fast and not lossless."""
-    ids, drafted = inputs.proposal.ids, inputs.proposal.drafted
-    places = torch.arange(ids.shape[1])[None].minimum((inputs.lens[:, None] - 1).clamp(min=0))
-    rows = inputs.logits[(inputs.starts[:, None] + places).to(inputs.logits.device)]
-    p = torch.softmax(rows.float(), dim=-1).cpu().gather(2, torch.where(drafted, ids, 0)[..., None])[..., 0]
-    return inputs.accepting(((p >= _LIKELY_ENOUGH) & drafted).long().cumprod(1).sum(1))
+    p = torch.softmax(inputs.logits.float(), dim=-1).cpu()
+
+    def last_likely(b: int) -> int:
+        start, ids = int(inputs.starts[b]), inputs.proposal.draft_ids[b]
+        return inputs.descend(b, lambda node, child: bool(p[start + node + 1, ids[child]] >= _LIKELY_ENOUGH))
+
+    return inputs.accepting([last_likely(b) for b in range(len(inputs.samplers))])
 
 
 @mutation
 def accepts_one_too_many(inputs: Inputs) -> Verdict:
-    return inputs.accepting(torch.minimum(_stops(inputs.verify()) + 1, inputs.lens))
+    last = _last_nodes(inputs.verify())
+    children = [inputs.child(b, node) for b, node in enumerate(last)]
+    return inputs.accepting([node if child is None else child for node, child in zip(last, children, strict=True)])
 
 
 @mutation
 def takes_the_bonus_one_row_early(inputs: Inputs) -> Verdict:
-    right, early = inputs.verify(), inputs.target_ids((inputs.lens - 1).clamp(min=0))
-    return _with_next(right, (_stops(right) == inputs.lens) & (inputs.lens > 0), early)
+    right = inputs.verify()
+    is_bonus = [bool(path) and inputs.child(b, path[-1]) is None for b, path in enumerate(right.paths)]
+    early = inputs.target_ids([path[-2] if len(path) > 1 else ROOT for path in right.paths])
+    return _with_next(right, torch.tensor(is_bonus), early)
 
 
 @mutation
@@ -125,7 +153,9 @@ def without_residual(after: int = 0) -> Verifier:
     def broken(inputs: Inputs) -> Verdict:
         right = inputs.verify()
         stops = _stops(right)
-        return _with_next(right, (stops >= after) & (stops < inputs.lens), inputs.target_ids(stops))
+        is_chain = torch.tensor([parents is None for parents in inputs.proposal.draft_parents])
+        is_recovered = is_chain & (stops >= after) & (stops < inputs.lens)
+        return _with_next(right, is_recovered, inputs.target_ids(_last_nodes(right)))
 
     return broken
 
