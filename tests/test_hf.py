@@ -126,6 +126,7 @@ def test_a_seeded_text_does_not_depend_on_the_draft(
     for other in (
         {"draft_model": draft_model},
         {"method": "ngram"},
+        {"exit_layer": 4},
         {"draft_model": draft_model, "speculative_tokens": 7},
     ):
         assert foredraft.generate(model, inputs, **settings, **other).tolist() == plain.tolist()

@@ -25,15 +25,17 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from foredraft.engine.build import build_drafters
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import Methods, choose_methods
+from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
 from foredraft.engine.models import check_logit_width
 from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.errors import ForedraftError, RequestError
+from foredraft.heads import EarlyExit
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams
+from foredraft.utils.arguments import check_numbers
 
 _UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
@@ -49,7 +51,7 @@ def generate(
     """`model.generate(...)`, speculatively and batched. -> ids [B, L + new], as from generate
 
     inputs: ids [B, L], or what a tokenizer returned. tokenizer: for stop_strings. settings: whatever generate takes
-    (max_new_tokens, do_sample, ...), and method, speculative_tokens and seed of custom_generate.
+    (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
 
     Raises ForedraftError for what cannot be honoured.
     """
@@ -88,6 +90,7 @@ def custom_generate(
     *,
     draft_model: PreTrainedModel | None = None,
     method: Methods | None = None,
+    exit_layer: int | None = None,
     speculative_tokens: int | str = 4,
     seed: int | None = None,
     **model_kwargs: Any,
@@ -95,7 +98,7 @@ def custom_generate(
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
     -> ids [B, L + new], padded on the right like generate's
 
-    method: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
+    method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
     and so the text of a sample without a seed, depends on measured times. seed: sampled text depends on model, prompt and
     settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator,
     so torch.manual_seed holds. generate passes no tokenizer: for stop_strings call `foredraft.generate`, or give a
@@ -107,7 +110,7 @@ def custom_generate(
     _refuse(config, model_kwargs)
     with _evaluating([model] if draft_model is None else [model, draft_model]):
         prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-        engine = _engine(model, draft_model, method, len(prompts), config)
+        engine = _engine(model, draft_model, method, exit_layer, len(prompts), config)
         return _write(engine, prompts, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
 
 
@@ -260,17 +263,21 @@ def _engine(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | None,
     method: Methods | None,
+    exit_layer: int | None,
     num_rows: int,
     config: GenerationConfig,
 ) -> Engine:
-    methods = choose_methods(method, has_draft_model=draft_model is not None)
+    check_numbers(exit_layer=(exit_layer, 1))
+    has_exit_layer = exit_layer is not None
+    methods = choose_methods(method, has_draft_model=draft_model is not None, has_exit_layer=has_exit_layer)
+    check_exit_layer(exit_layer, names_of(methods), "draft_model")
     target = _language_model(model)
+    head = None if exit_layer is None else EarlyExit.after(target, exit_layer)
     drafts = {} if draft_model is None else {"draft_model": _language_model(draft_model)}
     for draft in drafts.values():
         check_logit_width(target, draft)
-    drafters, pool = build_drafters(
-        target, drafts, methods, Limits(max_num_seqs=num_rows)
-    )  # cache memory for these rows alone
+    limits = Limits(max_num_seqs=num_rows)  # cache memory for these rows alone
+    drafters, pool = build_drafters(target, drafts, methods, limits, head=head)
     return Engine(
         target,
         drafters,
