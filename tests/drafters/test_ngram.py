@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from foredraft.drafters import NgramDrafter
 from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.token_tree import TreeShape, path_to
 from foredraft.errors import ForedraftError
 
 MakeRequest = Callable[..., DraftRequest]
@@ -48,6 +50,42 @@ def test_it_agrees_with_a_scan_however_the_history_arrives(
         known = data.draw(st.integers(known + 1, len(tokens)))
         request = make_request(0, tokens[:known], max_len)
         assert propose(drafter, request) == brute_force(tokens[:known], *sizes, max_len)
+
+
+def propose_tree(drafter: NgramDrafter, request: DraftRequest, shape: TreeShape) -> tuple[list[int], list[int]]:
+    proposal = drafter.propose([replace(request, shape=shape)])
+    (parents,) = proposal.draft_parents
+    assert parents is not None
+    return proposal.draft_ids[0], list(parents)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_tree_of_one_branch_is_the_chain(make_request: MakeRequest, tokens: list[int], max_len: int) -> None:
+    request = make_request(0, tokens, max_len)
+    ids, parents = propose_tree(NgramDrafter(), request, TreeShape.chain(max_len))
+    assert ids == propose(NgramDrafter(), request)
+    assert parents == list(range(-1, len(ids) - 1))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_siblings_are_the_first_tokens_of_the_chains_of_each_size(make_request: MakeRequest, tokens: list[int]) -> None:
+    ids, parents = propose_tree(NgramDrafter(3, 1), make_request(0, tokens, 3), TreeShape((-1, -1, -1)))
+    chains = [brute_force(tokens, size, size, 1) for size in (3, 2, 1)]
+    assert ids == list(dict.fromkeys(token for chain in chains for token in chain))
+    assert parents == [-1] * len(ids)
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=60))
+def test_a_sibling_goes_on_as_the_text_behind_it_did(make_request: MakeRequest, tokens: list[int]) -> None:
+    shape = TreeShape.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
+    ids, parents = propose_tree(NgramDrafter(2, 1), make_request(0, tokens, 5), shape)
+    for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+        text = tokens + [ids[i] for i in path_to(parents, parent)]
+        before = [text[start - 1 : start + 1] for start in range(1, len(tokens))]
+        assert [text[-1], token] in before or len(set(tokens)) == 1, (
+            "it followed the same token somewhere in the history"
+        )
+        assert node > parent
 
 
 def test_a_period_goes_on(make_request: MakeRequest) -> None:

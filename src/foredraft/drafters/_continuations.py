@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from foredraft.drafters._automaton import NOWHERE, ROOT, SuffixAutomaton
-from foredraft.engine import token_tree
+from foredraft.drafters._lookups import look_up_tree, token_at
 from foredraft.engine.token_tree import TreeShape
 
 SEPARATOR = -1  # ends each text of the corpus; no request has such a token, so no match runs over it
@@ -108,21 +108,12 @@ def continuations(
     recent first, and then those that have followed shorter ones. What the first child's hit rate leaves is divided among
     the others of a match.
     """
-    ids: list[int] = []
-    parents: list[int] = []
-    grown = {token_tree.ROOT: (token_tree.ROOT, _Node(match, (), 1.0))}
-    expected = 0.0
-    for parent, children in shape.children.items():
-        if parent not in grown:
-            continue
-        place, node = grown[parent]
-        likely = (one for one in _followed_by(automaton, node, rates) if one[1].probability >= min_probability)
-        for child, (token, behind) in zip(children, likely, strict=False):
-            grown[child] = (len(ids), behind)
-            ids.append(token)
-            parents.append(place)
-            expected += behind.probability
-    return ids, parents, expected
+
+    def children_of(node: _Node) -> Iterator[tuple[int, _Node]]:
+        return (each for each in _followed_by(automaton, node, rates) if each[1].probability >= min_probability)
+
+    ids, parents, nodes = look_up_tree(shape, _Node(match, (), 1.0), children_of)
+    return ids, parents, sum(node.probability for node in nodes)
 
 
 def _followed_by(automaton: SuffixAutomaton, node: _Node, rates: HitRates) -> Iterator[tuple[int, _Node]]:
@@ -132,7 +123,7 @@ def _followed_by(automaton: SuffixAutomaton, node: _Node, rates: HitRates) -> It
     while length:
         followers = _followers(automaton, state)
         rate = rates.of(length, len(followers))
-        token = _token_at(automaton, path, end + 1)
+        token = token_at(automaton.text, path, end + 1)
         if token is not None and token not in seen:
             seen.add(token)
             yield token, _Node(Match(followers.get(token), length + 1, end + 1), (*path, token), probability * rate)
@@ -154,14 +145,6 @@ def _shorter(automaton: SuffixAutomaton, state: int | None) -> Match:
     if link in (NOWHERE, ROOT):
         return Match(ROOT, 0, -1)
     return Match(link, automaton.longest(link), automaton.ends[link])
-
-
-def _token_at(automaton: SuffixAutomaton, path: Sequence[int], place: int) -> int | None:
-    """Of the text and the path behind it. None behind both: there a shorter match is the end of the history itself."""
-    size = len(automaton.text)
-    if place < size:
-        return automaton.text[place]
-    return path[place - size] if place - size < len(path) else None
 
 
 def _followers(automaton: SuffixAutomaton, state: int | None) -> dict[int, int]:

@@ -9,9 +9,10 @@ from itertools import count
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, fit_vocabulary
+from foredraft.engine.cache import Regions
 from foredraft.engine.proposal import CERTAIN, DraftRequest
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
-from foredraft.model import Read
+from foredraft.model import LanguageModel, Read
 from foredraft.sampling import Row, top_choices
 
 
@@ -78,6 +79,23 @@ def grow_all(
         logits = read(going_on, depth + 1)
     for tree in trees:
         tree.finish()
+
+
+def grow_over(
+    model: LanguageModel, cache: Regions, trees: Sequence[DraftTree], logits: Tensor, vocab_size: int
+) -> None:
+    """By a language model, in a pass for each level. It reads the levels before it anew: rows cost little.
+
+    cache: holds each request's tokens. logits: [len(trees), V'] behind them
+    """
+
+    def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
+        for tree in going_on:
+            tokens = tree.request.tokens
+            cache.region(tree.request.seq_id).keep_prefix_of(tokens, at_most=len(tokens))
+        return model.read([read_of(tree, depth) for tree in going_on], cache)[last_level(going_on, depth)]
+
+    grow_all(trees, logits, vocab_size, read)
 
 
 def inner_nodes(trees: Sequence[DraftTree], depth: int) -> list[tuple[DraftTree, int]]:

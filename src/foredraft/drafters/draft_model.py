@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
-from foredraft.drafters._trees import DraftTree, grow_all, last_level, read_of, trees_for
+from foredraft.drafters._trees import DraftTree, grow_over, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
@@ -134,8 +134,7 @@ class DraftModelDrafter:
             take_generated(group, written, specs, token_probs)
 
     def _sample_all(self, open_drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
-        parts = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(open_drafts)]
-        logits = torch.cat(parts) if parts else None
+        logits = self._read_rests(open_drafts) if open_drafts else None
         while open_drafts:
             assert logits is not None
             extend(open_drafts, logits, self._vocab_size, token_probs)
@@ -144,20 +143,13 @@ class DraftModelDrafter:
             logits = self._model.read(reads, self._cache) if reads else None
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
-        """A pass for each level. It reads the levels before it anew: rows cost little."""
-        if not trees:
-            return
+        if trees:
+            grow_over(self._model, self._cache, trees, self._read_rests([t.draft for t in trees]), self._vocab_size)
 
-        def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
-            for tree in going_on:
-                tokens = tree.request.tokens
-                self._cache.keep_prefix_of(tree.request.seq_id, tokens, at_most=len(tokens))
-            logits = self._model.read([read_of(tree, depth) for tree in going_on], self._cache)
-            return logits[last_level(going_on, depth)]
-
-        drafts = [tree.draft for tree in trees]
-        logits = [self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(drafts)]
-        grow_all(trees, torch.cat(logits), self._vocab_size, read)
+    def _read_rests(self, drafts: list[Draft]) -> Tensor:
+        """[len(drafts), V'], behind each request's tokens"""
+        passes = (self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(drafts))
+        return torch.cat(list(passes))
 
     def _rest(self, draft: Draft) -> Read:
         """What is left to read of a history, the pending token included."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
+from foredraft.drafters._trees import DraftTree, grow_over, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import Region
 from foredraft.engine.proposal import DraftRequest, Proposal
@@ -26,6 +27,7 @@ class EarlyExitDrafter:
     """
 
     shares_cache = True
+    grows_trees = True
 
     def __init__(self, exit: EarlyExit, vocab_size: int) -> None:
         self._model = exit.model
@@ -44,8 +46,10 @@ class EarlyExitDrafter:
         token_probs: list[TokenProbs] = []
         ready = [draft for draft in drafts if draft.max_len > 0]
         regions = _Regions(ready)
-        self._write([draft for draft in ready if is_written(draft)], regions, token_probs)
-        self._extend_all([draft for draft in ready if not is_written(draft)], regions, token_probs)
+        chains = [draft for draft in ready if draft.request.shape is None]
+        self._write([draft for draft in chains if is_written(draft)], regions, token_probs)
+        self._extend_all([draft for draft in chains if not is_written(draft)], regions, token_probs)
+        self._grow(trees_for(ready), regions)
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -68,6 +72,11 @@ class EarlyExitDrafter:
             extend(drafts, self._model.read(reads, regions), self._vocab_size, token_probs)
             drafts = [draft for draft in drafts if draft.has_room]
             reads = [Read(draft.request.seq_id, draft.ids[-1:], 1) for draft in drafts]
+
+    def _grow(self, trees: Sequence[DraftTree], regions: _Regions) -> None:
+        if trees:
+            logits = self._model.read([regions.rest_of(tree.draft) for tree in trees], regions)
+            grow_over(self._model, regions, trees, logits, self._vocab_size)
 
 
 class _Regions:

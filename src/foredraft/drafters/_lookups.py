@@ -1,0 +1,42 @@
+"""Trees of tokens that are looked up and not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from foredraft.engine.token_tree import ROOT, TreeShape
+
+Node = TypeVar("Node")
+
+
+def look_up_tree(
+    shape: TreeShape, root: Node, children_of: Callable[[Node], Iterable[tuple[int, Node]]]
+) -> tuple[list[int], list[int], list[Node]]:
+    """-> tokens and parents, as in Proposal, and what is known of each token's node
+
+    children_of: given what is known of a node, its children's tokens, each once and best first, and what is known of each. Where it
+    gives fewer than the shape has, the rest does not grow.
+    """
+    ids: list[int] = []
+    parents: list[int] = []
+    nodes: list[Node] = []
+    grown = {ROOT: (ROOT, root)}
+    for parent, children in shape.children.items():
+        if parent not in grown:
+            continue
+        place, node = grown[parent]
+        for child, (token, behind) in zip(children, children_of(node), strict=False):
+            grown[child] = (len(ids), behind)
+            ids.append(token)
+            parents.append(place)
+            nodes.append(behind)
+    return ids, parents, nodes
+
+
+def token_at(text: Sequence[int], path: Sequence[int], place: int) -> int | None:
+    """Of the text and the path behind it. None behind both."""
+    size = len(text)
+    if place < size:
+        return text[place]
+    return path[place - size] if place - size < len(path) else None
