@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,13 @@ from foredraft.text.grammar import Grammars
 from foredraft.text.inputs import Messages, as_conversations, as_prompts, params_for_each, priority_for_each
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
-from foredraft.utils.arguments import check_draft_len, check_head_options, check_numbers, check_paths, check_threads
+from foredraft.utils.arguments import (
+    check_draft_len,
+    check_head_options,
+    check_numbers,
+    check_threads,
+    check_token_tree,
+)
 from foredraft.verify import Rule, Verifier, checked_rules, verify
 
 MAX_SPECULATIVE_TOKENS = 8
@@ -55,9 +62,10 @@ class LLM:
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
         drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
     max_speculative_tokens: the most that "auto" drafts; None: 8.
-    speculative_token_tree: the shape of drafts with a fixed number of tokens, for drafters that grow trees (draft models,
-        heads and suffix; others draft chains). For each token the ranks on the way to it: [[0], [1], [0, 0]] tries the two likeliest
-        tokens, and one behind the likelier. speculative_tokens is the number of these then, or fewer: the first so many.
+    speculative_token_tree: whether drafters may draft trees. "auto": where "auto" finds that
+        they pay. "none": chains only. Or a shape, for a fixed number of tokens: for each token the ranks on the way to it, as
+        [[0], [1], [0, 0]], which tries the two likeliest tokens, and one behind the likelier. speculative_tokens is the number of these
+        then, or fewer: the first so many. None: "auto".
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
@@ -95,7 +103,7 @@ class LLM:
         exit_layer: int | None = None,
         speculative_tokens: int | str | None = None,
         max_speculative_tokens: int | None = None,
-        speculative_token_tree: Sequence[Sequence[int]] | None = None,
+        speculative_token_tree: Sequence[Sequence[int]] | str | None = None,
         min_acceptance_rate: float | None = None,
         max_draft_memory: int | None = None,
         head_window: int | None = None,
@@ -137,7 +145,14 @@ class LLM:
         max_draft = settings.max_speculative_tokens
         max_draft = MAX_SPECULATIVE_TOKENS if max_draft is None else max_draft
         engine_settings = EngineSettings(
-            limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules, _shape_of(settings)
+            limits,
+            thresholds,
+            max_draft,
+            cache_memory,
+            seed,
+            enable_prefix_caching,
+            rules,
+            *_trees_of(settings.speculative_token_tree),
         )
         options = LoadOptions(
             dtype, device, revision, trust_remote_code, settings.quantization, batch_invariant=batch_invariant
@@ -151,7 +166,12 @@ class LLM:
         """Of drafts with a fixed number of tokens; None: chains. See speculative_token_tree."""
         return self._builder.settings.shape
 
-    def with_drafter(self, method: Methods | None = None, speculative_tokens: int | str | None = None) -> LLM:
+    def with_drafter(
+        self,
+        method: Methods | None = None,
+        speculative_tokens: int | str | None = None,
+        speculative_token_tree: Sequence[Sequence[int]] | str | None = None,
+    ) -> LLM:
         """A second LLM with other drafters and its own engine, over the same models, tokenizer and cache memory.
 
         None: the same as this one's. No model is loaded twice; a copy of the target as a draft ("self-int8") is loaded
@@ -166,12 +186,17 @@ class LLM:
             has_draft_model = builder.models.has_draft and not makes_draft
             has_exit_layer = builder.models.has_exit_layer
             methods = choose_methods(method, has_draft_model=has_draft_model, has_exit_layer=has_exit_layer)
+        settings = builder.settings
+        if speculative_token_tree is not None:
+            shape, auto_trees = _trees_of(speculative_token_tree)
+            settings = replace(settings, shape=shape, auto_trees=auto_trees)
+            draft_len = draft_len if shape is None else _draft_len_of(speculative_tokens, shape)
         if speculative_tokens is not None:
             check_draft_len(speculative_tokens)
             draft_len = speculative_tokens
         builder.models.load_self_drafts(methods)
         other = copy(self)
-        other._builder = builder.with_drafters(methods, draft_len)
+        other._builder = EngineBuilder(builder.models, settings, methods, draft_len)
         other._start_engine(*other._builder.drafters(self.engine.pool))
         return other
 
@@ -195,7 +220,7 @@ class LLM:
         if self.engine.has_work:
             raise ForedraftError("requests of this LLM are running: finish or close them first")
         self.engine.drop_retained()
-        policy = policy or self._builder.policy(list(drafters), saves_costs=False)
+        policy = policy or self._builder.policy(drafters, saves_costs=False)
         if policy not in self._trial_policies:
             self._trial_policies.append(policy)
         pool = MemoryPool(self.engine.pool.free)
@@ -206,7 +231,7 @@ class LLM:
         builder, settings = self._builder, self._builder.settings
         self.drafters = drafters
         self._trial_policies: list[Policy] = []
-        self.policy = builder.guarded(builder.policy(list(drafters)), drafters)
+        self.policy = builder.guarded(builder.policy(drafters), drafters)
         self.engine = builder.engine(drafters, pool, self.policy, seed=settings.seed, retain=settings.retain)
         self.frontend = self._new_frontend(self.engine)
         self._grammars = self.frontend.grammars  # engines over one tokenizer share the compiled grammars
@@ -409,7 +434,7 @@ def _load(
     options: LoadOptions,
 ) -> EngineBuilder:
     """Check the rest of the settings, then load the models."""
-    draft_len = _draft_len_of(settings, engine_settings.shape)
+    draft_len = _draft_len_of(settings.speculative_tokens, engine_settings.shape)
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
     check_head_options(settings.head_window, settings.head_settings)
@@ -444,14 +469,15 @@ def _load(
     return EngineBuilder(models, engine_settings, methods, draft_len)
 
 
-def _shape_of(settings: Settings) -> TreeShape | None:
-    paths = settings.speculative_token_tree
-    return None if paths is None else TreeShape.of_paths(check_paths(paths))
+def _trees_of(given: object) -> tuple[TreeShape | None, bool]:
+    """given: speculative_token_tree -> the shape of drafts of a fixed number of tokens; whether "auto" may choose trees"""
+    tree = AUTO if given is None else check_token_tree(given)
+    return (None, tree == AUTO) if isinstance(tree, str) else (TreeShape.of_paths(tree), False)
 
 
-def _draft_len_of(settings: Settings, shape: TreeShape | None) -> int | str:
+def _draft_len_of(speculative_tokens: int | str | None, shape: TreeShape | None) -> int | str:
     if shape is None:
-        return AUTO if settings.speculative_tokens is None else settings.speculative_tokens
-    if settings.speculative_tokens == AUTO:
+        return AUTO if speculative_tokens is None else speculative_tokens
+    if speculative_tokens == AUTO:
         raise ForedraftError('speculative_token_tree has a fixed number of tokens: speculative_tokens cannot be "auto"')
-    return len(shape) if settings.speculative_tokens is None else settings.speculative_tokens
+    return len(shape) if speculative_tokens is None else speculative_tokens

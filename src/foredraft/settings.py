@@ -23,7 +23,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "exit_layer": (int,),
     "speculative_tokens": (int, str),
     "max_speculative_tokens": (int,),
-    "speculative_token_tree": (list,),
+    "speculative_token_tree": (list, str),
     "quantization": (str,),
     "draft_quantization": (str,),
     "num_threads": (int,),
@@ -42,7 +42,7 @@ class Settings:
     exit_layer: int | None = None
     speculative_tokens: int | str | None = None
     max_speculative_tokens: int | None = None
-    speculative_token_tree: Sequence[Sequence[int]] | None = None
+    speculative_token_tree: Sequence[Sequence[int]] | str | None = None
     quantization: str | None = None
     draft_quantization: str | None = None
     num_threads: int | None = None

@@ -48,6 +48,17 @@ def test_of_paths_reads_medusas_form() -> None:
     assert shape.depth == 2
 
 
+@given(PARENTS, st.lists(st.integers(0, 3), max_size=6))
+def test_fans_are_those_of_the_nodes_that_a_text_reaches(parents: tuple[int, ...], ranks: list[int]) -> None:
+    shape = TreeShape(parents)
+    fans = shape.fans(ranks)
+    known = {ranks_of(shape, node) for node in range(len(shape))}
+    reached = [tuple(ranks[:depth]) for depth in range(len(ranks) + 1) if not depth or tuple(ranks[:depth]) in known]
+    expected = [sum(len(path) == len(each) + 1 and path[:-1] == each for path in known) for each in reached]
+    assert fans == expected[: expected.index(0) if 0 in expected else None]
+    assert shape.first_branch == next(n for n in range(len(shape) + 1) if (0,) * (n + 1) not in known)
+
+
 @pytest.mark.parametrize("length", [0, 1, 4])
 def test_a_chain(length: int) -> None:
     chain = TreeShape.chain(length)

@@ -15,6 +15,7 @@ from foredraft.engine.proposal import Proposal
 from foredraft.engine.scheduler import MEMORY_COOLDOWN
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.policy import MEMORY_SHORT, DraftBudget, Policy
 from tests.laws import sampler_for
 
@@ -35,12 +36,14 @@ def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: i
 
 @dataclass
 class FakeDrafter:
-    """seconds: of drafting, by the number of requests and the largest budget. acceptance: the chance of each draft token of a
-    text, given that those before it were accepted. finds: the chance that a lookup finds anything. reading: seconds per
-    token that came while it was not used."""
+    """seconds: of drafting, by the number of requests and the largest depth. acceptance: the chance of each draft token of a
+    text, given that those before it were accepted. siblings: in a tree, the chance of the second child and the next ones, given
+    that those before it were rejected. finds: the chance that a lookup finds anything. reading: seconds per token that came
+    while it was not used."""
 
     seconds: Callable[[int, int], float]
     acceptance: Callable[[int], float]
+    siblings: Sequence[float] = ()
     finds: float = 1.0
     reading: float = 0.0
     num_read: dict[int, int] = field(default_factory=dict)
@@ -136,19 +139,21 @@ class Simulator:
             self.running.remove(sequence)
             self._forget(sequence)
         self.policy.observe(step)
-        budgets = {item.sequence.seq_id: DraftBudget(item.drafter, item.max_draft) for item in scheduled}
+        budgets = {item.sequence.seq_id: DraftBudget(item.drafter, item.max_draft, item.shape) for item in scheduled}
         self.rounds.append(Round(budgets, total, sum(num_kept)))
 
     def _schedule(self, sequence: TokenSequence) -> ScheduledSequence:
         num_unread = len(sequence.tokens) - self._num_read.get(sequence.seq_id, 0)
         budget = self.policy.draft_budget(sequence)
         assert 0 <= budget.max_draft <= max(sequence.room - 1, 0), "more than could ever be emitted"
-        return ScheduledSequence(sequence, num_unread, True, budget.max_draft, budget.drafter)
+        shape = None if budget.shape is None else budget.shape.cut(budget.max_draft)
+        return ScheduledSequence(sequence, num_unread, True, budget.max_draft, budget.drafter, shape=shape)
 
     def _draft(self, name: str, scheduled: Sequence[ScheduledSequence]) -> float:
         drafting = [item for item in scheduled if item.drafter == name and item.max_draft]
         drafter = self.drafters[name]
-        seconds = drafter.seconds(len(drafting), max(item.max_draft for item in drafting))
+        depth = max(item.max_draft if item.shape is None else item.shape.depth for item in drafting)
+        seconds = drafter.seconds(len(drafting), depth)
         return self._jittered(seconds + drafter.reading * sum(drafter.missed(item.sequence) for item in drafting))
 
     def _num_drafted(self, item: ScheduledSequence) -> int:
@@ -157,13 +162,22 @@ class Simulator:
         return item.max_draft if self._chance.random() < self.drafters[item.drafter].finds else 0
 
     def _verify(self, item: ScheduledSequence, num_drafted: int) -> Outcome:
-        num_accepted = 0
+        shape = item.shape or TreeShape.chain(item.max_draft)
+        path: list[int] = []
         if num_drafted:
-            rate = self.drafters[item.drafter].acceptance(item.sequence.seq_id)
-            while num_accepted < num_drafted and self._chance.random() < rate:
-                num_accepted += 1
-        new_ids = self._ids(num_accepted + 1)
-        return Outcome([0] * num_drafted, None, range(num_accepted), new_ids, torch.empty(0, 0), [])
+            drafter, node = self.drafters[item.drafter], ROOT
+            rates = [drafter.acceptance(item.sequence.seq_id), *drafter.siblings]
+            while node in shape.children:
+                standing = (
+                    child for child, rate in zip(shape.children[node], rates, strict=False) if self._happens(rate)
+                )
+                node = next(standing, len(shape))
+                path += [node] if node < len(shape) else []
+        parents = None if item.shape is None else shape.parents[:num_drafted]
+        return Outcome([0] * num_drafted, parents, path, self._ids(len(path) + 1), torch.empty(0, 0), [])
+
+    def _happens(self, rate: float) -> bool:
+        return self._chance.random() < rate
 
     def _ids(self, count: int) -> list[int]:
         return [self._token_ids.randrange(2, 1000) for _ in range(count)]

@@ -85,7 +85,7 @@ def test_forecasts_are_calibrated_in_every_bucket() -> None:
                 emitted[bucket] += 1 + num_accepted
                 count[bucket] += 1
             acceptance.record(bucket, 4, 4, num_accepted)
-            history.record(4, num_accepted, now, acceptance.mean_rate)
+            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance.mean_rate)
     seen = [bucket for bucket in range(NUM_BUCKETS) if count[bucket] > 500]
     assert len(seen) >= 2
     for bucket in seen:
@@ -100,7 +100,7 @@ def test_texts_with_high_and_low_acceptance_get_different_forecasts() -> None:
         for rate, history in zip(rates, histories, strict=True):
             num_accepted = accepted(chance, [rate] * 4, 4)
             acceptance.record(history.bucket(now), 4, 4, num_accepted)
-            history.record(4, num_accepted, now, acceptance.mean_rate)
+            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance.mean_rate)
     good, bad = (acceptance.forecast(history.bucket(500)).num_tokens[4] for history in histories)
     assert good > 3.5
     assert bad < 2.0
@@ -144,7 +144,7 @@ def test_the_level_of_a_text_is_the_prior_of_its_bucket() -> None:
     levels = [acceptance.forecast(bucket).num_tokens[4] for bucket in range(max(NEW, STALE) + 1, NUM_BUCKETS)]
     assert levels == sorted(levels)
     for now in range(100, 108):
-        history.record(4, 0, now, acceptance.mean_rate)
+        history.record(0, 1, now, acceptance.mean_rate)
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
     acceptance.record(history.bucket(108), 4, 4, 0)
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
@@ -156,10 +156,10 @@ def test_one_draft_that_fails_does_not_condemn_a_text_where_most_go_well() -> No
         acceptance.record(NEW, 1, 1, 1)
     for _ in range(30):
         acceptance.record(NEW, 1, 1, 0)
-    new.record(2, 0, 1, acceptance.mean_rate)
+    new.record(0, 1, 1, acceptance.mean_rate)
     assert acceptance.forecast(new.bucket(1)).num_tokens[1] > 1.2
     for now in range(8):
-        bad.record(2, 0, now, acceptance.mean_rate)
+        bad.record(0, 1, now, acceptance.mean_rate)
     assert acceptance.forecast(bad.bucket(8)).num_tokens[1] < 1.1
 
 
@@ -178,6 +178,6 @@ def test_the_bucket_of_a_text() -> None:
     well = history.bucket(11)
     assert well not in (NEW, STALE)
     for now in range(11, 31):
-        history.record(4, 0, now, 0.5)
+        history.record(0, 1, now, 0.5)
     assert history.bucket(31) < well
     assert history.bucket(1000) == STALE  # whatever it was: nothing was drafted for long

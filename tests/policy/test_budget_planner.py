@@ -23,7 +23,7 @@ class Planner(BudgetPlanner):
         for _ in range(5):
             costs.record_step(1, 1, 0.010, sampled=False)
             costs.record_step(1, 1 + LONGEST, 0.010, sampled=False)
-        super().__init__(self.acceptance, costs, SequenceStates(drafters), self.cooldowns, LONGEST)
+        super().__init__(self.acceptance, {}, costs, SequenceStates(drafters), self.cooldowns, LONGEST)
 
     def budget(self, sequence: TokenSequence, step: int = 1) -> DraftBudget:
         (budget,) = self.budgets([sequence], step, sampled=False)

@@ -38,10 +38,11 @@ def drafter(acceptance: float | Callable[[int], float], per_token: float = 0.001
     return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
 
 
-def simulate(drafters: dict[str, FakeDrafter], *texts: TokenSequence, seed: int = 0) -> Simulator:
-    simulator = Simulator(
-        Controller(list(drafters), max_draft=LONGEST, clock=no_time), drafters, pass_seconds, seed=seed
-    )
+def simulate(
+    drafters: dict[str, FakeDrafter], *texts: TokenSequence, seed: int = 0, tree_drafters: Sequence[str] = ()
+) -> Simulator:
+    controller = Controller(list(drafters), max_draft=LONGEST, tree_drafters=tree_drafters, clock=no_time)
+    simulator = Simulator(controller, drafters, pass_seconds, seed=seed)
     simulator.add(*texts)
     return simulator
 
@@ -73,6 +74,45 @@ def test_where_it_does_not_pay_it_stops(stands: float, per_token: float, batch_s
     simulator = simulate({"a": drafter(stands, per_token)}, *map(text, range(batch_size)))
     simulator.run(FIRST_LEARNING)
     assert tokens_per_second(simulator.run(3000)) >= 0.985 * plain_rate(batch_size)
+
+
+@pytest.mark.parametrize("siblings", [(0.45, 0.3, 0.2), (0.3, 0.2, 0.1), (0.1, 0.05, 0.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(("stands", "per_token"), [(0.9, 0.0005), (0.7, 0.001), (0.4, 0.0005), (0.3, 0.001)])
+def test_with_trees_it_is_never_slower_than_without(
+    stands: float, per_token: float, siblings: tuple[float, ...]
+) -> None:
+    rates = []
+    for tree_drafters in ((), ("a",)):
+        one = drafter(stands, per_token)
+        one.siblings = siblings
+        simulator = simulate({"a": one}, text(), tree_drafters=tree_drafters)
+        simulator.run(FIRST_LEARNING)
+        rates.append(tokens_per_second(simulator.run(6000)))
+    assert rates[1] >= 0.985 * rates[0]
+
+
+def test_a_weak_drafter_with_good_siblings_drafts_trees_and_gains_by_them() -> None:
+    rates, budgets = [], []
+    for tree_drafters in ((), ("a",)):
+        weak = drafter(0.4, 0.001)
+        weak.siblings = (0.4, 0.25, 0.2)
+        simulator = simulate({"a": weak}, text(), tree_drafters=tree_drafters)
+        simulator.run(FIRST_LEARNING)
+        rounds = simulator.run(3000)
+        rates.append(tokens_per_second(rounds))
+        budgets.append([budget for one in rounds for budget in one.budgets.values()])
+    assert not any(budget.shape for budget in budgets[0])
+    assert sum(budget.shape is not None for budget in budgets[1]) > 0.9 * len(budgets[1])
+    assert rates[1] >= 1.08 * rates[0]
+
+
+def test_where_siblings_never_stand_it_comes_back_to_chains() -> None:
+    strong = drafter(0.8, 0.0005)
+    strong.siblings = (0.0, 0.0, 0.0)
+    simulator = simulate({"a": strong}, text(), tree_drafters=["a"])
+    simulator.run(FIRST_LEARNING)
+    budgets = [budget for one in simulator.run(3000) for budget in one.budgets.values()]
+    assert sum(budget.shape is not None for budget in budgets) < 0.05 * len(budgets)
 
 
 def test_reading_up_after_a_long_time_counts_as_cost_too() -> None:

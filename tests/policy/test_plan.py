@@ -31,7 +31,7 @@ class Times:
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
         return self.base + self.row * num_rows
 
-    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
+    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False) -> float:
         fixed, per_depth, per_request = self.drafters[drafter]
         return fixed + per_depth * depth + per_request * num_requests
 

@@ -85,9 +85,9 @@ class ModelOptions:
         str | None,
         Option(
             "--speculative-token-tree",
-            metavar="JSON",
-            help="The shape of drafts, as '[[0], [1], [0, 0]]': the two likeliest tokens, and one behind the likelier. For "
-            "draft models, heads and suffix. Default: a chain.",
+            metavar="auto|none|JSON",
+            help="Whether drafters may draft trees: where that pays, never, or of a fixed shape, as '[[0], [1], "
+            "[0, 0]]': the two likeliest tokens, and one behind the likelier. Default: auto.",
         ),
     ] = None
     head_window: Annotated[
@@ -157,15 +157,15 @@ class ModelOptions:
         return values
 
     @property
-    def token_paths(self) -> Sequence[Sequence[int]] | None:
-        """`token_tree`, read. Raises ForedraftError for what is no list of lists of ranks."""
+    def token_paths(self) -> Sequence[Sequence[int]] | str | None:
+        """`token_tree`, read. Raises ForedraftError for what is neither a word that it knows nor a list of lists of ranks."""
         if self.token_tree is None:
             return None
         try:
-            paths = json.loads(self.token_tree)
+            tree = json.loads(self.token_tree)
         except ValueError:
-            paths = self.token_tree
-        return arguments.check_paths(paths)
+            tree = self.token_tree
+        return arguments.check_token_tree(tree)
 
     @property
     def max_draft_bytes(self) -> int | None:
@@ -191,7 +191,7 @@ class ModelOptions:
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
         arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
         if settings.speculative_token_tree is not None:
-            arguments.check_paths(settings.speculative_token_tree)
+            arguments.check_token_tree(settings.speculative_token_tree)
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
         arguments.check_head_options(settings.head_window, settings.head_settings)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)

@@ -9,6 +9,7 @@ import torch
 
 from foredraft.drafters import DrafterContext, build
 from foredraft.engine.cache import MemoryPool
+from foredraft.engine.drafter_group import grows_trees
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import NO_DRAFT, Method, draft_of, name_of
 from foredraft.engine.models import LoadedModels
@@ -51,6 +52,7 @@ class EngineSettings:
     retain: bool = True
     verification_rules: Mapping[str, Rule] = field(default_factory=dict)
     shape: TreeShape | None = None
+    auto_trees: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -76,9 +78,6 @@ class EngineBuilder:
         self.methods = list(methods)
         self.speculative_tokens = speculative_tokens
 
-    def with_drafters(self, methods: Sequence[Method], speculative_tokens: int | str) -> EngineBuilder:
-        return EngineBuilder(self.models, self.settings, methods, speculative_tokens)
-
     def drafters(self, pool: MemoryPool | None = None) -> tuple[dict[str, Drafter], MemoryPool]:
         """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
         models, settings = self.models, self.settings
@@ -92,19 +91,23 @@ class EngineBuilder:
             head=models.head,
         )
 
-    def policy(self, drafters: Sequence[str], *, saves_costs: bool = True) -> Policy:
+    def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
         """A policy that chooses among these drafters, from the costs that earlier processes measured.
 
         saves_costs: write what this one measures beside them.
         """
-        if list(drafters) == [NO_DRAFT]:
+        names = list(drafters)
+        if names == [NO_DRAFT]:
             return FixedPolicy(NO_DRAFT)
-        key = self.models.cost_key(self.methods, drafters)
+        settings, key = self.settings, self.models.cost_key(self.methods, names)
+        growing = [name for name, drafter in drafters.items() if grows_trees(drafter)]
+        may_grow = settings.auto_trees and self.models.target.body.reads_trees
         store = None if self.models.is_in_memory else CostFile.of(key)
         return Controller(
-            list(drafters),
-            max_draft=self.settings.max_speculative_tokens,
-            shape=self.settings.shape,
+            names,
+            max_draft=settings.max_speculative_tokens,
+            shape=settings.shape if names[0] in growing else None,
+            tree_drafters=growing if may_grow else (),
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )

@@ -76,6 +76,13 @@ class Outcome(NamedTuple):
         return max(depths_of(self.parents), default=0)
 
     @property
+    def ranks(self) -> list[int]:
+        """Of each draft token that stood, among its siblings: 0 for the first."""
+        if self.parents is None:
+            return [0] * self.num_accepted
+        return [self.parents[:node].count(self.parents[node]) for node in self.path]
+
+    @property
     def path_logits(self) -> Tensor:
         """[num_accepted + 1, V], of the new tokens."""
         if self.parents is None:

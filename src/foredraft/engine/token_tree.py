@@ -73,6 +73,25 @@ class TreeShape:
         """Tokens on the longest branch."""
         return max(self.depths, default=0)
 
+    @cached_property
+    def first_branch(self) -> int:
+        """Tokens on the branch of first children alone."""
+        return len(self.fans([0] * self.depth))
+
+    def fans(self, ranks: Sequence[int]) -> list[int]:
+        """The number of children of each node, from ROOT on, that a text reaches whose tokens have these ranks among their siblings; to
+        the first node without children, or without a child of that rank."""
+        fans: list[int] = []
+        node, rest = ROOT, iter(ranks)
+        while node in self.children:
+            children = self.children[node]
+            fans.append(len(children))
+            rank = next(rest, len(children))
+            if rank >= len(children):
+                break
+            node = children[rank]
+        return fans
+
 
 def depths_of(parents: Sequence[int]) -> list[int]:
     """Of each node of a tree: 1 behind the pending token."""

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from foredraft.policy.decay import Decay
+
 NEW, STALE, _FIRST_LEVEL = 0, 1, 2
 """Buckets of texts without a draft so far, and without one for a long time. The levels of recent acceptance follow."""
 _LEVELS = (0.1, 0.35, 0.6, 0.85)
@@ -24,9 +26,6 @@ NUM_BUCKETS = _FIRST_LEVEL + len(_LEVELS) + 1
 _INITIAL_RATE = 0.85
 """Assumed of a drafter before anything was counted. It is optimistic: a drafter that is never tried is never measured, and a few
 drafts cost little."""
-_DECAY = 0.5 ** (1 / 200)
-_MAX_WEIGHT = 1e9
-_PRIOR_WEIGHT = 6.0
 _STALE_AFTER = 16
 _SCORE_RATE, _FIRST_SCORE_RATE = 0.3, 0.5
 """The weight of the last draft in a text's score. The first draft, and the first after a long time, weigh more, but not all: in
@@ -58,9 +57,9 @@ class AcceptanceHistory:
             return STALE
         return _FIRST_LEVEL + bisect_right(_LEVELS, self.score)
 
-    def record(self, max_draft: int, num_accepted: int, step: int, mean_rate: float) -> None:
-        """max_draft: the budget of the draft. mean_rate: AcceptanceEstimator.mean_rate before this draft."""
-        rate = num_accepted / min(max_draft, num_accepted + 1)
+    def record(self, num_accepted: int, num_evaluated: int, step: int, mean_rate: float) -> None:
+        """One draft. mean_rate: AcceptanceEstimator.mean_rate before it."""
+        rate = num_accepted / num_evaluated
         before = mean_rate if self.score is None else self.score
         weight = _FIRST_SCORE_RATE if self.bucket(step) in (NEW, STALE) else _SCORE_RATE
         self.score = before + weight * (rate - before)
@@ -70,27 +69,22 @@ class AcceptanceHistory:
 @dataclass(slots=True)
 class _Counts:
     """Decaying counts by position in the draft. evaluated, accepted: drafts whose token there was evaluated, and accepted.
-    requested, drafted: drafts with exactly that budget, and with exactly that many tokens.
-
-    Instead of decaying all counts at every draft, the next draft weighs more: a count is worth its share of weight.
-    """
+    requested, drafted: drafts with exactly that budget, and with exactly that many tokens."""
 
     evaluated: list[float]
     accepted: list[float]
     requested: list[float]
     drafted: list[float]
-    weight: float = 1.0
+    decay: Decay
     forecast: Forecast | None = field(default=None)
 
     @classmethod
     def zeros(cls, max_draft: int) -> _Counts:
-        return cls([0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft)
+        counts = [0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft, [0.0] * max_draft
+        return cls(*counts, Decay(*counts))
 
     def record(self, max_draft: int, num_drafted: int, num_accepted: int) -> None:
-        self.weight /= _DECAY
-        if self.weight > _MAX_WEIGHT:
-            self._rescale()
-        weight = self.weight
+        weight = self.decay.next_weight()
         self.requested[max_draft - 1] += weight
         if num_drafted:
             self.drafted[num_drafted - 1] += weight
@@ -100,15 +94,10 @@ class _Counts:
             self.accepted[position] += weight
         self.forecast = None
 
-    def _rescale(self) -> None:
-        for counts in (self.evaluated, self.accepted, self.requested, self.drafted):
-            counts[:] = [count / self.weight for count in counts]
-        self.weight = 1.0
-
     def rates(self, prior: Sequence[float]) -> list[float]:
         """By position. prior: the rate of each position before anything was counted there."""
         return [
-            self._smoothed(accepted, evaluated, before)
+            self.decay.share(accepted, evaluated, before)
             for accepted, evaluated, before in zip(self.accepted, self.evaluated, prior, strict=True)
         ]
 
@@ -116,12 +105,12 @@ class _Counts:
         """By position. The prior of the first position is `first`; that of any other is the rate of the one before it."""
         rates: list[float] = []
         for accepted, evaluated in zip(self.accepted, self.evaluated, strict=True):
-            rates.append(self._smoothed(accepted, evaluated, rates[-1] if rates else first))
+            rates.append(self.decay.share(accepted, evaluated, rates[-1] if rates else first))
         return rates
 
     def mean_rate(self, prior: float) -> float:
         """Over all positions. prior: the rate before anything was counted."""
-        return self._smoothed(sum(self.accepted), sum(self.evaluated), prior)
+        return self.decay.share(sum(self.accepted), sum(self.evaluated), prior)
 
     def fill_rates(self, prior: list[float]) -> list[float]:
         """For each position, the share of the budgets that reach it for which a draft had that many tokens."""
@@ -129,13 +118,8 @@ class _Counts:
         for position in range(len(shares) - 1, -1, -1):
             requested += self.requested[position]
             drafted += self.drafted[position]
-            shares[position] = min(self._smoothed(drafted, requested, prior[position]), 1.0)
+            shares[position] = min(self.decay.share(drafted, requested, prior[position]), 1.0)
         return shares
-
-    def _smoothed(self, count: float, total: float, prior: float) -> float:
-        """The counted share; close to the prior where little was counted."""
-        prior_weight = _PRIOR_WEIGHT * self.weight
-        return (count + prior_weight * prior) / (total + prior_weight)
 
 
 class AcceptanceEstimator:
@@ -160,11 +144,11 @@ class AcceptanceEstimator:
     def forecast(self, bucket: int) -> Forecast:
         counts = self._buckets[bucket]
         if counts.forecast is None:
-            counts.forecast = self._compute_forecast(counts, self._rates(bucket))
+            counts.forecast = self._compute_forecast(counts, self.rates(bucket))
         return counts.forecast
 
-    def _rates(self, bucket: int) -> list[float]:
-        """A level gives the prior of its own bucket; the prior of the other two buckets is the rate over all texts."""
+    def rates(self, bucket: int) -> list[float]:
+        """By position. A level gives the prior of its own bucket; the prior of the other two buckets is the rate over all texts."""
         if bucket >= _FIRST_LEVEL:
             return self._buckets[bucket].chained_rates(_LEVEL_RATES[bucket - _FIRST_LEVEL])
         return self._buckets[bucket].rates(self._all.chained_rates(_INITIAL_RATE))

@@ -11,6 +11,7 @@ from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget
 from foredraft.policy.cost_model import CostModel
 from foredraft.policy.plan import Candidate, best_plan
 from foredraft.policy.sequence_state import SequenceStates
+from foredraft.policy.tree_acceptance import TreeEstimator
 
 _NUM_STEPS_OF_USE = 32
 """The steps for which a drafter that has read a text is expected to be used."""
@@ -27,12 +28,13 @@ bucket and the magnitude of what it would have to read first."""
 
 
 class BudgetPlanner:
-    """acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. max_draft: the
-    most draft tokens of a step. shape: of drafts whose number is not to be chosen."""
+    """acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: of those drafters
+    that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts whose number is not to be chosen."""
 
     def __init__(
         self,
         acceptance: Mapping[str, AcceptanceEstimator],
+        trees: Mapping[str, TreeEstimator],
         costs: CostModel,
         states: SequenceStates,
         cooldowns: Cooldowns,
@@ -40,6 +42,7 @@ class BudgetPlanner:
         shape: TreeShape | None = None,
     ) -> None:
         self._acceptance = acceptance
+        self._trees = trees
         self._costs = costs
         self._states = states
         self._cooldowns = cooldowns
@@ -90,14 +93,16 @@ class BudgetPlanner:
 
     def _candidate(self, key: _Key) -> Candidate:
         max_draft, is_fixed, buckets = key
-        forecasts, start_times = {}, {}
+        forecasts, trees, start_times = {}, {}, {}
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
             if name not in self._cooldowns:
                 forecasts[name] = acceptance.forecast(bucket)
+                if name in self._trees:
+                    trees[name] = self._trees[name].forecasts(bucket)
                 start_times[name] = self._costs.reading_time(name, _num_tokens(magnitude)) / _NUM_STEPS_OF_USE
         if is_fixed:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
-        return Candidate(max_draft, forecasts, start_times)
+        return Candidate(max_draft, forecasts, start_times, trees=trees)
 
 
 def _magnitude(num_tokens: int) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Step
+from foredraft.engine.step import Outcome, ScheduledSequence, Step
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget
@@ -16,16 +16,18 @@ from foredraft.policy.cost_recorder import CostRecorder, CostStore, is_sampled
 from foredraft.policy.plan_schedule import PlanSchedule
 from foredraft.policy.probes import ProbeBudget
 from foredraft.policy.sequence_state import SequenceStates
+from foredraft.policy.tree_acceptance import TreeEstimator
 
 _PROBE_DEPTH = 2
 
 
 class Controller:
-    """Chooses a drafter and a number of draft tokens for every sequence, zero included, by expected tokens per second of
-    the whole batch (plan.py), from measured times (cost_model.py) and counted acceptance (acceptance.py).
+    """Chooses a drafter and a draft for every sequence, none included, by expected tokens per second of the whole batch (plan.py),
+    from measured times (cost_model.py) and counted acceptance (acceptance.py, tree_acceptance.py).
 
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft
-    tokens of a step. shape: of the drafts of such requests. costs: as measured by an earlier process. store: where to save them. clock: seconds; it times planning.
+    tokens of a step. shape: of the drafts of such requests. tree_drafters: those of the drafters that may answer with trees where
+    that pays. costs: as measured by an earlier process. store: where to save them. clock: seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of a drafter
     that does not seem to pay take at most 1 % of the time (probes.py).
@@ -37,17 +39,21 @@ class Controller:
         *,
         max_draft: int = 8,
         shape: TreeShape | None = None,
+        tree_drafters: Sequence[str] = (),
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = costs or CostModel()
         self._acceptance = {name: AcceptanceEstimator(max_draft) for name in drafters}
+        self._trees = {name: TreeEstimator(self._acceptance[name]) for name in tree_drafters}
         self._clock = clock
         self._cooldowns = Cooldowns()
         self.fallbacks = self._cooldowns.counts
         self._states = SequenceStates(drafters)
-        self._planner = BudgetPlanner(self._acceptance, self.costs, self._states, self._cooldowns, max_draft, shape)
+        self._planner = BudgetPlanner(
+            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape
+        )
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)
         self._probes = ProbeBudget(drafters)
@@ -74,9 +80,7 @@ class Controller:
             self._plan([sequence])
             self._schedule.num_planned += 1
         budget, most = self._states.of(sequence).budget, sequence.room - 1
-        return (
-            budget if budget.max_draft <= most or budget is NO_DRAFTING else DraftBudget(budget.drafter, max(most, 0))
-        )
+        return budget if budget.max_draft <= most else budget._replace(max_draft=max(most, 0))
 
     def observe(self, step: Step) -> None:
         self._schedule.record_step(step.total_time)
@@ -184,13 +188,28 @@ class Controller:
         for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
             if not item.max_draft:
                 continue
-            history = self._states.of(item.sequence).histories[item.drafter]
-            if outcome.parents is not None:  # it says nothing of chains, which are all that is chosen from
-                history.num_read = len(item.sequence.tokens)
-                continue
-            num_accepted = min(outcome.num_accepted, num_kept)
-            acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
             self._planner.add_draft()
-            history.record(item.max_draft, num_accepted, self._step, acceptance.mean_rate)
-            acceptance.record(bucket, item.max_draft, outcome.num_drafted, num_accepted)
-            history.num_read = len(item.sequence.tokens)
+            if item.shape is None:
+                self._count_chain(item, outcome, num_kept)
+            elif item.drafter in self._trees:
+                self._count_tree(item, item.shape, outcome, num_kept)
+            self._states.of(item.sequence).histories[item.drafter].num_read = len(item.sequence.tokens)
+
+    def _count_chain(self, item: ScheduledSequence, outcome: Outcome, num_kept: int) -> None:
+        history = self._states.of(item.sequence).histories[item.drafter]
+        num_accepted = min(outcome.num_accepted, num_kept)
+        acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
+        history.record(num_accepted, min(item.max_draft, num_accepted + 1), self._step, acceptance.mean_rate)
+        acceptance.record(bucket, item.max_draft, outcome.num_drafted, num_accepted)
+
+    def _count_tree(self, item: ScheduledSequence, shape: TreeShape, outcome: Outcome, num_kept: int) -> None:
+        """Where a chain would have had the same first children, they count as a chain too."""
+        history = self._states.of(item.sequence).histories[item.drafter]
+        acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
+        ranks, shape = outcome.ranks[:num_kept], shape.cut(item.max_draft)
+        history.record(ranks.count(0), len(shape.fans(ranks)), self._step, acceptance.mean_rate)
+        self._trees[item.drafter].record(bucket, shape, ranks, outcome.num_drafted)
+        if not item.sequence.sampler.draws:
+            num_first = next((place for place, rank in enumerate(ranks) if rank), len(ranks))
+            length = shape.first_branch
+            acceptance.record(bucket, length, length if outcome.num_drafted else 0, num_first)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.policy.curve import MAX_SAMPLES, MIN_SAMPLES, Curve, Point, undisturbed_time
 
@@ -14,6 +14,15 @@ STORED_DRAFT_FACTOR = 0.5
 """Stored draft times count by this factor. They may come from a busy hour, and a price that is too low is corrected by the first
 drafts, while one that is too high is not, since then nothing is drafted."""
 _KINDS = {False: "greedy", True: "sampled"}
+_FORMS = {False: "chain", True: "tree"}
+
+
+class _DraftKind(NamedTuple):
+    """Drafts whose times are kept together."""
+
+    drafter: str
+    sampled: bool
+    is_tree: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +30,30 @@ class StoredCosts:
     """CostModel.as_dict, read back."""
 
     steps: dict[bool, list[Point]]
-    drafts: dict[tuple[str, bool], list[Point]]
+    drafts: dict[_DraftKind, list[Point]]
     reading: dict[str, float]
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> StoredCosts:
         """Raises KeyError, TypeError or ValueError for anything that as_dict does not write."""
         kinds = {name: sampled for sampled, name in _KINDS.items()}
+        forms = {name: is_tree for is_tree, name in _FORMS.items()}
         return cls(
             {sampled: [_point(*point) for point in fields["steps"][name]] for name, sampled in kinds.items()},
-            {(str(name), kinds[kind]): [_point(*point) for point in points] for name, kind, points in fields["drafts"]},
+            {
+                _DraftKind(str(name), kinds[kind], forms[form]): [_point(*point) for point in points]
+                for name, kind, form, points in fields["drafts"]
+            },
             {str(name): _seconds(value) for name, value in dict(fields["reading"]).items()},
         )
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "steps": {_KINDS[sampled]: points for sampled, points in self.steps.items()},
-            "drafts": [[name, _KINDS[sampled], points] for (name, sampled), points in self.drafts.items()],
+            "drafts": [
+                [kind.drafter, _KINDS[kind.sampled], _FORMS[kind.is_tree], points]
+                for kind, points in self.drafts.items()
+            ],
             "reading": dict(self.reading),
         }
 
@@ -46,6 +62,7 @@ class CostModel:
     """The target's steps (all but the drafting) by sequences and rows, and each drafter's time by requests and depth.
 
     sampled: greedy and sampled steps are kept apart, since drawing and computing probabilities take time of their own.
+    is_tree: so are chains, which some drafters write in one call, and trees, which take a pass for each level.
     stored: the costs of an earlier process. The machine may be busier now, or less busy, so they count only once plain steps
     were measured again; then all of them are scaled by one factor.
     """
@@ -53,20 +70,21 @@ class CostModel:
     def __init__(self, stored: StoredCosts | None = None) -> None:
         self._stored = stored
         self.steps = {sampled: _step_curve() for sampled in (False, True)}
-        self.drafts: dict[tuple[str, bool], Curve] = {}
+        self.drafts: dict[_DraftKind, Curve] = {}
         self._reading: dict[str, deque[float]] = {}
         self._reading_bounds: dict[str, float] = {}
         self.num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Seconds by what was measured, as JSON values; the stored costs as long as nothing newer is known."""
-        if self._stored is not None:
-            return self._stored.as_dict()
-        return {
-            "steps": {_KINDS[sampled]: list(curve.points()) for sampled, curve in self.steps.items()},
-            "drafts": [[name, _KINDS[sampled], list(curve.points())] for (name, sampled), curve in self.drafts.items()],
-            "reading": {name: median(samples) for name, samples in self._reading.items()},
-        }
+        return (self._known() if self._stored is None else self._stored).as_dict()
+
+    def _known(self) -> StoredCosts:
+        return StoredCosts(
+            {sampled: list(curve.points()) for sampled, curve in self.steps.items()},
+            {kind: list(curve.points()) for kind, curve in self.drafts.items()},
+            {name: median(samples) for name, samples in self._reading.items()},
+        )
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> CostModel:
@@ -88,10 +106,19 @@ class CostModel:
             curve.add_far(num_rows, seconds)
 
     def record_draft(
-        self, drafter: str, num_requests: int, depth: int, num_missed: int, seconds: float, *, sampled: bool
+        self,
+        drafter: str,
+        num_requests: int,
+        depth: int,
+        num_missed: int,
+        seconds: float,
+        *,
+        sampled: bool,
+        is_tree: bool = False,
     ) -> None:
-        """depth: the largest budget. num_missed: tokens that the drafter had to read besides those of the last step."""
-        curve = self._draft_curve(drafter, sampled)
+        """depth: the largest budget, or the levels of the deepest tree. num_missed: tokens that the drafter had to read besides
+        those of the last step."""
+        curve = self._draft_curve(_DraftKind(drafter, sampled, is_tree))
         expected = curve.at(num_requests, depth)
         if num_missed and expected is not None:
             samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
@@ -111,9 +138,11 @@ class CostModel:
         mean = curve.mean_at(num_sequences, num_sequences)
         return curve.at(num_sequences, num_sequences) if mean is None else mean
 
-    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float:
-        """0 if nothing was measured, so that the drafter is tried."""
-        return self._draft_curve(drafter, sampled).at(num_requests, depth) or 0.0
+    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False) -> float:
+        """0 if nothing was measured, so that the drafter is tried; a tree is believed to take as long as a chain of its depth."""
+        kinds = [_DraftKind(drafter, sampled, is_tree), _DraftKind(drafter, sampled, is_tree=False)]
+        times = (self._draft_curve(kind).at(num_requests, depth) for kind in kinds)
+        return next((seconds for seconds in times if seconds is not None), 0.0)
 
     def reading_time(self, drafter: str, num_tokens: int) -> float:
         """The time that a drafter takes to read tokens that it has missed, for instance a prompt."""
@@ -138,18 +167,17 @@ class CostModel:
             return
         for kind, points in self._stored.steps.items():
             self.steps[kind].add_points(points, now / before)
-        for (name, kind), points in self._stored.drafts.items():
-            self._draft_curve(name, kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
+        for draft_kind, points in self._stored.drafts.items():
+            self._draft_curve(draft_kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
         for name, seconds in self._stored.reading.items():
             samples = deque([STORED_DRAFT_FACTOR * seconds * now / before], maxlen=MAX_SAMPLES)
             self._reading.setdefault(name, samples)
         self._stored = None
 
-    def _draft_curve(self, drafter: str, sampled: bool) -> Curve:
-        key = (drafter, sampled)
-        if key not in self.drafts:
-            self.drafts[key] = Curve(slope=0.25)
-        return self.drafts[key]
+    def _draft_curve(self, kind: _DraftKind) -> Curve:
+        if kind not in self.drafts:
+            self.drafts[kind] = Curve(slope=0.25)
+        return self.drafts[kind]
 
 
 def _step_curve() -> Curve:

@@ -74,15 +74,18 @@ class CostRecorder:
 
     def _record_draft(self, name: str, seconds: float, step: Step, *, is_usual: bool, sampled: bool) -> None:
         drafted = [
-            (item, outcome, num_kept)
-            for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True)
+            (item, num_kept)
+            for item, num_kept in zip(step.scoring, step.num_kept, strict=True)
             if item.drafter == name and item.max_draft
         ]
         # as it was before the step's tokens were committed
-        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, _, num_kept in drafted)
-        if is_usual or num_missed:
-            depth = max(item.max_draft if outcome.parents is None else outcome.depth for item, outcome, _ in drafted)
-            self._costs.record_draft(name, len(drafted), depth, num_missed, seconds, sampled=sampled)
+        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
+        forms = {item.shape is not None for item, _ in drafted}
+        if (is_usual or num_missed) and len(forms) == 1:  # of both forms together no time is known
+            depth = max(item.max_draft if item.shape is None else item.shape.depth for item, _ in drafted)
+            self._costs.record_draft(
+                name, len(drafted), depth, num_missed, seconds, sampled=sampled, is_tree=forms == {True}
+            )
 
 
 def is_sampled(sequences: Sequence[TokenSequence]) -> bool:

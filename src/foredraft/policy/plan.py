@@ -1,20 +1,24 @@
 """Finds the drafts that give the most tokens per second, from forecasts and costs. It keeps no state and reads no tokens.
 
 The model of arXiv:2211.17192 with a cost for verification: expected tokens, divided by the time of drafting and of a pass with
-that many rows. This is the goodput of TurboSpec (arXiv:2406.14066), with zero among the lengths to choose from.
+that many rows. This is the goodput of TurboSpec (arXiv:2406.14066), with zero among the lengths to choose from, and trees
+beside chains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from foredraft.policy.acceptance import Forecast
 from foredraft.policy.base import NO_DRAFTING, DraftBudget
+from foredraft.policy.tree_acceptance import TreeForecasts
 
 _MIN_GAIN = 1.03
 """Drafting must promise this much more than plain decoding. Below it, measurements cannot tell the two apart."""
+_MIN_TREE_GAIN = 1.02
+"""And a tree this much more than a chain."""
 
 
 class TimeModel(Protocol):
@@ -22,19 +26,67 @@ class TimeModel(Protocol):
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None: ...
 
-    def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool) -> float: ...
+    def draft_time(
+        self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False
+    ) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one sequence could draft. max_draft: the most tokens that could be emitted. forecasts: by drafter. start_times:
-    by drafter, the time to read what it has missed, spread over the steps it is expected to be used for. fixed: the budget
-    of a sequence whose budget is not to be chosen."""
+    """What one sequence could draft. max_draft: the most tokens that could be emitted. forecasts, trees: by drafter; trees only of
+    those that grow them. start_times: by drafter, the time to read what it has missed, spread over the steps it is expected to be
+    used for. fixed: the budget of a sequence whose budget is not to be chosen."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
     fixed: DraftBudget | None = None
+    trees: Mapping[str, TreeForecasts] = field(default_factory=dict)
+
+    def expected(self, draft: Draft) -> tuple[float, float]:
+        """-> tokens that are emitted, and draft tokens that are verified"""
+        if draft.is_tree:
+            tree = self.trees[draft.drafter][draft.depth, draft.num_nodes]
+            return tree.num_tokens, tree.num_rows
+        forecast = self.forecasts[draft.drafter]
+        return forecast.num_tokens[draft.num_nodes], forecast.num_rows[draft.num_nodes]
+
+    def budget(self, draft: Draft) -> DraftBudget:
+        if self.fixed is not None:
+            return self.fixed
+        shape = self.trees[draft.drafter][draft.depth, draft.num_nodes].shape if draft.is_tree else None
+        return DraftBudget(draft.drafter, draft.num_nodes, shape) if draft.num_nodes else NO_DRAFTING
+
+    def limited(self, draft: Draft) -> Draft:
+        """What it can take of a draft."""
+        if self.fixed is not None:
+            return Draft(self.fixed.drafter, self.fixed.max_draft, self.fixed.max_draft)
+        num_nodes = min(draft.num_nodes, self.max_draft)
+        if not num_nodes or draft.drafter not in self.forecasts:
+            return NO_DRAFT
+        return Draft(draft.drafter, min(draft.depth, num_nodes), num_nodes)
+
+    def drafts(self) -> Iterator[Draft]:
+        """All that it could have."""
+        for drafter in self.forecasts:
+            yield from (Draft(drafter, depth, depth) for depth in range(1, self.max_draft + 1))
+        for drafter, trees in self.trees.items():
+            yield from (Draft(drafter, depth, nodes) for depth, nodes in trees if nodes <= self.max_draft)
+
+
+class Draft(NamedTuple):
+    """A chain, where depth and num_nodes are the same, or the best tree of so many nodes and at most so many levels."""
+
+    drafter: str
+    depth: int
+    num_nodes: int
+
+    @property
+    def is_tree(self) -> bool:
+        return self.depth < self.num_nodes
+
+
+NO_DRAFT = Draft("", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +106,36 @@ class Plan:
 def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: bool) -> Plan | None:
     """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown.
 
-    First it finds the best budget that is the same for all, since a drafter reads for all of them in one pass. Then it finds
-    each candidate's own best budget, with that plan's rate as the price of time.
+    First it finds the best draft that is the same for all, since a drafter reads for all of them in one pass. Then it finds
+    each candidate's own best draft, with that plan's rate as the price of time.
     """
     batch = _Batch(candidates, times, sampled)
-    plain = batch.plan(batch.uniform_budgets(NO_DRAFTING))
+    plain = batch.outlook(batch.uniform(NO_DRAFT))
     if plain is None:
         return None
-    best = plain
-    for drafter in batch.drafters:
-        for depth in range(1, batch.max_draft + 1):
-            plan = batch.plan(batch.uniform_budgets(DraftBudget(drafter, depth)))
-            if plan is not None and plan.rate > best.rate:
-                best = plan
+    drafts = batch.common_drafts()
+    best = batch.best(plain, (draft for draft in drafts if not draft.is_tree))
+    best = batch.best(best, (draft for draft in drafts if draft.is_tree), _MIN_TREE_GAIN)
     if len(candidates) > 1:
-        refined = batch.plan(batch.individual_budgets(best))
+        refined = batch.outlook(batch.individual(best))
         if refined is not None and refined.rate > best.rate:
             best = refined
-    return best if best.rate > _MIN_GAIN * plain.rate else plain
+    chosen = best if best.rate > _MIN_GAIN * plain.rate else plain
+    budgets = [candidate.budget(draft) for candidate, draft in zip(candidates, chosen.drafts, strict=True)]
+    return Plan(budgets, chosen.num_tokens, chosen.seconds)
+
+
+class _Outlook(NamedTuple):
+    """drafts: one for each candidate. num_rows: of draft tokens. num_tokens, seconds: expected of the step."""
+
+    drafts: list[Draft]
+    num_rows: float
+    num_tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds
 
 
 class _Batch:
@@ -81,81 +145,85 @@ class _Batch:
         self._candidates = candidates
         self._times = times
         self._sampled = sampled
-        self.drafters = list(dict.fromkeys(name for c in candidates for name in c.forecasts))
-        self.max_draft = max((c.max_draft for c in candidates), default=0)
 
-    def uniform_budgets(self, budget: DraftBudget) -> list[DraftBudget]:
-        """The same budget for all, limited to what each can take."""
-        return [self._limited(candidate, budget) for candidate in self._candidates]
+    def common_drafts(self) -> list[Draft]:
+        """All that any candidate could have."""
+        return list(dict.fromkeys(draft for candidate in self._distinct() for draft in candidate.drafts()))
 
-    @staticmethod
-    def _limited(candidate: Candidate, budget: DraftBudget) -> DraftBudget:
-        if candidate.fixed is not None:
-            return candidate.fixed
-        depth = min(budget.max_draft, candidate.max_draft)
-        return DraftBudget(budget.drafter, depth) if depth and budget.drafter in candidate.forecasts else NO_DRAFTING
+    def _distinct(self) -> list[Candidate]:
+        """One candidate for each set of drafts."""
+        return list({(c.max_draft, *c.forecasts, None, *c.trees): c for c in self._candidates}.values())
 
-    def plan(self, budgets: list[DraftBudget]) -> Plan | None:
-        """The expected tokens and time of these budgets; None if the target's time is unknown."""
+    def best(self, known: _Outlook, drafts: Iterable[Draft], min_gain: float = 1.0) -> _Outlook:
+        """Of one of these drafts for all, where that promises min_gain times as much as what is known."""
+        outlooks = (self.outlook(self.uniform(draft)) for draft in drafts)
+        best = max((one for one in outlooks if one is not None), key=lambda one: one.rate, default=known)
+        return best if best.rate > min_gain * known.rate else known
+
+    def uniform(self, draft: Draft) -> list[Draft]:
+        """The same draft for all, limited to what each can take."""
+        return [candidate.limited(draft) for candidate in self._candidates]
+
+    def outlook(self, drafts: list[Draft]) -> _Outlook | None:
+        """The expected tokens and time of these drafts; None if the target's time is unknown."""
         num_tokens, num_rows, start_time = 0.0, 0.0, 0.0
-        depths: dict[str, tuple[int, int]] = {}
-        for candidate, budget in zip(self._candidates, budgets, strict=True):
-            if not budget.max_draft:
+        depths: dict[tuple[str, bool], tuple[int, int]] = {}
+        for candidate, draft in zip(self._candidates, drafts, strict=True):
+            if not draft.num_nodes:
                 num_tokens += 1.0
                 continue
-            forecast = candidate.forecasts[budget.drafter]
-            num_tokens += forecast.num_tokens[budget.max_draft]
-            num_rows += forecast.num_rows[budget.max_draft]
-            start_time += candidate.start_times.get(budget.drafter, 0.0)
-            count, depth = depths.get(budget.drafter, (0, 0))
-            depths[budget.drafter] = (count + 1, max(depth, budget.max_draft))
-        size = len(budgets)
+            own_tokens, own_rows = candidate.expected(draft)
+            num_tokens += own_tokens
+            num_rows += own_rows
+            start_time += candidate.start_times.get(draft.drafter, 0.0)
+            kind = draft.drafter, draft.is_tree
+            count, depth = depths.get(kind, (0, 0))
+            depths[kind] = (count + 1, max(depth, draft.depth))
+        size = len(drafts)
         step_time = self._times.step_time(size, size + num_rows, sampled=self._sampled)
         if step_time is None:
             return None
         draft_time = sum(
-            self._times.draft_time(name, count, depth, sampled=self._sampled) for name, (count, depth) in depths.items()
+            self._times.draft_time(name, count, depth, sampled=self._sampled, is_tree=is_tree)
+            for (name, is_tree), (count, depth) in depths.items()
         )
-        return Plan(budgets, num_tokens, step_time + draft_time + start_time)
+        return _Outlook(drafts, num_rows, num_tokens, step_time + draft_time + start_time)
 
-    def individual_budgets(self, plan: Plan) -> list[DraftBudget]:
-        """Each candidate's best budget, where a second costs as many tokens as the plan emits in one. A draft no deeper than
-        the plan's costs only its rows, since the drafter runs for the others anyway; any other draft costs all its time."""
-        rate, row_time = plan.rate, self._row_time(plan)
-        depths = {budget.drafter: budget.max_draft for budget in plan.budgets if budget.max_draft}
+    def individual(self, outlook: _Outlook) -> list[Draft]:
+        """Each candidate's best draft, where a second costs as many tokens as the outlook promises in one. A draft no deeper than
+        the outlook's costs only its rows, since the drafter runs for the others anyway; any other draft costs all its time."""
+        rate, row_time = outlook.rate, self._row_time(outlook)
+        depths: dict[tuple[str, bool], int] = {}
+        for draft in outlook.drafts:
+            kind = draft.drafter, draft.is_tree
+            depths[kind] = max(depths.get(kind, 0), draft.depth)
         draft_times = {
-            (name, depth): 0.0
-            if depth <= depths.get(name, 0)
-            else self._times.draft_time(name, 1, depth, sampled=self._sampled)
-            for name in self.drafters
-            for depth in range(1, self.max_draft + 1)
+            (name, depth, is_tree): 0.0
+            if depth <= depths.get((name, is_tree), 0)
+            else self._times.draft_time(name, 1, depth, sampled=self._sampled, is_tree=is_tree)
+            for name, depth, is_tree in {(each.drafter, each.depth, each.is_tree) for each in self.common_drafts()}
         }
-        return [self._best_budget(candidate, rate, row_time, draft_times) for candidate in self._candidates]
+        return [self._best_draft(candidate, rate, row_time, draft_times) for candidate in self._candidates]
 
-    @staticmethod
-    def _best_budget(
-        candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int], float]
-    ) -> DraftBudget:
+    def _best_draft(
+        self, candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int, bool], float]
+    ) -> Draft:
         if candidate.fixed is not None:
-            return candidate.fixed
-        best, best_value = NO_DRAFTING, 1.0
-        for name, forecast in candidate.forecasts.items():
-            start = candidate.start_times.get(name, 0.0)
-            for depth in range(1, candidate.max_draft + 1):
-                seconds = row_time * forecast.num_rows[depth] + draft_times[name, depth] + start
-                value = forecast.num_tokens[depth] - rate * seconds
-                if value > best_value:
-                    best, best_value = DraftBudget(name, depth), value
+            return candidate.limited(NO_DRAFT)
+        best, best_value = NO_DRAFT, 1.0
+        for draft in candidate.drafts():
+            num_tokens, num_rows = candidate.expected(draft)
+            seconds = row_time * num_rows + draft_times[draft.drafter, draft.depth, draft.is_tree]
+            value = num_tokens - rate * (seconds + candidate.start_times.get(draft.drafter, 0.0))
+            value -= (_MIN_TREE_GAIN - 1.0) * num_tokens * draft.is_tree
+            if value > best_value:
+                best, best_value = draft, value
         return best
 
-    def _row_time(self, plan: Plan) -> float:
-        """The time that one more row adds to the pass, near the plan's number of rows."""
-        size = len(plan.budgets)
-        num_rows = size + sum(
-            candidate.forecasts[budget.drafter].num_rows[budget.max_draft]
-            for candidate, budget in zip(self._candidates, plan.budgets, strict=True)
-            if budget.max_draft
-        )
+    def _row_time(self, outlook: _Outlook) -> float:
+        """The time that one more row adds to the pass, near the outlook's number of rows."""
+        size = len(outlook.drafts)
+        num_rows = size + outlook.num_rows
         low, high = max(size, num_rows - size), num_rows + size
         below = self._times.step_time(size, low, sampled=self._sampled)
         above = self._times.step_time(size, high, sampled=self._sampled)

@@ -11,6 +11,8 @@ from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
+
+NO_TREES = "none"
 QUANTIZATIONS = ("int8", "int4", "int4-all", "none")
 """int4 leaves a model's head in eight bits, int4-all does not."""
 
@@ -69,14 +71,17 @@ def check_head_options(window: int | None, settings: Mapping[str, Any] | None) -
         raise ForedraftError(f"head_settings must be a mapping from names to values, not {shown(settings)}")
 
 
-def check_paths(paths: object) -> Sequence[Sequence[int]]:
-    """speculative_token_tree, as it is. Raises ForedraftError for anything but a list of lists of ranks."""
-    is_list = isinstance(paths, Sequence) and not isinstance(paths, str) and len(paths) > 0
-    if not is_list or not all(_is_path(path) for path in paths):  # type: ignore[attr-defined]
+def check_token_tree(tree: object) -> Sequence[Sequence[int]] | str:
+    """speculative_token_tree, as it is. Raises ForedraftError for anything but "auto", "none" or a list of lists of ranks."""
+    if isinstance(tree, str) and tree in (AUTO, NO_TREES):
+        return tree
+    is_list = isinstance(tree, Sequence) and not isinstance(tree, str) and len(tree) > 0
+    if not is_list or not all(_is_path(path) for path in tree):  # type: ignore[attr-defined]
         raise ForedraftError(
-            f"speculative_token_tree must be a list of lists of ranks, as [[0], [1], [0, 0]], not {shown(paths)}"
+            f'speculative_token_tree must be "{AUTO}", "{NO_TREES}" or a list of lists of ranks, as [[0], [1], [0, 0]], '
+            f"not {shown(tree)}"
         )
-    return paths  # type: ignore[return-value]
+    return tree  # type: ignore[return-value]
 
 
 def _is_path(path: object) -> bool:

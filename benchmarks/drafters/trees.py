@@ -1,0 +1,142 @@
+"""Tokens per second with trees, beside chains and plain decoding.
+
+    python -m benchmarks.drafters.trees --name NAME [--model MODEL] [--draft-model MODEL] [--method METHOD] [--quantization int8]
+        [--texts code stories chats] [--temperatures 0 0.8 1] [--prompts 12] [--max-tokens 128] [--threads 1] [--shapes JSON ...]
+        [--save]
+
+Batch 1. Every prompt is written by plain decoding, by "auto" without trees and with them, and with every fixed shape that is given,
+in an order that rotates. At temperatures above 0 the prompts are written with a seed, and without. A ratio is paired by prompt,
+and its interval bootstrapped over prompts. The first rounds of "auto", in which it learns, count like all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks.common.paths import RESULTS
+from benchmarks.common.prompts import code_prompts, conversation_starts, story_prompts
+from benchmarks.drafters.embedded_pair_speed import System, interval, run
+from foredraft import LLM, SamplingParams
+from foredraft.engine.stats import SpeculationStats
+from foredraft.model import EMBEDDED
+from foredraft.utils.machine import this_machine
+
+SEED = 7
+
+
+def system(llm: LLM, name: str, sampling: dict[str, Any]) -> System:
+    def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling))
+        return output.outputs[0].token_ids, output.metrics.stats
+
+    return System(name, write)
+
+
+def ways(temperatures: list[float]) -> dict[str, dict[str, Any]]:
+    """Sampling parameters by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for temperature in temperatures:
+        if temperature == 0:
+            found["greedy"] = {"temperature": 0.0}
+            continue
+        found[f"seeded, temperature {temperature:g}"] = {"temperature": temperature, "seed": SEED}
+        found[f"unseeded, temperature {temperature:g}"] = {"temperature": temperature}
+    return found
+
+
+def prompts_of(llm: LLM, kind: str, count: int) -> list[list[int]]:
+    tokenizer = llm.text_tokenizer
+    if kind == "chats":
+        chats = [[{"role": "user", "content": text}] for text in conversation_starts(count)]
+        return [tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False) for c in chats]
+    texts = code_prompts(count) if kind == "code" else story_prompts(count)
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+def row(one: System, reference: System, max_tokens: int) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(reference.seconds, one.seconds, strict=True)]
+    return {
+        "system": one.name,
+        "tokens_per_second": max_tokens / statistics.median(one.seconds),
+        "ratio": sum(reference.seconds) / sum(one.seconds),
+        "median": statistics.median(ratios),
+        "interval": interval(ratios),
+        "tau": one.stats.mean_acceptance_length,
+    }
+
+
+def measure(
+    llms: dict[str, LLM], prompts: list[list[int]], sampling: dict[str, Any], max_tokens: int
+) -> dict[str, Any]:
+    systems = [system(llm, name, sampling) for name, llm in llms.items()]
+    same = run(systems, prompts, max_tokens)
+    chains = next(one for one in systems if one.name == "auto, chains")
+    return {"same": same, "rows": [row(one, chains, max_tokens) for one in systems]}
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = ["| texts | sampling | drafts | tokens/s | over auto with chains | τ |", "|---|---|---|---|---|---|"]
+    for kind, by_sampling in results.items():
+        for sampling, result in by_sampling.items():
+            for r in result["rows"]:
+                (low, high), tau = r["interval"], r["tau"]
+                lines.append(
+                    f"| {kind} | {sampling} | {r['system']} | {r['tokens_per_second']:.0f} | "
+                    f"{r['median']:.3f} ({low:.3f} to {high:.3f}) | {'' if tau is None else f'{tau:.2f}'} |"
+                )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--model", default=str(EMBEDDED / "target"))
+    parser.add_argument("--draft-model")
+    parser.add_argument("--method")
+    parser.add_argument("--quantization")
+    parser.add_argument("--texts", nargs="+", default=["code", "stories"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8, 1.0])
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shapes", nargs="*", type=json.loads, default=[])
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    given = LLM(
+        args.model,
+        args.draft_model,
+        method=args.method,
+        quantization=args.quantization,
+        enable_prefix_caching=False,
+        num_threads=args.threads,
+    )
+    llms = {
+        "plain": given.with_drafter("none"),
+        "auto, chains": given.with_drafter(speculative_token_tree="none"),
+        "auto": given.with_drafter(speculative_token_tree="auto"),
+        **{json.dumps(shape): given.with_drafter(speculative_token_tree=shape) for shape in args.shapes},
+    }
+    results: dict[str, Any] = {}
+    for kind in args.texts:
+        prompts = prompts_of(given, kind, args.prompts)
+        results[kind] = {
+            name: measure(llms, prompts, sampling, args.max_tokens)
+            for name, sampling in ways(args.temperatures).items()
+        }
+        print(table({kind: results[kind]}), flush=True)
+    if args.save:
+        report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": vars(args)}
+        (RESULTS / f"trees-{args.name}.json").write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
+        (RESULTS / f"trees-{args.name}.md").write_text(table(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Counts that fade: what happened lately weighs most."""
+
+from __future__ import annotations
+
+_DECAY = 0.5 ** (1 / 200)
+_MAX_WEIGHT = 1e9
+_PRIOR_WEIGHT = 6.0
+
+
+class Decay:
+    """Exponential forgetting for lists of counts, which lose half of their weight in 200 events.
+
+    Instead of decaying all counts at every event, the next event weighs more: a count is worth its share of the weight.
+    """
+
+    def __init__(self, *counts: list[float]) -> None:
+        self._counts = counts
+        self._weight = 1.0
+
+    def next_weight(self) -> float:
+        """What the next event adds to a count."""
+        self._weight /= _DECAY
+        if self._weight > _MAX_WEIGHT:
+            for counts in self._counts:
+                counts[:] = [count / self._weight for count in counts]
+            self._weight = 1.0
+        return self._weight
+
+    def share(self, count: float, total: float, prior: float) -> float:
+        """The counted share; close to the prior where little was counted."""
+        prior_weight = _PRIOR_WEIGHT * self._weight
+        return (count + prior_weight * prior) / (total + prior_weight)

@@ -1,0 +1,159 @@
+"""Estimates what trees are expected to yield, and which trees to draft: nodes in the order of how likely the text reaches them.
+
+The chance of a node is the product of the rates on its path. The rate of a first child is counted by depth, as in a chain. That
+of the next ones is counted by rank, at all depths together: the share of the nodes at which the likelier siblings were rejected
+and this one stood (the positional acceptance of Sequoia, arXiv:2402.12374). A tree of n nodes is best when it has the n likeliest;
+a limit on its depth spares draft passes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from foredraft.engine.token_tree import ROOT, TreeShape
+from foredraft.policy.acceptance import NUM_BUCKETS, AcceptanceEstimator, Forecast
+from foredraft.policy.decay import Decay
+
+_SIBLING_RATES = (0.35, 0.2, 0.2)
+"""Assumed of the second child and the next ones, where those before them were rejected, before anything was counted: about
+what benchmarks/drafters/sibling_acceptance.py measures. No node has more children."""
+
+
+class TreeForecast(NamedTuple):
+    """What drafts of this shape are expected to yield. num_tokens, num_rows: as in Forecast."""
+
+    shape: TreeShape
+    num_tokens: float
+    num_rows: float
+
+
+TreeForecasts: TypeAlias = Mapping[tuple[int, int], TreeForecast]
+"""By the most levels and the number of nodes, where there are more nodes than levels. With fewer it would be a chain."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Decaying counts. evaluated, accepted: of first children, by depth. missed, stood: of their siblings, by rank: nodes at which the
+    likelier ones were rejected, and those of them at which this one stood. nodes: wanted, and drafted."""
+
+    evaluated: list[float]
+    accepted: list[float]
+    missed: list[float]
+    stood: list[float]
+    nodes: list[float]
+    decay: Decay
+    forecasts: tuple[Forecast, TreeForecasts] | None = field(default=None)
+
+    @classmethod
+    def zeros(cls, max_depth: int) -> _Counts:
+        num_ranks = len(_SIBLING_RATES)
+        counts = [0.0] * max_depth, [0.0] * max_depth, [0.0] * num_ranks, [0.0] * num_ranks, [0.0, 0.0]
+        return cls(*counts, Decay(*counts))
+
+    def record(self, shape: TreeShape, ranks: Sequence[int], num_drafted: int) -> None:
+        weight = self.decay.next_weight()
+        self.nodes[0] += weight * len(shape)
+        self.nodes[1] += weight * num_drafted
+        for depth, num_children in enumerate(shape.fans(ranks)):
+            rank = ranks[depth] if depth < len(ranks) else num_children
+            self._record_node(depth, rank, min(num_children, 1 + len(self.missed)), weight)
+        self.forecasts = None
+
+    def _record_node(self, depth: int, rank: int, num_children: int, weight: float) -> None:
+        """rank: of the child that stood; any number from num_children on where none did."""
+        self.evaluated[depth] += weight
+        self.accepted[depth] += weight * (rank == 0)
+        for sibling in range(1, min(rank + 1, num_children)):
+            self.missed[sibling - 1] += weight
+            self.stood[sibling - 1] += weight * (sibling == rank)
+
+    def sibling_rates(self, prior: Sequence[float]) -> list[float]:
+        return [
+            self.decay.share(stood, missed, before)
+            for stood, missed, before in zip(self.stood, self.missed, prior, strict=True)
+        ]
+
+    def rates(self, prior: Sequence[float]) -> list[float]:
+        return [
+            self.decay.share(accepted, evaluated, before)
+            for accepted, evaluated, before in zip(self.accepted, self.evaluated, prior, strict=True)
+        ]
+
+    def fill_rate(self, prior: float) -> float:
+        wanted, drafted = self.nodes
+        return min(self.decay.share(drafted, wanted, prior), 1.0)
+
+
+class TreeEstimator:
+    """One drafter's trees, by bucket as in AcceptanceEstimator. chains: of the same drafter; a first child is believed to fare as
+    there until it was counted here."""
+
+    def __init__(self, chains: AcceptanceEstimator) -> None:
+        self._chains = chains
+        self._all = _Counts.zeros(chains.max_draft)
+        self._buckets = [_Counts.zeros(chains.max_draft) for _ in range(NUM_BUCKETS)]
+
+    def record(self, bucket: int, shape: TreeShape, ranks: Sequence[int], num_drafted: int) -> None:
+        """Count one draft of a text in this bucket. shape: as wanted. ranks: of the tokens that stood, among their siblings.
+        num_drafted: nodes."""
+        self._all.record(shape, ranks, num_drafted)
+        self._buckets[bucket].record(shape, ranks, num_drafted)
+
+    def forecasts(self, bucket: int) -> TreeForecasts:
+        counts, of_chains = self._buckets[bucket], self._chains.forecast(bucket)
+        if counts.forecasts is None or counts.forecasts[0] is not of_chains:
+            counts.forecasts = of_chains, self._compute_forecasts(counts, bucket)
+        return counts.forecasts[1]
+
+    def _compute_forecasts(self, counts: _Counts, bucket: int) -> TreeForecasts:
+        rates = counts.rates(self._chains.rates(bucket))
+        sibling_rates = counts.sibling_rates(self._all.sibling_rates(_SIBLING_RATES))
+        fill_rate = counts.fill_rate(self._all.fill_rate(1.0))
+        max_nodes = self._chains.max_draft
+        forecasts = {}
+        for max_depth in range(1, max_nodes):
+            parents, chances = best_first(rates[:max_depth], sibling_rates, max_nodes)
+            for num_nodes in range(max_depth + 1, len(parents) + 1):
+                num_accepted = sum(chances[:num_nodes])
+                num_rows = max(fill_rate * num_nodes, num_accepted)
+                shape = _shape_of(tuple(parents[:num_nodes]))
+                forecasts[max_depth, num_nodes] = TreeForecast(shape, 1.0 + num_accepted, num_rows)
+        return forecasts
+
+
+def best_first(rates: Sequence[float], sibling_rates: Sequence[float], max_nodes: int) -> tuple[list[int], list[float]]:
+    """The likeliest nodes, in that order -> the parent of each, and its chance
+
+    rates: of a first child to stand, by depth; there are no more levels. sibling_rates: of the next ones, by rank, where the likelier
+    ones were rejected.
+    """
+    parents: list[int] = []
+    chances: list[float] = []
+    # -chance, depth, the order of arrival, parent, rank, chance that the likelier siblings are rejected
+    candidates = [(-rates[0], 0, 0, ROOT, 0, 1.0)]
+    num_seen = 1
+    while candidates and len(parents) < max_nodes:
+        negated, depth, _, parent, rank, before = heapq.heappop(candidates)
+        chance = -negated
+        node = len(parents)
+        parents.append(parent)
+        chances.append(chance)
+        if rank < len(sibling_rates):
+            rest = before - chance
+            sibling = (-rest * sibling_rates[rank], depth, num_seen, parent, rank + 1, rest)
+            heapq.heappush(candidates, sibling)
+        if depth + 1 < len(rates):
+            child = (-chance * rates[depth + 1], depth + 1, num_seen + 1, node, 0, chance)
+            heapq.heappush(candidates, child)
+        num_seen += 2
+    return parents, chances
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(parents: tuple[int, ...]) -> TreeShape:
+    """The same object for the same tree: a shape remembers what it computes of itself."""
+    return TreeShape(parents)
