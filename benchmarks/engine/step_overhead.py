@@ -1,14 +1,17 @@
 """What a step costs outside the models' forward passes, and whether the text stays plain decoding's.
 
     python -m benchmarks.engine.step_overhead [--target DIR] [--draft DIR] [--quantization int8] [--batch 1 8] [--gamma 2]
+        [--methods none draft_model ...] [--shapes JSON ...]
 
-For every drafter: milliseconds per step, the share of it that is spent outside the models' passes, and tokens per second
-over plain decoding's, on code prompts, greedy. Systems alternate prompt by prompt; figures are medians over rounds.
+For every drafter, and every shape of tree of one that takes --draft: milliseconds per step, the share of it that is
+spent outside the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code
+prompts, greedy. Systems alternate prompt by prompt; figures are medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -16,19 +19,21 @@ from pathlib import Path
 
 from benchmarks.common.prompts import code_prompts
 from foredraft import LLM, SamplingParams
-from foredraft.model import EMBEDDED, LanguageModel
+from foredraft.engine.methods import DRAFT_METHODS
+from foredraft.model import EMBEDDED
 
 
 class Stopwatch:
-    """Counts the seconds inside a model's passes."""
+    """Counts the seconds inside the passes of models and heads."""
 
-    def __init__(self, models: list[LanguageModel]) -> None:
+    def __init__(self, models: list[object]) -> None:
         self.seconds = 0.0
         for model in models:
-            for name in ("read", "generate"):
-                self._watch(model, name)
+            for name in ("read", "generate", "fuse"):
+                if hasattr(model, name):
+                    self._watch(model, name)
 
-    def _watch(self, model: LanguageModel, name: str) -> None:
+    def _watch(self, model: object, name: str) -> None:
         original = getattr(model, name)
 
         def timed(*args: object) -> object:
@@ -45,14 +50,16 @@ class Stopwatch:
 class System:
     name: str
     llm: LLM
-    gamma: int
+    gamma: int | None
     watch: Stopwatch = field(init=False)
     step_ms: list[float] = field(default_factory=list)
     outside: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch = Stopwatch([m for m in (self.llm.target, self.llm.draft) if m is not None])
+        head = self.llm._builder.models.head
+        layers = getattr(head, "model", None)  # an early exit's
+        self.watch = Stopwatch([each for each in (self.llm.target, self.llm.draft, head, layers) if each is not None])
 
     def measure(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
@@ -75,7 +82,7 @@ class System:
 def systems(args: argparse.Namespace) -> list[System]:
     result = []
     for method in args.methods:
-        draft = args.draft if method == "draft_model" else None
+        draft = args.draft if method in DRAFT_METHODS else None
         llm = LLM(
             args.target,
             draft,
@@ -85,6 +92,9 @@ def systems(args: argparse.Namespace) -> list[System]:
             enable_prefix_caching=False,
         )
         result.append(System(method, llm, 0 if method == "none" else args.gamma))
+        if draft is not None:
+            trees = {json.dumps(shape): llm.with_drafter(speculative_token_tree=shape) for shape in args.shapes}
+            result += [System(f"{method}, {shape}", tree, None) for shape, tree in trees.items()]
     return result
 
 
@@ -95,6 +105,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["none", "draft_model", "ngram", "suffix", "self-int8"])
     parser.add_argument("--quantization", choices=["none", "int8"], default="none")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--shapes", nargs="*", type=json.loads, default=[])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--gamma", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -102,7 +113,8 @@ def main() -> None:
     compared = systems(args)
     print(f"quantization {args.quantization}, γ = {args.gamma}, {args.max_tokens} tokens\n")
     print(
-        "| batch | drafter | step, ms | outside forwards | tokens/s | over plain | identical |\n|---|---|---|---|---|---|---|"
+        "| batch | drafter | step, ms | outside passes | in ms | tokens/s | over plain | identical |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for batch in args.batch:
         prompts = code_prompts(batch * args.rounds)
@@ -119,7 +131,7 @@ def main() -> None:
             over = statistics.median(a / b for a, b in zip(system.speed, plain, strict=True))
             step, outside = statistics.median(system.step_ms), statistics.median(system.outside)
             print(
-                f"| {batch} | {system.name} | {step:.2f} | {100 * outside:.1f} % | {statistics.median(system.speed):.0f} "
+                f"| {batch} | {system.name} | {step:.2f} | {100 * outside:.1f} % | {step * outside:.2f} | {statistics.median(system.speed):.0f} "
                 f"| {over:.2f} | {same[system.name]} of {args.rounds} |"
             )
 
