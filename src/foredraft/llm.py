@@ -144,15 +144,9 @@ class LLM:
         thresholds = Thresholds(min_acceptance_rate, max_draft_memory)
         max_draft = settings.max_speculative_tokens
         max_draft = MAX_SPECULATIVE_TOKENS if max_draft is None else max_draft
+        trees = _trees_of(settings.speculative_token_tree)
         engine_settings = EngineSettings(
-            limits,
-            thresholds,
-            max_draft,
-            cache_memory,
-            seed,
-            enable_prefix_caching,
-            rules,
-            *_trees_of(settings.speculative_token_tree),
+            limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules, *trees
         )
         options = LoadOptions(
             dtype, device, revision, trust_remote_code, settings.quantization, batch_invariant=batch_invariant

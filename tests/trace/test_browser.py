@@ -257,6 +257,47 @@ def test_the_replay_is_drawn_and_moves(open_page: Callable[..., Any]) -> None:
     assert picture(page).tobytes() != verified.tobytes()
 
 
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[RequestOutput, Path]:
+    """A text drafted with trees, and its page."""
+    llm = LLM(seed=7, speculative_token_tree=[[0], [1], [0, 0], [0, 1], [1, 0]])
+    folder = tmp_path_factory.mktemp("trees")
+    with record(llm, folder / "trace.jsonl"):
+        (output,) = llm.generate(STORY, SamplingParams(max_tokens=48, temperature=0.9, ignore_eos=True))
+    return output, write_page(read_trace(folder / "trace.jsonl"), folder / "trace.html")
+
+
+def test_branches_are_told_and_counted(open_page: Callable[..., Any], trees: tuple[RequestOutput, Path]) -> None:
+    output, file = trees
+    page = open_page(file)
+    assert {name: own for name, (own, _) in counts_of(page).items()} == as_shown(output.metrics.stats)
+    page.keyboard.press("Home")
+    assert "5 drafted in a tree of 3 branches" in page.inner_text("#round-said")
+    names = page.eval_on_selector_all("#round-rows td:first-child", "cells => cells.map(c => c.textContent)")
+    assert [name.startswith("└ ") for name in names[:5]] == [False, False, True, True, True]
+    assert "in a tree" in page.get_attribute("#stage", "aria-label")
+
+
+def test_branches_are_drawn_side_by_side(open_page: Callable[..., Any], trees: tuple[RequestOutput, Path]) -> None:
+    """One lane is the branch that the text took; no two tokens are in one place; lines join them to those before."""
+    page = open_page(trees[1], reduced_motion="reduce")
+    rounds = page.evaluate(
+        """() => JSON.parse(document.getElementById("trace").textContent).texts[0].rounds.map((round) => ({
+            lanes: Data.lanesOf(round), depths: Data.depthsOf(round), verdicts: round.draft.map((token) => token.verdict),
+            joined: Moment.items(round, undefined, [], 0.5, 0).filter((item) => item.behind).length,
+        }))"""
+    )
+    for each in (each for each in rounds if each["lanes"]):
+        assert len(set(zip(each["lanes"], each["depths"], strict=True))) == len(each["lanes"])
+        accepted = [
+            lane for lane, verdict in zip(each["lanes"], each["verdicts"], strict=True) if verdict == "accepted"
+        ]
+        assert set(accepted) <= {0}
+        assert max(each["lanes"]) >= 1
+        assert each["joined"] == sum(depth > 0 for depth in each["depths"])
+    assert len(picture(page).getcolors(maxcolors=1 << 24)) > 200
+
+
 def test_playing_goes_on_by_itself(open_page: Callable[..., Any]) -> None:
     page = open_page()
     page.keyboard.press("Home")

@@ -7,6 +7,7 @@
 const FLOORS = { draft: 3.0, target: 0, text: -2.75 };
 const PHASES = [["draft", 0.36], ["verify", 0.82], ["accept", 1]]; // a phase and the u at which it is done
 const ROUND_MS = 2800;
+const LANE = 1.15; // between a branch and the next one behind it
 
 const between = (u, from, until) => Math.max(0, Math.min(1, (u - from) / (until - from)));
 const smooth = (t) => t * t * (3 - 2 * t);
@@ -15,7 +16,8 @@ const mix = (a, b, t) => a + (b - a) * t;
 
 const Moment = {
   /** What is to be seen of a round at u. written: the tokens before it, [kind, token], last ones last. depth: how many
-      of them fit. -> items {slot, y, z, size, kind, opacity, name, note, below} */
+      of them fit. -> items {slot, y, z, size, kind, opacity, name, note, below, behind}; behind: in a tree the item of the token
+      before it */
   items(round, before, written, u, depth) {
     return [...Moment.past(before, written, u, depth), ...Moment.drafted(round, u), ...Moment.own(round, u)];
   },
@@ -31,26 +33,36 @@ const Moment = {
   },
 
   drafted(round, u) {
-    const count = round.draft.length;
-    return round.draft.map((token, i) => {
-      const born = 0.08 + (0.2 * i) / count;
-      const judged = u >= 0.54 + (0.16 * (i + 1)) / (count + 1);
-      const kind = judged ? token.verdict : "draft";
-      const item = { slot: i, z: 0, kind, opacity: 1, name: Data.nameOf(token), below: false };
-      const fall = smooth(between(u, 0.38, 0.52));
-      item.size = pop(between(u, born, born + 0.08));
-      item.y = mix(FLOORS.draft + 0.46 * item.size, FLOORS.target + 0.46, fall);
-      item.note = judged ? `${{ accepted: "✓ ", rejected: "✕ " }[kind] ?? ""}p ${Data.probability(token.p)}` : `q ${Data.probability(token.q)}`;
-      if (kind === "accepted") Moment.settle(item, u);
-      if (kind === "rejected") {
-        const gone = smooth(between(u, 0.84, 0.97));
-        Object.assign(item, { y: item.y - 0.5 * gone, z: 1.6 * gone, opacity: 1 - gone, size: mix(1, 0.6, gone) });
-      }
-      if (kind === "unused") {
-        Object.assign(item, { note: "", opacity: u > 0.84 ? 1 - smooth(between(u, 0.84, 0.94)) : 0.55, size: 0.75 });
-      }
-      return item;
+    const depths = Data.depthsOf(round), lanes = Data.lanesOf(round), longest = Data.longestOf(round);
+    const items = [];
+    round.draft.forEach((token, place) => {
+      const slot = depths[place], item = Moment.draftItem(token, u, slot, longest);
+      item.z -= LANE * lanes[place];
+      if (Data.isTree(round)) item.behind = items[Data.parentOf(round, place)];
+      items.push(item);
     });
+    return items;
+  },
+
+  /** slot: its depth in a draft of so many tokens, the longest branch of a tree. */
+  draftItem(token, u, slot, longest) {
+    const born = 0.08 + (0.2 * slot) / longest;
+    const judged = u >= 0.54 + (0.16 * (slot + 1)) / (longest + 1);
+    const kind = judged ? token.verdict : "draft";
+    const item = { slot, z: 0, kind, opacity: 1, name: Data.nameOf(token), below: false };
+    const fall = smooth(between(u, 0.38, 0.52));
+    item.size = pop(between(u, born, born + 0.08));
+    item.y = mix(FLOORS.draft + 0.46 * item.size, FLOORS.target + 0.46, fall);
+    item.note = judged ? `${{ accepted: "✓ ", rejected: "✕ " }[kind] ?? ""}p ${Data.probability(token.p)}` : `q ${Data.probability(token.q)}`;
+    if (kind === "accepted") Moment.settle(item, u);
+    if (kind === "rejected") {
+      const gone = smooth(between(u, 0.84, 0.97));
+      Object.assign(item, { y: item.y - 0.5 * gone, z: 1.6 * gone, opacity: 1 - gone, size: mix(1, 0.6, gone) });
+    }
+    if (kind === "unused") {
+      Object.assign(item, { note: "", opacity: u > 0.84 ? 1 - smooth(between(u, 0.84, 0.94)) : 0.55, size: 0.75 });
+    }
+    return item;
   },
 
   own(round, u) {
@@ -73,7 +85,7 @@ const Moment = {
 
   /** Where the target's eye is: a slot, or null while it is shut. */
   scan(round, u) {
-    const stop = Math.min(Data.acceptedOf(round).length, round.draft.length - 1);
+    const stop = Math.min(Data.acceptedOf(round).length, Data.longestOf(round) - 1);
     return u > 0.53 && u < 0.74 && round.draft.length ? mix(-0.5, stop + 0.5, between(u, 0.54, 0.7)) : null;
   },
 
@@ -105,11 +117,12 @@ class Stage {
     plain: ["box", "--plain-line"],
   };
 
-  /** A new scene with so many slots. */
-  build(slots) {
+  /** A new scene with so many slots, and lanes for the branches of trees. */
+  build(slots, lanes) {
     this.pool.forEach(({ label }) => label.remove());
     this.pool = [];
     this.slots = slots;
+    this.lanes = lanes;
     this.gap = slots > 6 ? 1.4 : 1.75;
     this.scene = new THREE.Scene();
     this.scene.add(new THREE.HemisphereLight(0xffffff, 0x8890a0, 0.85));
@@ -123,7 +136,9 @@ class Stage {
     const rail = new THREE.Mesh(new THREE.BoxGeometry(200, 0.03, 0.03), new THREE.MeshBasicMaterial({ color: this.colour("--plain-line"), transparent: true, opacity: 0.5 }));
     rail.position.y = FLOORS.text;
     this.eye = new THREE.Mesh(new THREE.BoxGeometry(0.05, 1.5, 1.9), new THREE.MeshBasicMaterial({ color: this.colour("--slab-target"), transparent: true, opacity: 0.45 }));
-    this.scene.add(rail, this.eye);
+    this.branches = new THREE.LineSegments(new THREE.BufferGeometry(), new THREE.LineBasicMaterial({ color: this.colour("--plain-line") }));
+    this.branches.frustumCulled = false;
+    this.scene.add(rail, this.eye, this.branches);
     for (const label of this.box.querySelectorAll(".slab")) label.remove();
     this.signs = [["draft", FLOORS.draft], ["target", FLOORS.target], ["text", FLOORS.text]].map(([name, y]) => {
       const label = this.newLabel("label slab");
@@ -135,11 +150,13 @@ class Stage {
 
   addSlab(y, colour) {
     const wide = this.gap * (this.slots + 0.1);
-    const shape = new THREE.BoxGeometry(wide, 0.1, 2.1);
+    const behind = LANE * (this.lanes - 1);
+    const shape = new THREE.BoxGeometry(wide, 0.1, 2.1 + behind);
     const slab = new THREE.Mesh(shape, new THREE.MeshLambertMaterial({ color: this.colour(colour), transparent: true, opacity: 0.3, depthWrite: false }));
     const edges = new THREE.LineSegments(new THREE.EdgesGeometry(shape), new THREE.LineBasicMaterial({ color: this.colour(colour) }));
     slab.position.y = edges.position.y = y;
     slab.position.x = edges.position.x = this.x((this.slots - 1) / 2);
+    slab.position.z = edges.position.z = -behind / 2;
     this.scene.add(slab, edges);
     const ring = new THREE.RingGeometry(0.4, 0.44, 40);
     const paint = new THREE.MeshBasicMaterial({ color: this.colour(colour), transparent: true, opacity: 0.75, side: THREE.DoubleSide });
@@ -211,7 +228,15 @@ class Stage {
     while (this.pool.length < items.length) this.pool.push(this.newParticle());
     this.pool.forEach((particle, i) => this.place(particle, items[i]));
     for (const { label, at } of this.signs) this.pin(label, at, 0, "left of");
+    this.join(items.filter((item) => item.behind));
     this.renderer.render(this.scene, this.camera);
+  }
+
+  /** Lines from tokens of a tree to those before them. */
+  join(items) {
+    const seen = items.filter(({ behind, ...item }) => Math.min(item.size, behind.size, item.opacity, behind.opacity) > 0.01);
+    const ends = seen.flatMap((item) => [item.behind, item].flatMap(({ slot, y, z }) => [this.x(slot), y, z]));
+    this.branches.geometry.setAttribute("position", new THREE.Float32BufferAttribute(ends, 3));
   }
 
   newParticle() {
@@ -302,17 +327,21 @@ class Replay {
 
   rebuild() {
     if (!this.stage) return;
-    this.stage.build(this.slots);
+    this.stage.build(this.slots, this.lanes);
     this.draw();
   }
 
   /** Rounds came: makes room for a longer draft than there was. */
   grow() {
-    if (this.stage && this.slots > this.stage.slots) this.rebuild();
+    if (this.stage && (this.slots > this.stage.slots || this.lanes > this.stage.lanes)) this.rebuild();
+  }
+
+  get lanes() {
+    return 1 + Math.max(0, ...this.rounds.flatMap(Data.lanesOf));
   }
 
   get slots() {
-    return 1 + Math.max(1, ...this.rounds.map((round) => round.draft.length));
+    return 1 + Math.max(1, ...this.rounds.map(Data.longestOf));
   }
 
   select(index) {

@@ -18,7 +18,8 @@ class RoundView {
     said.setAttribute("aria-live", isQuiet ? "off" : "polite");
     if (!round) return;
     said.textContent = Data.said(round);
-    const rows = round.draft.map((token) => RoundView.tokenRow(token, token.verdict, token.q));
+    const depths = Data.isTree(round) ? Data.depthsOf(round) : [];
+    const rows = round.draft.map((token, place) => RoundView.tokenRow(token, token.verdict, token.q, depths[place]));
     if (round.own) rows.push(RoundView.tokenRow(round.own, round.own.origin, undefined));
     document.getElementById("round-rows").replaceChildren(...rows);
     const step = Data.steps[round.step];
@@ -46,11 +47,12 @@ class RoundView {
     return pair;
   }
 
-  static tokenRow(token, verdict, q) {
+  /** depth: of a tree's token, to be seen by how far it is moved in. */
+  static tokenRow(token, verdict, q, depth = 0) {
     const mark = document.createElement("span");
     mark.className = `mark ${verdict}`;
     mark.textContent = verdict;
-    const cells = [Data.nameOf(token), q === undefined ? "" : Data.probability(q), Data.probability(token.p), Data.probability(token.p_raw), mark];
+    const cells = ["└ ".padStart(2 * depth).slice(0, 2 * depth) + Data.nameOf(token), q === undefined ? "" : Data.probability(q), Data.probability(token.p), Data.probability(token.p_raw), mark];
     return RoundView.row(cells);
   }
 

@@ -29,8 +29,7 @@ class TextView {
     this.options = [];
     this.byRound = text.rounds.map((round, index) => {
       const made = Data.acceptedOf(round).map((token) => this.option(token, "accepted", index, round));
-      const rejected = Data.rejectedOf(round);
-      if (rejected) made.push(this.option(rejected, "rejected", index, round));
+      made.push(...Data.allRejectedOf(round).map((token) => this.option(token, "rejected", index, round)));
       if (round.own) made.push(this.option(round.own, round.own.origin, index, round));
       for (const option of made) parts.append(option);
       this.options.push(...made);
@@ -106,8 +105,8 @@ class TextView {
     const lines = [`\n${kind}, round ${index + 1}, token id ${token.id}`];
     lines.push("q" in token ? `q ${Data.probability(token.q)}   p ${Data.probability(token.p)}` : `p ${Data.probability(token.p)}`);
     lines[1] += `   raw p ${Data.probability(token.p_raw)}`;
-    const fell = Data.rejectedOf(round);
-    if (kind === "recovered" && fell) lines.push(`in the place of ${Data.nameOf(fell)}`);
+    const fell = Data.allRejectedOf(round).map(Data.nameOf).join(", ");
+    if (kind === "recovered" && fell) lines.push(`in the place of ${fell}`);
     this.tip.replaceChildren(name, lines.join("\n"));
     this.tip.hidden = false;
     const rect = event ? { left: event.clientX, bottom: event.clientY + 14, top: event.clientY } : option.getBoundingClientRect();

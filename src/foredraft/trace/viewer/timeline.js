@@ -30,7 +30,7 @@ class Timeline {
     const first = this.steps[0], last = this.steps[this.steps.length - 1];
     this.from = first ? first.start : 0;
     this.until = last ? Timeline.end(last) : 1;
-    this.most = Math.max(1, ...this.rounds.map((round) => round.draft.length + 1));
+    this.most = Math.max(1, ...this.rounds.map((round) => Data.longestOf(round) + 1));
     this.tellShares();
     this.canvas.setAttribute(
       "aria-label",
