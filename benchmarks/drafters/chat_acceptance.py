@@ -60,7 +60,11 @@ def main() -> None:
     first = LLM(args.model, args.draft_model, method=args.methods[0], quantization=args.quantization, seed=0)
     prompts = prompts_of(first, "chats", args.questions)
     rows = [
-        {"drafter": method, "temperature": temperature, **measure(first.with_drafter(method), prompts, temperature, args)}
+        {
+            "drafter": method,
+            "temperature": temperature,
+            **measure(first.with_drafter(method), prompts, temperature, args),
+        }
         for method in args.methods
         for temperature in args.temperatures
     ]

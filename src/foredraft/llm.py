@@ -36,6 +36,7 @@ from foredraft.text.inputs import Messages, as_conversations, as_prompts, params
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
 from foredraft.utils.arguments import (
+    NO_TREES,
     check_draft_len,
     check_head_options,
     check_numbers,
@@ -65,7 +66,7 @@ class LLM:
     speculative_token_tree: whether drafters may draft trees. "auto": where "auto" finds that
         they pay. "none": chains only. Or a shape, for a fixed number of tokens: for each token the ranks on the way to it, as
         [[0], [1], [0, 0]], which tries the two likeliest tokens, and one behind the likelier. speculative_tokens is the number of these
-        then, or fewer: the first so many. None: "auto".
+        then, or fewer: the first so many. None: "none".
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
@@ -465,7 +466,7 @@ def _load(
 
 def _trees_of(given: object) -> tuple[TreeShape | None, bool]:
     """given: speculative_token_tree -> the shape of drafts of a fixed number of tokens; whether "auto" may choose trees"""
-    tree = AUTO if given is None else check_token_tree(given)
+    tree = NO_TREES if given is None else check_token_tree(given)
     return (None, tree == AUTO) if isinstance(tree, str) else (TreeShape.of_paths(tree), False)
 
 

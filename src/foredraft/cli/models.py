@@ -66,7 +66,7 @@ class ModelOptions:
         str | None,
         Option(
             "--speculative-tokens",
-            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: auto.",
+            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: none.",
         ),
     ] = None
     settings_file: Annotated[
