@@ -71,7 +71,7 @@ def test_what_was_measured_of_something_else_is_not_taken(other: dict[str, objec
         b"\xff\xfe",
         b'{"steps": {}}',
         b'{"steps": 1, "drafts": 2, "reading": 3}',
-        b'{"steps": {"greedy": [[1, 1, NaN]], "sampled": []}, "drafts": [], "reading": {}}',
+        b'{"steps": {"greedy": [[1, 1, NaN]], "sampled": []}, "drafts": [], "reading": {}, "tree_factors": {}}',
     ],
     ids=str,
 )

@@ -79,9 +79,9 @@ anything = st.recursive(
 )
 
 
-@given(anything, anything, anything)
-def test_anything_that_as_dict_does_not_write_is_refused(steps: Any, drafts: Any, reading: Any) -> None:
-    for fields in (steps, {"steps": steps, "drafts": drafts, "reading": reading}):
+@given(anything, anything, anything, anything)
+def test_anything_that_as_dict_does_not_write_is_refused(steps: Any, drafts: Any, reading: Any, factors: Any) -> None:
+    for fields in (steps, {"steps": steps, "drafts": drafts, "reading": reading, "tree_factors": factors}):
         try:
             costs = CostModel.from_dict(fields)
         except (KeyError, TypeError, ValueError):
@@ -108,7 +108,7 @@ def test_points_that_cannot_be_are_refused(points: Any) -> None:
     kept = measured_costs().as_dict()
     for broken in (
         {**kept, "steps": {**kept["steps"], "greedy": points}},
-        {**kept, "drafts": [["a", "greedy", points]]},
+        {**kept, "drafts": [["a", "greedy", "chain", points]]},
     ):
         with pytest.raises((KeyError, TypeError, ValueError)):
             CostModel.from_dict(broken)
@@ -118,6 +118,37 @@ def test_points_that_cannot_be_are_refused(points: Any) -> None:
 def test_reading_times_that_cannot_be_are_refused(reading: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         CostModel.from_dict({**measured_costs().as_dict(), "reading": reading})
+
+
+@pytest.mark.parametrize("factors", [[1], {"greedy": -1.0}, {"greedy": math.nan}, {"lazy": 1.0}], ids=str)
+def test_factors_that_cannot_be_are_refused(factors: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        CostModel.from_dict({**measured_costs().as_dict(), "tree_factors": factors})
+
+
+def test_a_step_with_a_tree_takes_its_own_time() -> None:
+    costs = measured_costs()
+    assert costs.step_time(1, 5, sampled=False, is_tree=True) == pytest.approx(0.012), "nothing else is known"
+    for _ in range(8):
+        costs.record_step(1, 3, 1.2 * 0.011, sampled=False, is_tree=True)
+    assert costs.step_time(1, 5, sampled=False, is_tree=True) == pytest.approx(1.2 * 0.012)
+    assert costs.step_time(1, 5, sampled=False) == pytest.approx(0.012)
+    assert costs.step_time(4, 4, sampled=True, is_tree=True) == pytest.approx(0.013)
+    again = CostModel.from_dict(costs.as_dict())
+    for _ in range(3):
+        again.record_step(1, 1, 0.010, sampled=False)
+    assert again.step_time(1, 5, sampled=False, is_tree=True) == pytest.approx(1.2 * 0.012)
+
+
+def test_the_levels_of_trees_are_timed_apart_from_chains() -> None:
+    costs = measured_costs()
+    assert costs.draft_time("a", 1, 4, sampled=False, is_tree=True) == pytest.approx(0.003), (
+        "as a chain, until it is known"
+    )
+    for _ in range(3):
+        costs.record_draft("a", 1, 2, 0, 0.008, sampled=False, is_tree=True)
+    assert costs.draft_time("a", 1, 2, sampled=False, is_tree=True) == pytest.approx(0.008)
+    assert costs.draft_time("a", 1, 4, sampled=False) == pytest.approx(0.003)
 
 
 def test_a_draft_that_was_never_timed_costs_nothing() -> None:

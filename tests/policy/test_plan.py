@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy import NO_DRAFTING, DraftBudget
 from foredraft.policy.acceptance import Forecast
 from foredraft.policy.plan import Candidate, Plan, best_plan
+from foredraft.policy.tree_acceptance import TreeForecast, best_first
 
 LONGEST = 5
 NAMES = ("a", "b")
@@ -22,14 +24,16 @@ DOUBT = 1.05
 
 @dataclass(frozen=True)
 class Times:
-    """A pass: base + row * rows. A drafter: (fixed, per depth, per request)."""
+    """A pass: base + row * rows, and with a tree tree_factor times that. A drafter: (fixed, per depth, per request)."""
 
     base: float
     row: float
     drafters: Mapping[str, tuple[float, float, float]]
 
-    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
-        return self.base + self.row * num_rows
+    tree_factor: float = 1.0
+
+    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False) -> float | None:
+        return (self.base + self.row * num_rows) * (self.tree_factor if is_tree else 1.0)
 
     def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False) -> float:
         fixed, per_depth, per_request = self.drafters[drafter]
@@ -87,6 +91,50 @@ def every_budget(candidate: Candidate) -> list[DraftBudget]:
         NO_DRAFTING,
         *(DraftBudget(name, g) for name in candidate.forecasts for g in range(1, candidate.max_draft + 1)),
     ]
+
+
+def with_trees(rate: float, siblings: Sequence[float]) -> Candidate:
+    """All first children stand with this rate. Depths up to 3."""
+    trees = {}
+    for max_depth in (1, 2, 3):
+        parents, chances = best_first([rate] * max_depth, siblings, LONGEST)
+        for num_nodes in range(max_depth + 1, len(parents) + 1):
+            shape = TreeShape(tuple(parents[:num_nodes]))
+            trees[max_depth, num_nodes] = TreeForecast(shape, 1 + sum(chances[:num_nodes]), num_nodes)
+    return Candidate(LONGEST, {"a": forecast(rate)}, trees={"a": trees})
+
+
+@given(shares, st.lists(shares, min_size=2, max_size=2), all_times, st.floats(1.0, 1.5))
+def test_with_trees_it_is_the_best_of_all_or_a_chain_about_as_good(
+    rate: float, siblings: list[float], times: Times, tree_factor: float
+) -> None:
+    candidate, times = with_trees(rate, siblings), replace(times, tree_factor=tree_factor)
+    plan = planned([candidate], times)
+
+    def rate_of(num_tokens: float, num_rows: float, depth: int, is_tree: bool) -> float:
+        step = times.step_time(1, 1 + num_rows, sampled=False, is_tree=is_tree)
+        assert step is not None
+        return num_tokens / (step + times.draft_time("a", 1, depth, sampled=False))
+
+    chains = [rate_of(candidate.forecasts["a"].num_tokens[n], n, n, False) for n in range(1, LONGEST + 1)]
+    trees = [rate_of(tree.num_tokens, tree.num_rows, depth, True) for (depth, _), tree in candidate.trees["a"].items()]
+    plain = value([candidate], [NO_DRAFTING], times)
+    if plan.budgets[0].shape is None:
+        assert plan.rate * DOUBT >= max(trees)
+        assert plan.rate == pytest.approx(max(chains)) or (
+            plan.budgets == [NO_DRAFTING] and max(chains) <= DOUBT * plain
+        )
+    else:
+        assert plan.rate == pytest.approx(max(trees))
+        assert plan.rate > max(chains)
+
+
+def test_each_of_several_has_the_tree_or_the_chain_that_suits_it() -> None:
+    strong, weak = with_trees(0.95, (0.1, 0.1)), with_trees(0.3, (0.6, 0.5))
+    plan = planned([strong, weak], Times(1.0, 0.01, {"a": (0.0, 0.01, 0.0)}))
+    assert plan.budgets[0].shape is None
+    assert plan.budgets[1].shape is not None
+    assert len(plan.budgets[1].shape) == plan.budgets[1].max_draft
 
 
 @given(candidates, all_times)
@@ -170,7 +218,9 @@ def test_texts_that_differ_get_different_numbers() -> None:
 
 def test_where_the_targets_time_is_unknown_there_is_no_plan() -> None:
     class Unknown(Times):
-        def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
+        def step_time(
+            self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False
+        ) -> float | None:
             return None
 
     times = Unknown(1.0, 0.0, {"a": (0.0, 0.0, 0.0)})

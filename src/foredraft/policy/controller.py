@@ -208,8 +208,11 @@ class Controller:
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         ranks, shape = outcome.ranks[:num_kept], shape.cut(item.max_draft)
         history.record(ranks.count(0), len(shape.fans(ranks)), self._step, acceptance.mean_rate)
-        self._trees[item.drafter].record(bucket, shape, ranks, outcome.num_drafted)
-        if not item.sequence.sampler.draws:
+        draws = item.sequence.sampler.draws
+        # without a seed, how much of it grew may depend on noise that the text will still use: no choice may depend on that
+        num_drafted = len(shape) if draws else outcome.num_drafted
+        self._trees[item.drafter].record(bucket, shape, ranks, num_drafted)
+        if not draws:
             num_first = next((place for place, rank in enumerate(ranks) if rank), len(ranks))
             length = shape.first_branch
             acceptance.record(bucket, length, length if outcome.num_drafted else 0, num_first)

@@ -15,7 +15,7 @@ from foredraft.utils.folders import can_write, is_ours, user_folders
 
 logger = logging.getLogger("foredraft")
 
-_VERSION = 2
+_VERSION = 3
 
 
 class CostFile:

@@ -32,6 +32,7 @@ class StoredCosts:
     steps: dict[bool, list[Point]]
     drafts: dict[_DraftKind, list[Point]]
     reading: dict[str, float]
+    tree_factors: dict[bool, float]
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> StoredCosts:
@@ -45,6 +46,7 @@ class StoredCosts:
                 for name, kind, form, points in fields["drafts"]
             },
             {str(name): _seconds(value) for name, value in dict(fields["reading"]).items()},
+            {kinds[kind]: _seconds(value) for kind, value in dict(fields["tree_factors"]).items()},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class StoredCosts:
                 for kind, points in self.drafts.items()
             ],
             "reading": dict(self.reading),
+            "tree_factors": {_KINDS[sampled]: factor for sampled, factor in self.tree_factors.items()},
         }
 
 
@@ -62,7 +65,8 @@ class CostModel:
     """The target's steps (all but the drafting) by sequences and rows, and each drafter's time by requests and depth.
 
     sampled: greedy and sampled steps are kept apart, since drawing and computing probabilities take time of their own.
-    is_tree: so are chains, which some drafters write in one call, and trees, which take a pass for each level.
+    is_tree: so are the drafts that are chains, which some drafters write in one call, and trees, which take a pass for each level. A
+    step with a tree takes a factor more than one of as many rows without: attention and verification follow paths.
     stored: the costs of an earlier process. The machine may be busier now, or less busy, so they count only once plain steps
     were measured again; then all of them are scaled by one factor.
     """
@@ -71,6 +75,7 @@ class CostModel:
         self._stored = stored
         self.steps = {sampled: _step_curve() for sampled in (False, True)}
         self.drafts: dict[_DraftKind, Curve] = {}
+        self._tree_ratios = {sampled: deque[float](maxlen=MAX_SAMPLES) for sampled in (False, True)}
         self._reading: dict[str, deque[float]] = {}
         self._reading_bounds: dict[str, float] = {}
         self.num_samples = 0
@@ -84,6 +89,7 @@ class CostModel:
             {sampled: list(curve.points()) for sampled, curve in self.steps.items()},
             {kind: list(curve.points()) for kind, curve in self.drafts.items()},
             {name: median(samples) for name, samples in self._reading.items()},
+            {sampled: undisturbed_time(ratios) for sampled, ratios in self._tree_ratios.items() if ratios},
         )
 
     @classmethod
@@ -91,9 +97,15 @@ class CostModel:
         """Raises KeyError, TypeError or ValueError for anything that as_dict does not write."""
         return cls(StoredCosts.from_dict(fields))
 
-    def record_step(self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool) -> None:
-        """num_rows: of the target's pass, one for each sequence and one for each draft token."""
+    def record_step(
+        self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool, is_tree: bool = False
+    ) -> None:
+        """num_rows: of the target's pass, one for each sequence and one for each draft token. is_tree: whether any draft is one."""
         curve = self.steps[sampled]
+        if is_tree:
+            expected = curve.at(num_sequences, num_rows)
+            self._tree_ratios[sampled].extend([] if not expected else [seconds / expected])
+            return
         curve.add(num_sequences, num_rows, seconds)
         self.num_samples += 1
         if num_rows == num_sequences and curve.num_samples(num_sequences, num_rows) >= MIN_SAMPLES:
@@ -128,9 +140,12 @@ class CostModel:
         else:
             curve.add(num_requests, depth, seconds)
 
-    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None:
+    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False) -> float | None:
         """The time of such a step if nothing disturbs it; None if no step of this kind was measured."""
-        return self.steps[sampled].at(num_sequences, num_rows)
+        seconds, ratios = self.steps[sampled].at(num_sequences, num_rows), self._tree_ratios[sampled]
+        if seconds is None or not is_tree or not ratios:
+            return seconds
+        return seconds * max(1.0, undisturbed_time(ratios))
 
     def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
         """The mean time of plain steps, disturbed ones included, to compare single steps with; None if none was measured."""
@@ -169,6 +184,8 @@ class CostModel:
             self.steps[kind].add_points(points, now / before)
         for draft_kind, points in self._stored.drafts.items():
             self._draft_curve(draft_kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
+        for kind, factor in self._stored.tree_factors.items():
+            self._tree_ratios[kind].append(factor)
         for name, seconds in self._stored.reading.items():
             samples = deque([STORED_DRAFT_FACTOR * seconds * now / before], maxlen=MAX_SAMPLES)
             self._reading.setdefault(name, samples)

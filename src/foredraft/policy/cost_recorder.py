@@ -59,7 +59,8 @@ class CostRecorder:
         )
         if is_usual:
             seconds = step.total_time - step.draft_time
-            self._costs.record_step(num_sequences, step.num_rows, seconds, sampled=sampled)
+            is_tree = any(item.shape is not None for item in step.scoring)
+            self._costs.record_step(num_sequences, step.num_rows, seconds, sampled=sampled, is_tree=is_tree)
             if step.num_rows == num_sequences:
                 self._plain_measured_at[num_sequences, sampled] = number
         for name, seconds in step.draft_times.items():

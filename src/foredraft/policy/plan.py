@@ -24,7 +24,9 @@ _MIN_TREE_GAIN = 1.02
 class TimeModel(Protocol):
     """See CostModel."""
 
-    def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool) -> float | None: ...
+    def step_time(
+        self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False
+    ) -> float | None: ...
 
     def draft_time(
         self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False
@@ -180,7 +182,8 @@ class _Batch:
             count, depth = depths.get(kind, (0, 0))
             depths[kind] = (count + 1, max(depth, draft.depth))
         size = len(drafts)
-        step_time = self._times.step_time(size, size + num_rows, sampled=self._sampled)
+        has_trees = any(is_tree for _, is_tree in depths)
+        step_time = self._times.step_time(size, size + num_rows, sampled=self._sampled, is_tree=has_trees)
         if step_time is None:
             return None
         draft_time = sum(
