@@ -33,6 +33,31 @@ def test_nothing_to_predict_is_refused(found: list[list[int]]) -> None:
         pack(found, 8, None)
 
 
+@given(documents, st.integers(1, 9))
+def test_what_is_given_is_read_and_not_predicted(found: list[list[int]], length: int) -> None:
+    found = [[0, *document] for document in found]
+    whole = pack(found, length, None)
+    is_given = [place < len(document) // 2 for document in found for place in range(len(document))]
+    padding = [True] * (whole.next_ids.numel() - len(is_given) + 1)
+    expected = [
+        IGNORED if given else token
+        for given, token in zip([*is_given[1:], *padding], whole.next_ids.flatten().tolist(), strict=True)
+    ]
+    rows = zip(whole.ids.tolist(), batched(expected, length), strict=True)
+    blocks = pack(found, length, None, lambda document: len(document) // 2)
+    kept = [(ids, next_ids) for ids, next_ids in rows if set(next_ids) != {IGNORED}]
+    assert list(zip(blocks.ids.tolist(), blocks.next_ids.tolist(), strict=True)) == kept
+
+
+def batched(numbers: list[int], length: int) -> list[list[int]]:
+    return [numbers[start : start + length] for start in range(0, len(numbers), length)]
+
+
+def test_a_text_that_is_all_given_is_refused() -> None:
+    with pytest.raises(ForedraftError, match="none is to be predicted"):
+        pack([[1, 2, 3]], 2, None, len)
+
+
 @given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 5))
 def test_an_epoch_reads_every_block_once(seed: int, num_blocks: int, batch_size: int) -> None:
     indices = [index for step in range(3 * num_blocks) for index in batch_indices(seed, step, batch_size, num_blocks)]

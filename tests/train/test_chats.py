@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from foredraft.errors import ForedraftError
 from foredraft.sampling import SamplingParams
 from foredraft.text.chat_template import render_chat, user_turn_frame
-from foredraft.train.chats import ChatSpec, write_chats
+from foredraft.train.chats import ChatSpec, question_counter, write_chats
 from foredraft.train.generations import complete, writing_llm
 
 TEMPLATE = (
@@ -57,6 +57,17 @@ def test_given_questions_are_answered_in_turn(chat_toy: Path, tmp_path: Path) ->
         assert 1 <= len(chat) - len(prompt) <= SPEC.answer_tokens
     assert chats[1] == chats[3]  # greedy answers to the same question
     assert chats[0] != chats[2]
+
+
+def test_a_question_is_given_and_an_answer_is_not(chat_toy: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_toy)
+    count, (opening, closing) = question_counter(tokenizer), user_turn_frame(tokenizer)
+    question, answer = [300, 301], [302, 303, *closing, 304]
+    assert count([*opening, *question, *closing, *answer]) == len(opening) + 2 + len(closing)
+    assert count([*opening, *question, *closing]) == len(opening) + 2 + len(closing)
+    assert count([*opening, *question]) == count([]) == 0, "no conversation"
+    for chat in write_chats(str(chat_toy), [], SPEC, tmp_path, ignore):
+        assert 1 <= len(chat) - count(chat) <= SPEC.answer_tokens
 
 
 def test_what_was_written_is_not_written_again(chat_toy: Path, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def loss_by_hand(
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
         laws = hf(ids).logits[..., columns]
-    logits = list(unroll(student, features, next_ids.clamp(min=0), num_steps))
+    tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
+    logits = list(unroll(student, features, tokens, num_steps))
     total = 0.0
     for step in range(num_steps):
         for row in range(len(ids)):
@@ -92,12 +93,13 @@ def test_the_loss_compares_every_draft_with_the_target_at_its_own_place(target: 
     ids = torch.randint(1, 4096, (2, 9), generator=torch.Generator().manual_seed(0))
     next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
     next_ids[1, -3:] = IGNORED
+    next_ids[0, 2:4] = IGNORED  # given: read, and not predicted
     rows = target.hf.get_output_embeddings().weight[columns].detach()  # type: ignore[union-attr, index]
     objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, "kl", 0.7)
     sums = objective(student, ids, next_ids, 0.0)
     expected = loss_by_hand(target, student, ids, next_ids, columns, 3, 0.5)
     assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
-    assert sums.num_rows == 8 + 6
+    assert sums.num_rows == 6 + 6
     sums.loss.backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for parameter in student.parameters())
 

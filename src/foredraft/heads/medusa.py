@@ -61,20 +61,20 @@ class MedusaHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, H], the target's after its final norm -> logits [R, heads, D]"""
         states = self.states(hidden)
-        logits = torch.stack([self._logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
-        return logits * self.config.logit_scale
+        return torch.stack([self.logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. What the heads cannot draft has -inf."""
         return to_target_vocabulary(logits, self.target_ids, self.config.vocab_size)
 
-    def _logits(self, head: int, x: Tensor) -> Tensor:
-        """[n, H] -> [n, D]"""
-        if not self.config.owns_lm_head:
-            logits = self._target_modules[0](x)
-            return logits if self.target_ids is None else logits[:, self.target_ids]
-        own: Tensor = (self.lm_head if self.config.shares_lm_head else self.lm_heads[head])(x)
-        return own
+    def logits(self, head: int, states: Tensor) -> Tensor:
+        """Of one head. states: [n, H] -> [n, D]"""
+        if self.config.owns_lm_head:
+            logits: Tensor = (self.lm_head if self.config.shares_lm_head else self.lm_heads[head])(states)
+        else:
+            logits = self._target_modules[0](states)
+            logits = logits if self.target_ids is None else logits[:, self.target_ids]
+        return logits * self.config.logit_scale
 
 
 def _through(blocks: nn.Module, x: Tensor) -> Tensor:

@@ -18,12 +18,17 @@ _KeysAndValues = list[tuple[Tensor, Tensor]]
 
 
 def unroll(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """Logits of the first, second, .. drafted token behind every position.
+    """Logits of the first, second, .. drafted token behind every position. See unroll_states -> for each step [B, L, D]"""
+    for states in unroll_states(head, features, next_ids, num_steps):
+        yield head.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
+
+
+def unroll_states(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps: int) -> Iterator[Tensor]:
+    """What the head's lm_head reads for the first, second, .. drafted token behind every position.
 
     features: [B, L, F], of the tokens at positions 0 .. L - 1. next_ids: [B, L], the tokens at positions 1 .. L. Row P of step j
     reads token P + 1 + j, as the text has it, with the target's features of P (j = 0) or the head's own state of its row
-    before. It sees the rows of step 0 up to P, and its own chain. -> for each step logits [B, L, D], of which the last j rows
-    mean nothing
+    before. It sees the rows of step 0 up to P, and its own chain. -> for each step [B, L, H], of which the last j rows mean nothing
     """
     states = head.fuse(features)
     stores: list[_KeysAndValues] = [[] for _ in head.layers]
@@ -36,7 +41,7 @@ def unroll(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps: int) 
         for layer, store in zip(head.layers, stores, strict=True):
             x = _layer(layer, embeds, x, angles, store)
         normalized = head.norm(x)
-        yield head.logits(normalized.flatten(0, 1)).view(*ids.shape, -1)
+        yield normalized
         states = normalized if head.config.norm_output else x
 
 

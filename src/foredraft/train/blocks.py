@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt
 
 IGNORED = -100
-"""The next id of a position without a next token. Such positions count in no loss."""
+"""The next id of a position without a next token, or before one that is given. Such positions count in no loss."""
 _MAX_ORDERS = 16
 """Orders that are kept: of this epoch and of the next, for each set of blocks."""
 
@@ -52,23 +53,42 @@ def tokenize(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> li
     return [encode_prompt(tokenizer, document) + ends for document in documents]
 
 
-def pack(documents: Sequence[Sequence[int]], length: int, end_id: int | None) -> Blocks:
-    """One document after the other, cut every `length` tokens. Each token but the very first is predicted exactly once. With
-    an end_id the end of the last document is predicted too. Only the last block is padded.
+CountGiven: TypeAlias = Callable[[Sequence[int]], int]
+"""How many tokens at the beginning of a text are given, such as a question: they are read, and not predicted."""
+
+
+def pack(
+    documents: Sequence[Sequence[int]], length: int, end_id: int | None, count_given: CountGiven | None = None
+) -> Blocks:
+    """One document after the other, cut every `length` tokens. Each token but the very first, and those that are given, is
+    predicted exactly once. With an end_id the end of the last document is predicted too. Only the last block is padded; one
+    in which nothing is predicted is left out.
 
     Raises ForedraftError if there is nothing to predict.
     """
     stream = [token for document in documents for token in document]
+    predicted = list(stream)
+    if count_given is not None:
+        predicted = [token for document in documents for token in _predicted(document, count_given(document))]
     if end_id is not None and stream and stream[-1] != end_id:
         stream.append(end_id)
+        predicted.append(end_id)
     if len(stream) < 2:
         raise ForedraftError("there is no text to train on: the files hold fewer than two tokens")
-    ids, next_ids = stream[:-1], stream[1:]
+    ids, next_ids = stream[:-1], predicted[1:]
     num_padding = -len(ids) % length
-    return Blocks(
+    blocks = Blocks(
         torch.tensor(ids + [ids[-1]] * num_padding, dtype=torch.int32).view(-1, length),
         torch.tensor(next_ids + [IGNORED] * num_padding, dtype=torch.int32).view(-1, length),
     )
+    predicts = (blocks.next_ids != IGNORED).any(1)
+    if not bool(predicts.any()):
+        raise ForedraftError("there is no text to train on: all of it is given, and none is to be predicted")
+    return Blocks(blocks.ids[predicts], blocks.next_ids[predicts])
+
+
+def _predicted(document: Sequence[int], num_given: int) -> list[int]:
+    return [*[IGNORED] * num_given, *document[num_given:]]
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_blocks: int) -> list[int]:

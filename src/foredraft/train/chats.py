@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from foredraft.text.chat_template import render_chat, user_turn_frame
+from foredraft.train.blocks import CountGiven
 from foredraft.train.generations import BATCH_SIZE, WriteTexts, complete, seed_of, write_missing, writing_llm
 
 FILE = "chats.jsonl"
@@ -42,6 +45,17 @@ def write_chats(
         return _Writer(writing_llm(target), questions, spec).chats
 
     return write_missing(out / FILE, spec.number, _BATCHES_AT_ONCE * BATCH_SIZE, begin, progress)
+
+
+def question_counter(tokenizer: PreTrainedTokenizerBase) -> CountGiven:
+    """-> how many tokens of a conversation come before its answer; 0 for a text that is none"""
+    _, closing = user_turn_frame(tokenizer)
+
+    def count(text: Sequence[int]) -> int:
+        ends = range(len(closing), len(text) + 1)
+        return next((end for end in ends if list(text[end - len(closing) : end]) == closing), 0)
+
+    return count
 
 
 class _Writer:

@@ -60,14 +60,21 @@ class _HeadRun:
         folder.begin(arguments)
         share = self.data.validation_share
         written = Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch).write(texts)
-        texts = texts.with_held_out(written.held_out, self.recipe.context, tokenizer.eos_token_id)
+        texts = texts.with_held_out(written.held_out, self.recipe.context, tokenizer.eos_token_id, written.count_given)
         self.watch.stage("loading")
         target = load_model(self.target, LoadOptions(device="cpu"))
         target.take_over()
         head = self._head(target, folder, [*texts.documents, *written.texts])
         objectives, served = self._objectives(head, target)
         documents = [] if self.recipe.only_generations else texts.documents
-        tasks = make_tasks(documents, written.by_temperature, objectives, self.recipe.context, tokenizer.eos_token_id)
+        tasks = make_tasks(
+            documents,
+            written.by_temperature,
+            objectives,
+            self.recipe.context,
+            tokenizer.eos_token_id,
+            written.count_given,
+        )
         trainer = self._trainer(head, target, tasks, served, texts, folder)
         trainer.resume()
         self.watch.stage("training")

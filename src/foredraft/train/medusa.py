@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaConfig, MedusaHead, TargetEnds, TargetShape, load_head
@@ -19,7 +19,7 @@ from foredraft.train.losses import LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.objectives import kl_share
 from foredraft.train.recipe import Recipe
-from foredraft.train.unrolled_drafts import TargetStates, stepwise_loss
+from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, stepwise_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class PlacedDrafts:
     temperature: float = 1.0
     kl_until: float = 0.5
 
-    def __call__(self, student: nn.Module, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+    def __call__(self, student: MedusaHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             _, final = self.states(ids)
-            target_logits = final @ self.lm_head_rows.T
-        logits: Tensor = student(final.flatten(0, 1)).unflatten(0, ids.shape)
+            laws = TargetLaws.of(final, self.lm_head_rows, next_ids)
+        states = student.states(final.flatten(0, 1)).view(*ids.shape, -1, final.shape[-1])
         share = kl_share(self.loss, self.kl_until, progress)
-        return stepwise_loss(logits.unbind(2), target_logits, next_ids, self.decay, self.temperature, share)
+        return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.temperature, share)

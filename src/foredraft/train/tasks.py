@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.train.blocks import Blocks, batch_indices, concatenate, pack
+from foredraft.train.blocks import Blocks, CountGiven, batch_indices, concatenate, pack
 from foredraft.train.objectives import Objective
 
 
@@ -47,9 +47,10 @@ def make_tasks(
     objectives: Sequence[Objective],
     length: int,
     end_id: int | None,
+    count_given: CountGiven | None = None,
 ) -> TaskRotation:
     """One task for each objective. documents: their blocks are split between the tasks. written: for each objective the texts
-    that the target wrote for it. length: tokens of a block. end_id: see pack.
+    that the target wrote for it. length: tokens of a block. end_id: see pack. count_given: of texts that the target wrote.
 
     Raises ForedraftError if there is nothing to predict.
     """
@@ -62,6 +63,6 @@ def make_tasks(
             first = index % len(document_blocks)
             parts.append(document_blocks.select(range(first, len(document_blocks), num_tasks)))
         if texts:
-            parts.append(pack(texts, length, end_id))
+            parts.append(pack(texts, length, end_id, count_given))
         tasks.append(Task(concatenate(parts), objective))
     return TaskRotation(tuple(tasks))

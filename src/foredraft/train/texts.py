@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
-from foredraft.train.blocks import Blocks, pack, spread_indices, tokenize
+from foredraft.train.blocks import Blocks, CountGiven, pack, spread_indices, tokenize
 from foredraft.train.corpus import SourceFile, exclude, read_file, split_held_out
 from foredraft.train.recipe import Data, Recipe
 
@@ -54,11 +54,13 @@ class TrainingTexts:
             {kind: _some(of_kind) for kind, of_kind in blocks.items()},
         )
 
-    def with_held_out(self, conversations: Sequence[Sequence[int]], context: int, end_id: int | None) -> TrainingTexts:
+    def with_held_out(
+        self, conversations: Sequence[Sequence[int]], context: int, end_id: int | None, count_given: CountGiven
+    ) -> TrainingTexts:
         """These conversations are to validate with, too; none: nothing changes."""
         if not conversations:
             return self
-        blocks = _some(pack(conversations, context, end_id))
+        blocks = _some(pack(conversations, context, end_id, count_given))
         return replace(self, validation={**self.validation, CONVERSATIONS: blocks})
 
 

@@ -90,7 +90,9 @@ class _Run:
         objectives, served = self._objectives(teacher), self._served_objective(teacher)
         folder.begin(arguments)
         written = self._written(texts)
-        texts = texts.with_held_out(written.held_out, self.recipe.context, self.tokenizer.eos_token_id)
+        texts = texts.with_held_out(
+            written.held_out, self.recipe.context, self.tokenizer.eos_token_id, written.count_given
+        )
         tasks = self._tasks(texts, written, objectives)
         trainer = Trainer(
             student,
@@ -170,7 +172,12 @@ class _Run:
     def _tasks(self, texts: TrainingTexts, written: WrittenTexts, objectives: list[Objective]) -> TaskRotation:
         documents = [] if self.recipe.only_generations else texts.documents
         return make_tasks(
-            documents, written.by_temperature, objectives, self.recipe.context, self.tokenizer.eos_token_id
+            documents,
+            written.by_temperature,
+            objectives,
+            self.recipe.context,
+            self.tokenizer.eos_token_id,
+            written.count_given,
         )
 
     def _model_card(self, files: list[SourceFile], tasks: TaskRotation, outcome: Outcome) -> str:

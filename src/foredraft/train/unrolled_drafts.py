@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foredraft.heads import EagleHead
-from foredraft.heads.unrolled import unroll
+from foredraft.heads.unrolled import unroll_states
 from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from foredraft.train.blocks import IGNORED
@@ -46,27 +47,62 @@ class UnrolledDrafts:
     kl_until: float = 0.5
 
     def __call__(self, student: EagleHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
-        """ids, next_ids: [B, L] -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+        """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             features, final = self.states(ids)
-            target_logits = final @ self.lm_head_rows.T
-        steps = unroll(student, features, next_ids.clamp(min=0), self.num_steps)
+            laws = TargetLaws.of(final, self.lm_head_rows, next_ids)
+        tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
+        steps = unroll_states(student, features, tokens, self.num_steps)
         share = kl_share(self.loss, self.kl_until, progress)
-        return stepwise_loss(steps, target_logits, next_ids, self.decay, self.temperature, share)
+        return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.temperature, share)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLaws:
+    """The target's distributions, where drafts are compared with them: row P of step j with that after the token at P + 1 + j, if that
+    token is one that is predicted.
+
+    mask: [B, L], where the next token is predicted. all_logits: [R, D], after each token that is. places: [B, L], the row of all_logits
+    for each position that has one.
+    """
+
+    mask: Tensor
+    all_logits: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, final: Tensor, lm_head_rows: Tensor, next_ids: Tensor) -> TargetLaws:
+        """final: [B, L, H], what the lm_head reads. lm_head_rows: [D, H]. next_ids: [B, L]"""
+        mask = next_ids != IGNORED
+        is_predicted = functional.pad(mask[:, :-1], (1, 0))
+        places = (is_predicted.flatten().cumsum(0) - 1).view_as(mask)
+        return cls(mask, final[is_predicted] @ lm_head_rows.T, places)
+
+    def rows(self, step: int) -> Tensor:
+        """[B, L - 1 - step], which rows of the step are compared"""
+        return self.mask[:, step:-1]
+
+    def logits(self, step: int) -> Tensor:
+        """[R, D], for those rows"""
+        return self.all_logits[self.places[:, step + 1 :][self.rows(step)]]
 
 
 def stepwise_loss(
-    steps: Iterable[Tensor], target_logits: Tensor, next_ids: Tensor, decay: float, temperature: float, share: float
+    steps: Iterable[Tensor],
+    logits_of: Callable[[int, Tensor], Tensor],
+    laws: TargetLaws,
+    decay: float,
+    temperature: float,
+    share: float,
 ) -> LossSums:
-    """steps: for each drafted token logits [B, L, D], of which the last mean nothing. Row P of step j is compared with the target
-    after the token at P + 1 + j. target_logits: [B, L, D]. next_ids: [B, L]. decay: the weight of a step over that of the one
-    before. share: of KL. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+    """steps: for each drafted token what the lm_head reads, [B, L, H], of which the last rows mean nothing. logits_of: from the
+    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. share:
+    of KL. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
     sums: list[LossSums] = []
-    for step, logits in enumerate(steps):
-        end = next_ids.shape[1] - 1 - step
-        mask = next_ids[:, step : step + end] != IGNORED  # the last token before the drafted one is one of the text
-        theirs = target_logits[:, step + 1 :][mask]
-        sums.append(distillation_loss(logits[:, :end][mask], theirs, temperature, share))
+    for step, states in enumerate(steps):
+        rows = laws.rows(step)
+        logits = logits_of(step, states[:, : rows.shape[1]][rows])
+        sums.append(distillation_loss(logits, laws.logits(step), temperature, share))
     weights = torch.tensor([decay**step for step in range(len(sums))])
     loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
     return replace(sums[0], loss=loss)

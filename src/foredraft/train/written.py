@@ -9,8 +9,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.train.blocks import spread_indices
-from foredraft.train.chats import ChatSpec, write_chats
+from foredraft.train.blocks import CountGiven, spread_indices
+from foredraft.train.chats import ChatSpec, question_counter, write_chats
 from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.recipe import Recipe
 from foredraft.train.texts import TrainingTexts
@@ -19,13 +19,19 @@ from foredraft.train.watch import Watch
 _Texts = list[list[int]]
 
 
+def nothing_given(text: Sequence[int]) -> int:
+    """See CountGiven."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenTexts:
     """by_temperature: for each of the recipe's temperatures, the ids of the texts that were written at it. held_out: of the
-    conversations, to validate with."""
+    conversations, to validate with. count_given: a conversation's tokens before the answer; 0 for other texts."""
 
     by_temperature: list[_Texts]
     held_out: _Texts
+    count_given: CountGiven = nothing_given
 
     @property
     def texts(self) -> _Texts:
@@ -58,7 +64,8 @@ class Writer:
             [*generations[n::number], *(chats[i] for i in range(n, len(chats), number) if i not in held_out)]
             for n in range(number)
         ]
-        return WrittenTexts(by_temperature, [chats[i] for i in sorted(held_out)])
+        count_given = question_counter(self.tokenizer) if chats else nothing_given
+        return WrittenTexts(by_temperature, [chats[i] for i in sorted(held_out)], count_given)
 
     def _generations(self, documents: Sequence[Sequence[int]]) -> _Texts:
         recipe = self.recipe
