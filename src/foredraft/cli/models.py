@@ -66,7 +66,7 @@ class ModelOptions:
         str | None,
         Option(
             "--speculative-tokens",
-            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: none.",
+            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: auto.",
         ),
     ] = None
     settings_file: Annotated[
@@ -87,7 +87,7 @@ class ModelOptions:
             "--speculative-token-tree",
             metavar="auto|none|JSON",
             help="Whether drafters may draft trees: where that pays, never, or of a fixed shape, as '[[0], [1], "
-            "[0, 0]]': the two likeliest tokens, and one behind the likelier. Default: auto.",
+            "[0, 0]]': the two likeliest tokens, and one behind the likelier. Default: none.",
         ),
     ] = None
     head_window: Annotated[
