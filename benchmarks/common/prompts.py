@@ -6,6 +6,7 @@ import gzip
 import json
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.paths import SHARED
 
@@ -42,3 +43,13 @@ def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list
         categories.setdefault(question["category"], []).append(question["turns"][0])
     in_turns = [text for row in zip_longest(*categories.values()) for text in row if text is not None]
     return in_turns[:count]
+
+
+def chat_ids(tokenizer: Any, count: int) -> list[list[int]]:
+    """The first questions of conversations, in the model's chat template."""
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in conversation_starts(count)
+    ]

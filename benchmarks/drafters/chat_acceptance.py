@@ -10,13 +10,13 @@ the share of evaluated draft tokens that stood, by place in the draft. At temper
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.common.paths import RESULTS
-from benchmarks.drafters.trees import prompts_of
+from benchmarks.common.prompts import chat_ids
+from benchmarks.common.reports import save
 from foredraft import LLM, SamplingParams
 from foredraft.utils.machine import this_machine
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--save")
     args = parser.parse_args()
     first = LLM(args.model, args.draft_model, method=args.methods[0], quantization=args.quantization, seed=0)
-    prompts = prompts_of(first, "chats", args.questions)
+    prompts = chat_ids(first.text_tokenizer, args.questions)
     rows = [
         {
             "drafter": method,
@@ -68,11 +68,11 @@ def main() -> None:
         for method in args.methods
         for temperature in args.temperatures
     ]
-    print(table(rows))
-    if args.save:
+    if not args.save:
+        print(table(rows))
+    else:
         report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": vars(args)}
-        (RESULTS / f"chat-acceptance-{args.save}.json").write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
-        (RESULTS / f"chat-acceptance-{args.save}.md").write_text(table(rows) + "\n")
+        save(report | {"rows": rows}, table(rows) + "\n", RESULTS, "chat-acceptance", args.save)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.common.paths import RESULTS
-from benchmarks.common.prompts import code_prompts, conversation_starts, story_prompts
+from benchmarks.common.prompts import chat_ids, code_prompts, story_prompts
+from benchmarks.common.reports import save
 from benchmarks.drafters.embedded_pair_speed import System, interval, run
 from foredraft import LLM, SamplingParams
 from foredraft.engine.stats import SpeculationStats
@@ -54,8 +55,7 @@ def ways(temperatures: list[float]) -> dict[str, dict[str, Any]]:
 def prompts_of(llm: LLM, kind: str, count: int) -> list[list[int]]:
     tokenizer = llm.text_tokenizer
     if kind == "chats":
-        chats = [[{"role": "user", "content": text}] for text in conversation_starts(count)]
-        return [tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False) for c in chats]
+        return chat_ids(tokenizer, count)
     texts = code_prompts(count) if kind == "code" else story_prompts(count)
     return [tokenizer(text)["input_ids"] for text in texts]
 
@@ -134,8 +134,7 @@ def main() -> None:
         print(table({kind: results[kind]}), flush=True)
     if args.save:
         report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": vars(args)}
-        (RESULTS / f"trees-{args.name}.json").write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
-        (RESULTS / f"trees-{args.name}.md").write_text(table(results) + "\n")
+        save(report | {"results": results}, table(results) + "\n", RESULTS, "trees", args.name)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.common.paths import RESULTS
+from benchmarks.common.reports import listed, save
 from benchmarks.drafters.embedded_pair_speed import interval, machine
 from benchmarks.peers import leads
 from benchmarks.peers.contest import Contender, Field, Plan, available_gib
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet, cache_gib, context_for
-from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PEERS, PLAIN, Peer, chosen, precisions_of, reference_of
 from benchmarks.peers.workers.setup import NAMES as ENVIRONMENT_NAMES
 from benchmarks.peers.workers.setup import build_checkpoints, set_up

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer
 
 from benchmarks.common.paths import RESULTS
+from benchmarks.common.reports import listed, save
 from benchmarks.drafters.embedded_pair_speed import interval, machine
 from benchmarks.peers.contest import Contender, Field, Plan, say
 from benchmarks.peers.model_sets import (
@@ -35,7 +36,6 @@ from benchmarks.peers.model_sets import (
     long_prompts,
     prompt_multiplications,
 )
-from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PLAIN, Peer, chosen
 from benchmarks.peers.workers.setup import build_checkpoints
 

@@ -20,10 +20,10 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.common.paths import RESULTS
+from benchmarks.common.reports import listed, save
 from benchmarks.drafters.embedded_pair_speed import machine
 from benchmarks.peers.contest import say
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet
-from benchmarks.peers.reports import listed, save
 from benchmarks.peers.systems import NAMES, PLAIN, Peer, chosen
 from benchmarks.peers.workers.client import Worker, WorkerError
 from benchmarks.peers.workers.protocol import Ids, Job, Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import MODELS
-from benchmarks.common.prompts import code_prompts, conversation_starts
+from benchmarks.common.prompts import chat_ids, code_prompts, conversation_starts
 from benchmarks.peers.workers.protocol import Ids
 
 _CONTEXT_STEP = 512
@@ -40,27 +40,17 @@ def _code(tokenizer: Any, count: int) -> Ids:
     return [tokenizer(prompt)["input_ids"] for prompt in code_prompts(count)]
 
 
-def _chats(tokenizer: Any, count: int) -> Ids:
-    """The first questions of conversations, in the model's chat template."""
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-        )
-        for question in conversation_starts(count)
-    ]
-
-
 MODEL_SETS = {
     model_set.name: model_set
     for model_set in (
         ModelSet("embedded", "Code prompts, a 0.4 B target", MODELS, ("target", "draft"), _code),
-        ModelSet("smollm2", "MT-bench chats, SmolLM2-135M-Instruct", MODELS / "smollm2", ("target",), _chats),
+        ModelSet("smollm2", "MT-bench chats, SmolLM2-135M-Instruct", MODELS / "smollm2", ("target",), chat_ids),
         ModelSet(
             "smollm2-wide",
             "MT-bench chats, SmolLM2-135M-Instruct widened to 1.8 B",
             MODELS / "smollm2-wide",
             ("target",),
-            _chats,
+            chat_ids,
         ),
     )
 }

@@ -96,10 +96,7 @@ class _Counts:
 
     def rates(self, prior: Sequence[float]) -> list[float]:
         """By position. prior: the rate of each position before anything was counted there."""
-        return [
-            self.decay.share(accepted, evaluated, before)
-            for accepted, evaluated, before in zip(self.accepted, self.evaluated, prior, strict=True)
-        ]
+        return self.decay.shares(self.accepted, self.evaluated, prior)
 
     def chained_rates(self, first: float) -> list[float]:
         """By position. The prior of the first position is `first`; that of any other is the rate of the one before it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _DECAY = 0.5 ** (1 / 200)
 _MAX_WEIGHT = 1e9
 _PRIOR_WEIGHT = 6.0
@@ -30,3 +32,7 @@ class Decay:
         """The counted share; close to the prior where little was counted."""
         prior_weight = _PRIOR_WEIGHT * self._weight
         return (count + prior_weight * prior) / (total + prior_weight)
+
+    def shares(self, counts: Sequence[float], totals: Sequence[float], priors: Sequence[float]) -> list[float]:
+        """share of each."""
+        return [self.share(*numbers) for numbers in zip(counts, totals, priors, strict=True)]

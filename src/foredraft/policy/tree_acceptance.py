@@ -72,16 +72,10 @@ class _Counts:
             self.stood[sibling - 1] += weight * (sibling == rank)
 
     def sibling_rates(self, prior: Sequence[float]) -> list[float]:
-        return [
-            self.decay.share(stood, missed, before)
-            for stood, missed, before in zip(self.stood, self.missed, prior, strict=True)
-        ]
+        return self.decay.shares(self.stood, self.missed, prior)
 
     def rates(self, prior: Sequence[float]) -> list[float]:
-        return [
-            self.decay.share(accepted, evaluated, before)
-            for accepted, evaluated, before in zip(self.accepted, self.evaluated, prior, strict=True)
-        ]
+        return self.decay.shares(self.accepted, self.evaluated, prior)
 
     def fill_rate(self, prior: float) -> float:
         wanted, drafted = self.nodes

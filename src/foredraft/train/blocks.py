@@ -57,8 +57,13 @@ CountGiven: TypeAlias = Callable[[Sequence[int]], int]
 """How many tokens at the beginning of a text are given, such as a question: they are read, and not predicted."""
 
 
+def nothing_given(text: Sequence[int]) -> int:
+    """See CountGiven."""
+    return 0
+
+
 def pack(
-    documents: Sequence[Sequence[int]], length: int, end_id: int | None, count_given: CountGiven | None = None
+    documents: Sequence[Sequence[int]], length: int, end_id: int | None, count_given: CountGiven = nothing_given
 ) -> Blocks:
     """One document after the other, cut every `length` tokens. Each token but the very first, and those that are given, is
     predicted exactly once. With an end_id the end of the last document is predicted too. Only the last block is padded; one
@@ -67,9 +72,7 @@ def pack(
     Raises ForedraftError if there is nothing to predict.
     """
     stream = [token for document in documents for token in document]
-    predicted = list(stream)
-    if count_given is not None:
-        predicted = [token for document in documents for token in _predicted(document, count_given(document))]
+    predicted = [token for document in documents for token in _predicted(document, count_given(document))]
     if end_id is not None and stream and stream[-1] != end_id:
         stream.append(end_id)
         predicted.append(end_id)

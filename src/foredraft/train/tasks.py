@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.train.blocks import Blocks, CountGiven, batch_indices, concatenate, pack
+from foredraft.train.blocks import Blocks, CountGiven, batch_indices, concatenate, nothing_given, pack
 from foredraft.train.objectives import Objective
 
 
@@ -47,7 +47,7 @@ def make_tasks(
     objectives: Sequence[Objective],
     length: int,
     end_id: int | None,
-    count_given: CountGiven | None = None,
+    count_given: CountGiven = nothing_given,
 ) -> TaskRotation:
     """One task for each objective. documents: their blocks are split between the tasks. written: for each objective the texts
     that the target wrote for it. length: tokens of a block. end_id: see pack. count_given: of texts that the target wrote.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.train.blocks import CountGiven, spread_indices
+from foredraft.train.blocks import CountGiven, nothing_given, spread_indices
 from foredraft.train.chats import ChatSpec, question_counter, write_chats
 from foredraft.train.generations import GenerationSpec, generate, split_documents
 from foredraft.train.recipe import Recipe
@@ -17,11 +17,6 @@ from foredraft.train.texts import TrainingTexts
 from foredraft.train.watch import Watch
 
 _Texts = list[list[int]]
-
-
-def nothing_given(text: Sequence[int]) -> int:
-    """See CountGiven."""
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the reports beside other programs have in common."""
+"""What reports of benchmarks have in common."""
 
 from __future__ import annotations
 
