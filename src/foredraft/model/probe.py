@@ -28,6 +28,7 @@ from foredraft.model.language_model import Body, LanguageModel, Traits
 from foredraft.model.library import LibraryBody
 from foredraft.model.progress import bar_of_layers, with_bar
 from foredraft.model.stored import StoredEmbedding
+from foredraft.utils.machine import cpu_features
 
 _LENGTHS = (13, 7)
 _SPLITS = (5, 3)
@@ -35,6 +36,7 @@ _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
 """In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
 
 _PRECISE = (torch.float32, torch.float64)
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 _PRECISE_TOLERANCE, _TOLERANCE, _LARGEST_TOLERANCE = 1e-3, 0.1, 0.5
 """Relative errors of a row of logits: in float32, in bfloat16, and where inputs are rounded. Unrelated logits are 1.4 apart."""
@@ -175,10 +177,10 @@ def _is_row_exact(model: LanguageModel) -> bool:
     """Whether a sequence read in pieces, alone, gives the bits it gives in one pass behind another: every key and value
     of every layer, and the last logits.
 
-    Never promised where there is a float32 product, a router's included, or off the CPU but by a body that is made for it:
-    kernels there sum in an order that depends on the number of rows, and a few hundred tokens could pass by luck.
+    Never promised where PyTorch computes a product in float32 (a router's included) or with AMX, or off the CPU but by a body that is
+    made for it: kernels there sum in an order that depends on the number of rows, and a few hundred tokens could pass by luck.
     """
-    if model.hf.dtype not in (torch.bfloat16, torch.float16):
+    if model.hf.dtype not in _SIXTEEN_BITS:
         return False
     if model.device.type != "cpu" and not model.body.is_batch_invariant:
         return False
@@ -192,7 +194,7 @@ def _states_if_rows_agree(model: LanguageModel) -> tuple[Tensor, Tensor] | None:
     neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
     num_compared = min(length, _CUTS[2])
     whole = model.scratch_cache([len(neighbour), length])
-    with _Float32Products() as products:
+    with _UnorderedProducts() as products:
         expected = _digests(model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:])
     if products.seen:
         return None
@@ -254,8 +256,9 @@ def _same_bits(a: Region, b: Region) -> bool:
     )
 
 
-class _Float32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices matrix products in float32 (an outer product, as in rotary embeddings, sums nothing and is none)."""
+class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices PyTorch's matrix products that sum in an order of their own: in float32, and in sixteen bits where the processor has AMX
+    (an outer product, as in rotary embeddings, sums nothing and is none)."""
 
     _LEFT = {  # noqa: RUF012 (where the left matrix stands among the arguments)
         torch.ops.aten.mm: 0,
@@ -264,15 +267,17 @@ class _Float32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         torch.ops.aten.linear: 0,
         torch.ops.aten.addmm: 1,
         torch.ops.aten.baddbmm: 1,
+        torch.ops.mkldnn._linear_pointwise: 0,
     }
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._unordered = (torch.float32, *_SIXTEEN_BITS) if "amx_bf16" in cpu_features() else (torch.float32,)
         self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place = self._LEFT.get(func.overloadpacket)
-        if place is not None and args[place].dtype == torch.float32 and args[place].shape[-1] > 1:
+        if place is not None and args[place].dtype in self._unordered and args[place].shape[-1] > 1:
             self.seen = True
         return func(*args, **(kwargs or {}))
 

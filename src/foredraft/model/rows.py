@@ -1,4 +1,5 @@
 """How many rows to run, so that a row's bits do not depend on the other rows. Measured on PyTorch 2.13, oneDNN, AVX-512.
+With AMX no padding helps: see probe.py.
 
 Three things change with the number of rows, and padding mends each:
 

@@ -29,18 +29,23 @@ class MachineReport:
 
 
 def this_machine() -> MachineReport:
-    # older releases of torch do not have get_capabilities
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
     return MachineReport(
         processor=_processor(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        cpu_features=[feature for feature in _CPU_FEATURES if capabilities.get(feature)],
+        cpu_features=cpu_features(),
         num_threads=torch.get_num_threads(),
         gpus=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         python=platform.python_version(),
         torch=str(torch.__version__),
         transformers=str(transformers.__version__),
     )
+
+
+def cpu_features() -> list[str]:
+    """Those that matter for low precision; none if torch does not tell."""
+    # older releases do not have get_capabilities
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
+    return [feature for feature in _CPU_FEATURES if capabilities.get(feature)]
 
 
 def _processor() -> str:
