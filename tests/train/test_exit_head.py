@@ -17,6 +17,7 @@ from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train.blocks import IGNORED
 from foredraft.train.exit_head import ExitKind
+from foredraft.train.losses import DistillationLoss
 from foredraft.train.records import read_log
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -39,7 +40,7 @@ def test_the_loss_compares_the_exit_with_the_target_at_the_same_position(target:
     exit = kind.new(target, [], seed=0)
     for parameter in exit.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    sums = kind.objectives(exit, target, 0.5)("kl", 0.7)(exit, IDS, NEXT_IDS, 0.0)
+    sums = kind.objectives(exit, target)(DistillationLoss("kl", 0.7))(exit, IDS, NEXT_IDS, 0.0)
     with torch.inference_mode():
         outputs: Any = hf(IDS, output_hidden_states=True)  # type: ignore[operator]
         logits = hf.get_output_embeddings()(exit(outputs.hidden_states[2]))

@@ -23,8 +23,10 @@ from foredraft.heads import EagleConfig, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train.blocks import IGNORED
+from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
-from foredraft.train.losses import distillation_loss
+from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
+from foredraft.train.objectives import in_precision
 from foredraft.train.records import read_log
 from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 
@@ -83,7 +85,7 @@ def loss_by_hand(
             for position in range(ids.shape[1] - 1 - step):
                 if next_ids[row, position + step] != IGNORED:
                     q, p = logits[step][row, position][None], laws[row, position + 1 + step][None]
-                    total += decay**step * float(distillation_loss(q, p, 0.7, 1.0).loss.detach())
+                    total += decay**step * float(distillation_loss(q, TargetDistribution.of(p, 0.7), 1.0).loss.detach())
     return total / sum(decay**step for step in range(num_steps))
 
 
@@ -95,13 +97,25 @@ def test_the_loss_compares_every_draft_with_the_target_at_its_own_place(target: 
     next_ids[1, -3:] = IGNORED
     next_ids[0, 2:4] = IGNORED  # given: read, and not predicted
     rows = target.hf.get_output_embeddings().weight[columns].detach()  # type: ignore[union-attr, index]
-    objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, "kl", 0.7)
+    objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, DistillationLoss("kl", 0.7))
     sums = objective(student, ids, next_ids, 0.0)
     expected = loss_by_hand(target, student, ids, next_ids, columns, 3, 0.5)
     assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
     assert sums.num_rows == 6 + 6
     sums.loss.backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+def test_mixed_precision_rounds_products_and_keeps_weights(target: LanguageModel) -> None:
+    student = new_eagle3(target, (1, 2), None, seed=0)
+    ids = torch.randint(1, 4096, (2, 9), generator=torch.Generator().manual_seed(0))
+    next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
+    objective = Eagle3Kind(num_steps=2).objectives(student, target)(DistillationLoss("kl", 0.7))
+    exact, rounded = (in_precision(objective, name)(student, ids, next_ids, 0.0) for name in ("float32", "bfloat16"))
+    assert float(rounded.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=0.05)
+    assert not torch.equal(rounded.loss, exact.loss)
+    rounded.loss.backward()  # type: ignore[no-untyped-call]
+    assert {parameter.grad.dtype for parameter in student.parameters() if parameter.grad is not None} == {torch.float32}
 
 
 def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> None:

@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.train import losses
-from foredraft.train.losses import distillation_loss, next_token_loss
+from foredraft.train.losses import LossSums, TargetDistribution, distillation_loss, next_token_loss
 
 
 def logits(seed: int, rows: int = 5, vocab: int = 7) -> torch.Tensor:
     return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def distilled(ours: torch.Tensor, theirs: torch.Tensor, temperature: float, kl_share: float) -> LossSums:
+    return distillation_loss(ours, TargetDistribution.of(theirs, temperature), kl_share)
 
 
 def by_definition(ours: torch.Tensor, theirs: torch.Tensor, temperature: float, kl_share: float) -> torch.Tensor:
@@ -27,7 +31,7 @@ def by_definition(ours: torch.Tensor, theirs: torch.Tensor, temperature: float, 
 @given(st.integers(0, 50), st.sampled_from([0.25, 0.8, 1.0, 2.0]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_distillation_is_what_it_says_and_so_is_its_gradient(seed: int, temperature: float, kl_share: float) -> None:
     ours, theirs = logits(2 * seed).requires_grad_(), logits(2 * seed + 1)
-    found = distillation_loss(ours, theirs, temperature, kl_share)
+    found = distilled(ours, theirs, temperature, kl_share)
     wanted = by_definition(ours, theirs, temperature, kl_share)
     assert float(found.loss) == pytest.approx(float(wanted), rel=1e-5)
     (gradient,) = torch.autograd.grad(found.loss, ours)
@@ -37,21 +41,21 @@ def test_distillation_is_what_it_says_and_so_is_its_gradient(seed: int, temperat
 
 @given(st.integers(0, 50))
 def test_total_variation_is_one_minus_acceptance(seed: int) -> None:
-    found = distillation_loss(logits(seed), logits(seed + 100), 0.8, 0.0)
+    found = distilled(logits(seed), logits(seed + 100), 0.8, 0.0)
     assert float(found.loss) == pytest.approx(found.num_rows - found.acceptance, rel=1e-6)
 
 
 def test_a_step_down_the_gradient_is_accepted_more_often() -> None:
     ours, theirs = logits(1).requires_grad_(), logits(2)
-    before = distillation_loss(ours, theirs, 1.0, 0.0)
+    before = distilled(ours, theirs, 1.0, 0.0)
     (gradient,) = torch.autograd.grad(before.loss, ours)
-    after = distillation_loss((ours - 0.1 * gradient).detach(), theirs, 1.0, 0.0)
+    after = distilled((ours - 0.1 * gradient).detach(), theirs, 1.0, 0.0)
     assert after.acceptance > before.acceptance
 
 
 def test_a_student_like_its_target_has_nothing_to_learn() -> None:
     same = logits(3).requires_grad_()
-    found = distillation_loss(same, same.detach(), 0.7, 0.5)
+    found = distilled(same, same.detach(), 0.7, 0.5)
     assert float(found.loss) == pytest.approx(0.0, abs=1e-6)
     assert found.agreement == found.num_rows
     (gradient,) = torch.autograd.grad(found.loss, same)
@@ -69,15 +73,15 @@ def test_next_token_is_cross_entropy() -> None:
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = logits(5, rows=11), logits(6, rows=11)
-    whole = distillation_loss(ours, theirs, 1.0, 0.4)
+    whole = distilled(ours, theirs, 1.0, 0.4)
     monkeypatch.setattr(losses, "_CHUNK", 14)
-    parts = distillation_loss(ours, theirs, 1.0, 0.4)
+    parts = distilled(ours, theirs, 1.0, 0.4)
     assert float(parts.loss) == pytest.approx(float(whole.loss))
     assert parts.acceptance == pytest.approx(whole.acceptance)
 
 
 def test_logits_in_bfloat16_get_a_gradient_in_bfloat16() -> None:
     ours: Any = logits(7).bfloat16().requires_grad_()
-    found = distillation_loss(ours, logits(8).bfloat16(), 1.0, 0.5)
+    found = distilled(ours, logits(8).bfloat16(), 1.0, 0.5)
     found.loss.backward()
     assert ours.grad.dtype == torch.bfloat16

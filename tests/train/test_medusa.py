@@ -20,7 +20,7 @@ from foredraft.heads import MedusaConfig, TargetShape, load_head
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train import MedusaKind
 from foredraft.train.blocks import IGNORED
-from foredraft.train.losses import distillation_loss
+from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.medusa import PlacedDrafts
 from foredraft.train.records import read_log
 from foredraft.train.unrolled_drafts import TargetStates
@@ -70,7 +70,9 @@ def test_the_loss_compares_every_head_with_the_target_at_its_own_place(target: L
     next_ids[1, -3:] = IGNORED
     lm_head: Any = target.hf.get_output_embeddings()
     states = TargetStates(target, ())
-    sums = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, "kl", 0.7)(student, ids, next_ids, 0.0)
+    sums = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, DistillationLoss("kl", 0.7))(
+        student, ids, next_ids, 0.0
+    )
     hf: Any = target.hf
     with torch.inference_mode():
         output = hf(ids, output_hidden_states=True)
@@ -81,11 +83,15 @@ def test_the_loss_compares_every_head_with_the_target_at_its_own_place(target: L
             for position in range(9 - 1 - head):
                 if next_ids[row, position + head] != IGNORED:
                     q, p = logits[row, position, head][None], laws[row, position + 1 + head][None]
-                    expected += 0.5**head * float(distillation_loss(q, p, 0.7, 1.0).loss.detach())
+                    expected += 0.5**head * float(
+                        distillation_loss(q, TargetDistribution.of(p, 0.7), 1.0).loss.detach()
+                    )
     assert float(sums.loss.detach()) == pytest.approx(expected / 1.75, rel=1e-4)
     assert sums.num_rows == 8 + 6
     student.requires_grad_(True)
-    again = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, "kl", 0.7)(student, ids, next_ids, 0.0)
+    again = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, DistillationLoss("kl", 0.7))(
+        student, ids, next_ids, 0.0
+    )
     again.loss.backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for parameter in student.parameters())
 

@@ -65,13 +65,11 @@ class Eagle3Kind:
         """See HeadKind."""
         return head.config.draft_vocab_size * self.num_steps
 
-    def objectives(self, head: EagleHead, target: LanguageModel, kl_until: float) -> MakeObjective:
+    def objectives(self, head: EagleHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
         states = TargetStates(target, head.config.taps)
         rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
-        return lambda loss, temperature: UnrolledDrafts(
-            states, rows, self.num_steps, self.decay, loss, temperature, kl_until
-        )
+        return lambda loss: UnrolledDrafts(states, rows, self.num_steps, self.decay, loss)
 
     def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""

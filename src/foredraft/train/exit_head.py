@@ -21,9 +21,8 @@ from foredraft.model import LanguageModel
 from foredraft.model.exits import Exit
 from foredraft.train.blocks import IGNORED
 from foredraft.train.head_kinds import MakeObjective, architectures_of
-from foredraft.train.losses import LossSums, distillation_loss
+from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
-from foredraft.train.objectives import kl_share
 from foredraft.train.recipe import Recipe
 from foredraft.train.unrolled_drafts import TargetStates
 
@@ -68,10 +67,10 @@ class ExitKind:
         """See HeadKind."""
         return TargetShape.of(target.hf.config).vocab_size
 
-    def objectives(self, head: Exit, target: LanguageModel, kl_until: float) -> MakeObjective:
+    def objectives(self, head: Exit, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
         states, rows = TargetStates(target, (self.exit_layer,)), TargetEnds(target.hf).lm_head_rows(None)
-        return lambda loss, temperature: ExitDistillation(states, rows, loss, temperature, kl_until)
+        return lambda loss: ExitDistillation(states, rows, loss)
 
     def save(self, head: Exit, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
@@ -94,19 +93,16 @@ class ExitKind:
 @dataclass(frozen=True, slots=True)
 class ExitDistillation:
     """The target's distribution behind every position. states: of the target, for the input of the first layer that is skipped.
-    lm_head_rows: [V, H], the target's. loss, temperature, kl_until: as in Distillation."""
+    lm_head_rows: [V, H], the target's."""
 
     states: TargetStates
     lm_head_rows: Tensor
-    loss: str = "kl+tv"
-    temperature: float = 1.0
-    kl_until: float = 0.5
+    loss: DistillationLoss
 
     def __call__(self, student: Exit, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """See Objective."""
         mask = next_ids != IGNORED
         with torch.no_grad():
             hidden, final = self.states(ids)
-            target_logits = final[mask] @ self.lm_head_rows.T
-        logits = student(hidden[mask]) @ self.lm_head_rows.T
-        return distillation_loss(logits, target_logits, self.temperature, kl_share(self.loss, self.kl_until, progress))
+            distribution = self.loss.distribution(final[mask] @ self.lm_head_rows.T)
+        return self.loss(student(hidden[mask]) @ self.lm_head_rows.T, distribution, progress)

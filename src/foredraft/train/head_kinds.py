@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from foredraft.model import LanguageModel
+from foredraft.train.losses import DistillationLoss
 from foredraft.train.model_card import Student
 from foredraft.train.objectives import Objective
 from foredraft.train.recipe import Recipe
 
 Head = TypeVar("Head", bound=nn.Module)
 
-MakeObjective = Callable[[str, float], Objective]
-"""(loss, one of LOSSES; temperature above 0) -> what a step minimises"""
+MakeObjective = Callable[[DistillationLoss], Objective]
+"""-> what a step minimises"""
 
 
 class HeadKind(Protocol[Head]):
@@ -40,8 +41,7 @@ class HeadKind(Protocol[Head]):
     def num_logits(self, head: Head, target: LanguageModel) -> int:
         """How many logits the objective computes for each token of a text."""
 
-    def objectives(self, head: Head, target: LanguageModel, kl_until: float) -> MakeObjective:
-        """kl_until: as in Distillation."""
+    def objectives(self, head: Head, target: LanguageModel) -> MakeObjective: ...
 
     def save(self, head: Head, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None: ...
 

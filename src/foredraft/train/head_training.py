@@ -14,9 +14,9 @@ from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokeniz
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import model_card
-from foredraft.train.objectives import Objective
+from foredraft.train.objectives import Objective, in_precision
 from foredraft.train.optimiser import Optimiser
-from foredraft.train.recipe import Data, Outcome, Recipe, loss_temperature
+from foredraft.train.recipe import Data, Outcome, Recipe, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder
 from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
@@ -95,10 +95,11 @@ class _HeadRun:
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
-        recipe = self.recipe
-        make = self.kind.objectives(head, target, recipe.kl_until)
-        temperatures = [loss_temperature(served) for served in recipe.temperatures]
-        return [make(recipe.loss, temperature) for temperature in temperatures], make("kl", max(temperatures))
+        make = self.kind.objectives(head, target)
+        losses, served = losses_of(self.recipe)
+        return [in_precision(make(loss), self.recipe.dtype) for loss in losses], in_precision(
+            make(served), self.recipe.dtype
+        )
 
     def _trainer(
         self,

@@ -1,5 +1,5 @@
 """Losses with gradients in closed form. A row of logits is read once, and nothing as wide as the vocabulary is kept but the
-gradient itself.
+target's distribution and the gradient itself.
 
 With p the target's distribution and q the student's, both softmax(logits / T) over the same vocabulary, rejection sampling accepts
 a draft token with probability Σ min(p, q) = 1 - TV(p, q) (arXiv:2211.17192). So total variation is the rejection rate itself.
@@ -7,13 +7,17 @@ a draft token with probability Σ min(p, q) = 1 - TV(p, q) (arXiv:2211.17192). S
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 20
+from foredraft.errors import ForedraftError
+
+LOSSES = ("tv", "kl", "kl+tv")
+_CHUNK = 1 << 18
 """Logits that are processed together, so that they fit the processor's caches."""
 
 
@@ -28,51 +32,106 @@ class LossSums:
     num_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class TargetDistribution:
+    """A target's distributions at a temperature: computed once, however many drafts are compared with them.
+
+    probabilities: [R, V]. negative_entropy: [R], in nats. likeliest: [R], the ids with the most probability.
+    """
+
+    temperature: float
+    probabilities: Tensor
+    negative_entropy: Tensor
+    likeliest: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, temperature: float) -> TargetDistribution:
+        """logits: [R, V]. temperature: above 0."""
+        probabilities = torch.empty(logits.shape, dtype=_at_least_float32(logits[:0]).dtype, device=logits.device)
+        negative_entropy = probabilities.new_empty(len(logits))
+        for rows in _chunks(logits):
+            log_p = torch.log_softmax(_at_least_float32(logits[rows]) / temperature, dim=-1)
+            p = torch.exp(log_p, out=probabilities[rows])
+            # what has no probability adds nothing: 0 · log 0 = 0
+            negative_entropy[rows] = torch.linalg.vecdot(p, log_p.clamp_(min=torch.finfo(p.dtype).min))
+        return cls(temperature, probabilities, negative_entropy, logits.argmax(-1))
+
+    def select(self, rows: Tensor) -> TargetDistribution:
+        """rows: [N], of those here"""
+        return TargetDistribution(
+            self.temperature, self.probabilities[rows], self.negative_entropy[rows], self.likeliest[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationLoss:
+    """How far a student is from the target's distribution at a temperature above 0. name: "tv", "kl", or "kl+tv", which moves
+    from KL to total variation: far from the target the gradient of total variation is weak. kl_until: the share of the run in
+    which KL's weight falls to 0."""
+
+    name: str = "kl+tv"
+    temperature: float = 1.0
+    kl_until: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_loss(self.name)
+
+    def kl_share(self, progress: float) -> float:
+        """How much of it is KL; the rest is total variation. progress: how much of the run is over."""
+        if self.name != "kl+tv":
+            return float(self.name == "kl")
+        return max(0.0, 1 - progress / self.kl_until) if self.kl_until else 0.0
+
+    def distribution(self, target_logits: Tensor) -> TargetDistribution:
+        """What the student is compared with. target_logits: [R, V]"""
+        return TargetDistribution.of(target_logits, self.temperature)
+
+    def __call__(self, logits: Tensor, target: TargetDistribution, progress: float) -> LossSums:
+        """logits: [R, V], of the student"""
+        return distillation_loss(logits, target, self.kl_share(progress))
+
+
+def check_loss(name: str) -> None:
+    """Raises ForedraftError for one that is not known."""
+    if name not in LOSSES:
+        raise ForedraftError(f"--loss must be one of {', '.join(LOSSES)}, not {name!r}")
+
+
 def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
     """Cross-entropy in nats. logits: [R, V]; next_ids: [R]."""
-    loss, acceptance, agreement = _Loss.apply(logits, next_ids, None, 1.0, None)  # type: ignore[no-untyped-call]
-    return LossSums(loss, float(acceptance), float(agreement), len(next_ids))
+    return _sums(logits, lambda rows, gradient: _next_token_rows(logits[rows], next_ids[rows], gradient))
 
 
-def distillation_loss(logits: Tensor, target_logits: Tensor, temperature: float, kl_share: float) -> LossSums:
-    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability.
+def distillation_loss(logits: Tensor, target: TargetDistribution, kl_share: float) -> LossSums:
+    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student."""
+    return _sums(logits, lambda rows, gradient: _distilled_rows(logits[rows], target, rows, kl_share, gradient))
 
-    logits, target_logits: [R, V]. temperature: above 0, of both distributions.
-    """
-    loss, acceptance, agreement = _Loss.apply(logits, None, target_logits, temperature, kl_share)  # type: ignore[no-untyped-call]
+
+_RowsLoss: TypeAlias = Callable[[slice, Tensor], Tensor]
+"""(rows, where their gradient is written [N, V]) -> sums over them: of the loss, acceptance and agreement, float64"""
+
+
+def _sums(logits: Tensor, rows_loss: _RowsLoss) -> LossSums:
+    loss, acceptance, agreement = _Loss.apply(logits, rows_loss)  # type: ignore[no-untyped-call]
     return LossSums(loss, float(acceptance), float(agreement), len(logits))
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        next_ids: Tensor | None,
-        target_logits: Tensor | None,
-        temperature: float,
-        kl_share: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, rows_loss: _RowsLoss) -> tuple[Tensor, Tensor, Tensor]:
         gradient = torch.empty_like(logits)
-        size = max(1, _CHUNK // logits.shape[1])
         sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
-        for start in range(0, len(logits), size):
-            rows = slice(start, start + size)
-            if target_logits is None:
-                assert next_ids is not None
-                sums += _next_token_rows(logits[rows], next_ids[rows], gradient[rows])
-            else:
-                assert kl_share is not None
-                sums += _distilled_rows(logits[rows], target_logits[rows], temperature, kl_share, gradient[rows])
+        for rows in _chunks(logits):
+            sums += rows_loss(rows, gradient[rows])
         ctx.save_for_backward(gradient)
         loss, acceptance, agreement = sums
         ctx.mark_non_differentiable(acceptance, agreement)
         return loss.to(torch.float32), acceptance, agreement
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient.mul_(grads[0].to(gradient.dtype)), None, None, None, None
+        return gradient.mul_(grads[0].to(gradient.dtype)), None
 
 
 def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tensor:
@@ -87,24 +146,33 @@ def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tens
 
 
 def _distilled_rows(
-    logits: Tensor, target_logits: Tensor, temperature: float, kl_share: float, gradient: Tensor
+    logits: Tensor, target: TargetDistribution, rows: slice, kl_share: float, gradient: Tensor
 ) -> Tensor:
-    logits, target_logits = _at_least_float32(logits), _at_least_float32(target_logits)
-    agreement = (logits.argmax(-1) == target_logits.argmax(-1)).sum()
-    p = torch.softmax(target_logits / temperature, dim=-1)
-    q = torch.softmax(logits / temperature, dim=-1)
+    p = target.probabilities[rows]
+    log_q = torch.log_softmax(_at_least_float32(logits) / target.temperature, dim=-1)
+    agreement = (log_q.argmax(-1) == target.likeliest[rows]).sum()
+    divergence = target.negative_entropy[rows] - torch.linalg.vecdot(p, log_q)
+    q = log_q.exp_()  # as p was made: a student like its target has no slope
     overlap = torch.minimum(p, q).sum(-1)
-    loss = (1 - kl_share) * (1 - overlap).double().sum()
-    # d TV / d q is -1 where q < p; through the softmax, q · (that - its mean under q)
-    lacking = (q < p).to(q.dtype)
-    slope = lacking.mul_(-q)
-    slope = torch.addcmul(slope, q, slope.sum(-1, keepdim=True), value=-1.0).mul_((1 - kl_share) / temperature)
-    if kl_share:
-        log_q, log_p = torch.log_softmax(logits / temperature, -1), torch.log_softmax(target_logits / temperature, -1)
-        loss = loss + kl_share * (p * (log_p - log_q)).double().sum()
-        slope.add_(q - p, alpha=kl_share / temperature)
-    gradient.copy_(slope)
+    loss = kl_share * divergence.double().sum() + (1 - kl_share) * (1 - overlap.double()).sum()
+    gradient.copy_(_slope(p, q, kl_share).div_(target.temperature))
     return torch.stack([loss, overlap.double().sum(), agreement.double()])
+
+
+def _slope(p: Tensor, q: Tensor, kl_share: float) -> Tensor:
+    """Of the loss by the logits, at temperature 1. p, q: [N, V] -> [N, V]"""
+    if kl_share == 1:
+        return q - p
+    # d TV / d q is -1 where q < p; through the softmax, q · (that - its mean under q)
+    slope = (q < p).to(q.dtype).mul_(-q)
+    slope = torch.addcmul(slope, q, slope.sum(-1, keepdim=True), value=-1.0).mul_(1 - kl_share)
+    return slope.add_(q - p, alpha=kl_share) if kl_share else slope
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    """Rows that are processed together."""
+    size = max(1, _CHUNK // logits.shape[1])
+    return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

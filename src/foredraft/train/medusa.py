@@ -15,9 +15,8 @@ from foredraft.heads.saving import save_medusa
 from foredraft.model import LanguageModel
 from foredraft.train.head_kinds import MakeObjective
 from foredraft.train.head_student import frequent_ids
-from foredraft.train.losses import LossSums
+from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
-from foredraft.train.objectives import kl_share
 from foredraft.train.recipe import Recipe
 from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, stepwise_loss
 
@@ -76,10 +75,10 @@ class MedusaKind:
         """See HeadKind."""
         return head.config.draft_vocab_size * head.config.num_heads
 
-    def objectives(self, head: MedusaHead, target: LanguageModel, kl_until: float) -> MakeObjective:
+    def objectives(self, head: MedusaHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
         states, rows = TargetStates(target, ()), TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
-        return lambda loss, temperature: PlacedDrafts(states, rows, self.decay, loss, temperature, kl_until)
+        return lambda loss: PlacedDrafts(states, rows, self.decay, loss)
 
     def save(self, head: MedusaHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
@@ -104,21 +103,18 @@ class MedusaKind:
 @dataclass(frozen=True, slots=True)
 class PlacedDrafts:
     """What Medusa heads are trained on: head h of position P, against the target's distribution after the token at P + 1 + h.
-    states: of the target, without taps. lm_head_rows: [D, H], the target's, of the ids that the heads can draft. decay, loss,
-    temperature, kl_until: as in UnrolledDrafts."""
+    states: of the target, without taps. lm_head_rows: [D, H], the target's, of the ids that the heads can draft. decay: as in
+    UnrolledDrafts."""
 
     states: TargetStates
     lm_head_rows: Tensor
-    decay: float = 0.8
-    loss: str = "kl+tv"
-    temperature: float = 1.0
-    kl_until: float = 0.5
+    decay: float
+    loss: DistillationLoss
 
     def __call__(self, student: MedusaHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             _, final = self.states(ids)
-            laws = TargetLaws.of(final, self.lm_head_rows, next_ids)
+            laws = TargetLaws.of(final, self.lm_head_rows, next_ids, self.loss)
         states = student.states(final.flatten(0, 1)).view(*ids.shape, -1, final.shape[-1])
-        share = kl_share(self.loss, self.kl_until, progress)
-        return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.temperature, share)
+        return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.loss, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,27 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foredraft.errors import ForedraftError
 from foredraft.train.blocks import IGNORED, Blocks
-from foredraft.train.losses import LossSums, distillation_loss, next_token_loss
+from foredraft.train.losses import DistillationLoss, LossSums, next_token_loss
 from foredraft.utils.arguments import check_autocast
 
-LOSSES = ("tv", "kl", "kl+tv")
 _MAX_LOGITS = 1 << 23
 """Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
-
-
-def check_loss(loss: str) -> None:
-    """Raises ForedraftError for one that is not known."""
-    if loss not in LOSSES:
-        raise ForedraftError(f"--loss must be one of {', '.join(LOSSES)}, not {loss!r}")
-
-
-def kl_share(loss: str, kl_until: float, progress: float) -> float:
-    """How much of a loss is KL; the rest is total variation. See Distillation."""
-    if loss != "kl+tv":
-        return float(loss == "kl")
-    return max(0.0, 1 - progress / kl_until) if kl_until else 0.0
 
 
 class Objective(Protocol):
@@ -41,57 +25,52 @@ class Objective(Protocol):
     def __call__(self, student: Any, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
 
 
-@dataclass(frozen=True, slots=True)
 class NextToken:
-    """Plain next-token loss. dtype: of autocast, None for none."""
-
-    dtype: torch.dtype | None = None
+    """Plain next-token loss."""
 
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
-        return next_token_loss(_logits(student, ids, mask, self.dtype), next_ids[mask])
+        return next_token_loss(_logits(student, ids, mask), next_ids[mask])
 
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """The target's distribution at a temperature. loss: "tv", "kl", or "kl+tv", which moves from KL to total variation: far
-    from the target the gradient of total variation is weak. kl_until: the share of the run in which KL's weight falls to 0.
-    dtype: of autocast, None for none."""
+    """The target's distribution."""
 
     target: PreTrainedModel
-    loss: str = "kl+tv"
-    temperature: float = 1.0
-    kl_until: float = 0.5
-    dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
+    loss: DistillationLoss
 
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
         with torch.no_grad():
-            target_logits = _logits(self.target, ids, mask, self.dtype)
-        logits = _logits(student, ids, mask, self.dtype)
+            target_logits = _logits(self.target, ids, mask)
+        logits = _logits(student, ids, mask)
         width = min(logits.shape[1], target_logits.shape[1])  # the wider one is padded
-        share = kl_share(self.loss, self.kl_until, progress)
-        return distillation_loss(logits[:, :width], target_logits[:, :width], self.temperature, share)
+        return self.loss(logits[:, :width], self.loss.distribution(target_logits[:, :width]), progress)
 
 
-def _logits(model: PreTrainedModel, ids: Tensor, mask: Tensor, dtype: torch.dtype | None) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """An objective whose products are computed in another precision than its weights'."""
+
+    objective: Objective
+    dtype: torch.dtype
+
+    def __call__(self, student: Any, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        with torch.autocast(ids.device.type, self.dtype):
+            return self.objective(student, ids, next_ids, progress)
+
+
+def _logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """ids, mask: [B, L] -> [R, V], of the positions in the mask"""
-    with _autocast(dtype, ids.device):
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.flatten(0, 1) if bool(mask.all()) else logits[mask]
 
 
-def _autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
-def autocast_dtype(name: str) -> torch.dtype | None:
-    """None for "float32": weights are float32 already. Raises ForedraftError for an unknown name."""
+def in_precision(objective: Objective, name: str) -> Objective:
+    """name: "float32", as weights are, or "bfloat16", for mixed precision. Raises ForedraftError for another."""
     check_autocast(name)
-    return None if name == "float32" else torch.bfloat16
+    return objective if name == "float32" else MixedPrecision(objective, torch.bfloat16)
 
 
 def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from foredraft.errors import ForedraftError
 from foredraft.train.corpus import SEPARATOR
-from foredraft.train.objectives import autocast_dtype
+from foredraft.train.losses import DistillationLoss, check_loss
 from foredraft.train.optimiser import OPTIMISERS, LearningRates
 from foredraft.train.records import ValidationRecord
+from foredraft.utils.arguments import check_autocast
 
 _GREEDY_TEMPERATURE = 0.25
 
@@ -81,7 +82,8 @@ class Recipe:
         self._check_length()
         self._check_temperatures()
         self._check_optimiser()
-        autocast_dtype(self.dtype)
+        check_autocast(self.dtype)
+        check_loss(self.loss)
 
     def _check_length(self) -> None:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
@@ -124,6 +126,13 @@ class Outcome:
     seconds: float
     num_parameters: int
     history: list[ValidationRecord]
+
+
+def losses_of(recipe: Recipe) -> tuple[list[DistillationLoss], DistillationLoss]:
+    """One for each served temperature, and what validation measures."""
+    temperatures = [loss_temperature(served) for served in recipe.temperatures]
+    losses = [DistillationLoss(recipe.loss, temperature, recipe.kl_until) for temperature in temperatures]
+    return losses, DistillationLoss("kl", max(temperatures))
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -17,9 +17,9 @@ from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
-from foredraft.train.objectives import Distillation, NextToken, Objective, autocast_dtype
+from foredraft.train.objectives import Distillation, NextToken, Objective, in_precision
 from foredraft.train.optimiser import Optimiser
-from foredraft.train.recipe import Data, Outcome, Recipe, Start, loss_temperature
+from foredraft.train.recipe import Data, Outcome, Recipe, Start, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
 from foredraft.train.students import (
     check_draft,
@@ -87,7 +87,7 @@ class _Run:
         folder.check_arguments(arguments)
         self.watch.stage("loading")
         teacher, student = self._models(folder)
-        objectives, served = self._objectives(teacher), self._served_objective(teacher)
+        objectives, served = self._objectives(teacher)
         folder.begin(arguments)
         written = self._written(texts)
         texts = texts.with_held_out(
@@ -146,22 +146,15 @@ class _Run:
         assert self.start.layers is not None
         return with_fewer_layers(teacher, self.start.layers, self.recipe.seed)
 
-    def _objectives(self, teacher: PreTrainedModel | None) -> list[Objective]:
-        """One for each served temperature."""
-        dtype = autocast_dtype(self.recipe.dtype)
+    def _objectives(self, teacher: PreTrainedModel | None) -> tuple[list[Objective], Objective]:
+        """One for each served temperature, and what validation measures."""
+        dtype = self.recipe.dtype
         if teacher is None:
-            return [NextToken(dtype)]
-        return [
-            Distillation(teacher, self.recipe.loss, loss_temperature(temperature), self.recipe.kl_until, dtype)
-            for temperature in self.recipe.temperatures
-        ]
-
-    def _served_objective(self, teacher: PreTrainedModel | None) -> Objective:
-        """What validation measures."""
-        dtype = autocast_dtype(self.recipe.dtype)
-        if teacher is None:
-            return NextToken(dtype)
-        return Distillation(teacher, "kl", loss_temperature(max(self.recipe.temperatures)), dtype=dtype)
+            next_token = in_precision(NextToken(), dtype)
+            return [next_token], next_token
+        losses, served = losses_of(self.recipe)
+        objectives = [in_precision(Distillation(teacher, loss), dtype) for loss in losses]
+        return objectives, in_precision(Distillation(teacher, served), dtype)
 
     def _written(self, texts: TrainingTexts) -> WrittenTexts:
         if self.target is None:

@@ -15,8 +15,7 @@ from foredraft.heads.unrolled import unroll_states
 from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from foredraft.train.blocks import IGNORED
-from foredraft.train.losses import LossSums, distillation_loss
-from foredraft.train.objectives import kl_share
+from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution
 
 
 class TargetStates:
@@ -35,26 +34,22 @@ class TargetStates:
 @dataclass(frozen=True, slots=True)
 class UnrolledDrafts:
     """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, of the ids that the head can draft.
-    num_steps: how many drafted tokens deep. decay: the weight of a step over that of the one before. loss, temperature, kl_until: as
-    in Distillation."""
+    num_steps: how many drafted tokens deep. decay: the weight of a step over that of the one before."""
 
     states: TargetStates
     lm_head_rows: Tensor
-    num_steps: int = 5
-    decay: float = 0.8
-    loss: str = "kl+tv"
-    temperature: float = 1.0
-    kl_until: float = 0.5
+    num_steps: int
+    decay: float
+    loss: DistillationLoss
 
     def __call__(self, student: EagleHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             features, final = self.states(ids)
-            laws = TargetLaws.of(final, self.lm_head_rows, next_ids)
+            laws = TargetLaws.of(final, self.lm_head_rows, next_ids, self.loss)
         tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
         steps = unroll_states(student, features, tokens, self.num_steps)
-        share = kl_share(self.loss, self.kl_until, progress)
-        return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.temperature, share)
+        return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.loss, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +57,29 @@ class TargetLaws:
     """The target's distributions, where drafts are compared with them: row P of step j with that after the token at P + 1 + j, if that
     token is one that is predicted.
 
-    mask: [B, L], where the next token is predicted. all_logits: [R, D], after each token that is. places: [B, L], the row of all_logits
-    for each position that has one.
+    mask: [B, L], where the next token is predicted. after_each: [R, D], after each token that is. places: [B, L], the row of
+    after_each for each position that has one.
     """
 
     mask: Tensor
-    all_logits: Tensor
+    after_each: TargetDistribution
     places: Tensor
 
     @classmethod
-    def of(cls, final: Tensor, lm_head_rows: Tensor, next_ids: Tensor) -> TargetLaws:
+    def of(cls, final: Tensor, lm_head_rows: Tensor, next_ids: Tensor, loss: DistillationLoss) -> TargetLaws:
         """final: [B, L, H], what the lm_head reads. lm_head_rows: [D, H]. next_ids: [B, L]"""
         mask = next_ids != IGNORED
         is_predicted = functional.pad(mask[:, :-1], (1, 0))
         places = (is_predicted.flatten().cumsum(0) - 1).view_as(mask)
-        return cls(mask, final[is_predicted] @ lm_head_rows.T, places)
+        return cls(mask, loss.distribution(final[is_predicted] @ lm_head_rows.T), places)
 
     def rows(self, step: int) -> Tensor:
         """[B, L - 1 - step], which rows of the step are compared"""
         return self.mask[:, step:-1]
 
-    def logits(self, step: int) -> Tensor:
+    def at(self, step: int) -> TargetDistribution:
         """[R, D], for those rows"""
-        return self.all_logits[self.places[:, step + 1 :][self.rows(step)]]
+        return self.after_each.select(self.places[:, step + 1 :][self.rows(step)])
 
 
 def stepwise_loss(
@@ -92,17 +87,16 @@ def stepwise_loss(
     logits_of: Callable[[int, Tensor], Tensor],
     laws: TargetLaws,
     decay: float,
-    temperature: float,
-    share: float,
+    loss: DistillationLoss,
+    progress: float,
 ) -> LossSums:
     """steps: for each drafted token what the lm_head reads, [B, L, H], of which the last rows mean nothing. logits_of: from the
-    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. share:
-    of KL. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
     sums: list[LossSums] = []
     for step, states in enumerate(steps):
         rows = laws.rows(step)
         logits = logits_of(step, states[:, : rows.shape[1]][rows])
-        sums.append(distillation_loss(logits, laws.logits(step), temperature, share))
+        sums.append(loss(logits, laws.at(step), progress))
     weights = torch.tensor([decay**step for step in range(len(sums))])
-    loss = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
-    return replace(sums[0], loss=loss)
+    weighted = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
+    return replace(sums[0], loss=weighted)
