@@ -186,6 +186,14 @@ def test_shutdown_ends_what_runs_and_refuses_what_comes(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
+def test_an_llm_is_run_by_one_alone(llm: LLM) -> None:
+    first = AsyncLLM(llm=llm)
+    with pytest.raises(ForedraftError, match="another AsyncLLM"):
+        AsyncLLM(llm=llm)
+    first.shutdown()
+    AsyncLLM(llm=llm).shutdown()
+
+
 def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> None:
     """A step may be under way when it leaves; before the next its sequences are gone."""
 

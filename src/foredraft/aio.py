@@ -24,11 +24,14 @@ _CLOSED = "this AsyncLLM was shut down: make a new one"
 class AsyncLLM:
     """As LLM, for many concurrent coroutines. Takes the same arguments, or an LLM, which nobody else may use then.
 
-    Use as `async with AsyncLLM(...) as llm`, or call `shutdown()` at the end.
+    Use as `async with AsyncLLM(...) as llm`, or call `shutdown()` at the end. Raises ForedraftError for an LLM that another AsyncLLM
+    runs.
     """
 
     def __init__(self, *args: Any, llm: LLM | None = None, **settings: Any) -> None:
         self.llm = llm or LLM(*args, **settings)
+        if not self.llm.engine.in_use.acquire(blocking=False):
+            raise ForedraftError("this LLM is run by another AsyncLLM: shut that one down first, or make another LLM")
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[Request, _Recipient] = {}
         self._mail: list[tuple[_Inbox, _Item]] = []
@@ -153,6 +156,7 @@ class AsyncLLM:
                 self._is_closed = True
             self._run_last_calls()
             self._close(ForedraftError("the engine was shut down"))
+            self.llm.engine.in_use.release()
             self._send()
 
     def _run_calls(self) -> bool:

@@ -81,7 +81,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(llm: LLM, settings: ServerSettings = SETTINGS, tls: TlsFiles | None = None) -> Iterator[Running]:
-    app = create_app(settings, lambda: llm)
+    """An engine has one server: a second one gets an engine of its own, over the same models."""
+    own = llm.with_drafter() if llm.engine.in_use.locked() else llm
+    app = create_app(settings, lambda: own)
     listener = listen("127.0.0.1", 0)
     server = make_server(app, tls=tls)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

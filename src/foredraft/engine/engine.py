@@ -5,6 +5,7 @@ Plain decoding is the step with zero draft tokens, prefill the step with a long 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -66,6 +67,7 @@ class Engine:
         self.pool = pool
         self.stats = SpeculationStats()
         self.observers = list(observers)
+        self.in_use = threading.Lock()  # held by the thread that runs it, where one does
         self._drafter_group = DrafterGroup(
             drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter}
         )
