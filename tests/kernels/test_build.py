@@ -135,6 +135,20 @@ def test_without_a_compiler_there_is_one_line_and_no_kernels(
     assert str(caught.value) in caplog.text
 
 
+@pytest.mark.usefixtures("_fresh_outcome")
+def test_what_cannot_be_built_is_followed_by_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the compiler is older than the processor."""
+    usable = start.usable_instructions()
+
+    def none_but_the_last(instructions: str) -> Path:
+        if instructions != usable[-1]:
+            raise BuildError(f"the compiler does not know {instructions}")
+        return library(instructions)
+
+    monkeypatch.setattr(start, "library", none_but_the_last)
+    assert (start.load_kernels() is None) == (usable == [])
+
+
 @pytest.mark.parametrize("complaint", ["kernels.cpp:1: error: no\nmore", "", "Segmentation fault"])
 def test_a_compiler_that_fails_gives_one_line(compiler: Path, tmp_path: Path, complaint: str) -> None:
     compiler.write_text(f"#!/bin/sh\nprintf '%s' '{complaint}' >&2\nexit 1\n")
@@ -232,7 +246,8 @@ def test_the_fastest_instructions_are_taken_that_the_processor_has(monkeypatch: 
         return start.usable_instructions()
 
     every = [flag for needed in start._NEEDED.values() for flag in needed]
-    assert flags(" ".join(every)) == ["avx512", "avx2"]
+    assert flags(" ".join(every)) == ["amx", "avx512", "avx2"]
+    assert flags(" ".join(flag for flag in every if flag != "amx_bf16")) == ["avx512", "avx2"]
     assert flags(" ".join(flag for flag in every if flag != "avx512_bf16")) == ["avx2"]
     assert flags("sse4_2 avx avx2") == []
     assert start.load_kernels() is None

@@ -13,8 +13,10 @@ from pathlib import Path
 from foredraft.utils.folders import can_write, is_ours, user_folders
 
 SOURCES = Path(__file__).parent
+_AVX512 = ("-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")))
 INSTRUCTIONS = {
-    "avx512": ("-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni"))),
+    "amx": (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512": _AVX512,
     "avx2": ("-mavx2", "-mf16c"),
 }
 """What the kernels can be compiled for, the fastest first, and the compiler's flags for it."""

@@ -25,6 +25,9 @@ const float* logits_by_id(const Stack& s, const float* logits, int64_t r, std::v
 
 extern "C" {
 
+// To be called first. -> whether the system lets this process use the instructions that this was compiled for
+int64_t start() { return may_use_tiles(); }
+
 // logits: [num_rows, width]; ids: [num_rows]
 void argmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)

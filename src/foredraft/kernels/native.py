@@ -61,6 +61,7 @@ _MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     )
 )
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "start": (c_int64, []),
     "packed_bytes": (c_int64, [_MATRIX]),
     "row_steps": (c_int64, [_MATRIX]),
     "pack": (c_int64, [_MATRIX, c_int64, c_int64, *[c_void_p] * 4]),
@@ -87,13 +88,16 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 
 class Kernels:
-    """The library at `path`. Every row's bits depend on that row alone, whatever shares its pass."""
+    """The library at `path`. Every row's bits depend on that row alone, whatever shares its pass. Raises OSError where it cannot be
+    loaded, and where the system does not allow its instructions."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+        if not self._library.start():
+            raise OSError("the system does not let this process use AMX")
         self._workspaces = _Workspaces()
 
     def pack(

@@ -8,6 +8,11 @@
 #include "structs.h"
 #include "team.h"
 #include "vector_math.h"
+#ifdef __AMX_TILE__
+#include "amx.h"
+#else
+#include "no_tiles.h"
+#endif
 
 namespace {
 
@@ -189,40 +194,47 @@ void fetch_scales(const Matrix& m, int64_t first) {
     }
 }
 
-template <int R>
-void tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int64_t block, int64_t num_blocks, float (*out)[GROUP]) {
-    const int64_t first = group * GROUP;
-    const char* weights = (const char*)m.weights + group * group_bytes(m);
-    if (m.kind == INT8) fetch_scales(m, first);
-    tile_of_kind<R>(m, weights, (const char*)x.row(row), x.stride, prefetch_for(m, weights, block, num_blocks), out);
-    if (m.kind == INT8) rescale(m, x, row, R, first, out);
-    if (m.bias == nullptr) return;
+template <int R = ROWS>
+void any_tile(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows) {
+    if (num_rows >= R) return tile_of_kind<R>(m, weights, in, stride, ahead, out);
+    if constexpr (R > 1) any_tile<R - 1>(m, weights, in, stride, ahead, out, num_rows);
+}
+
+void add_bias(const Matrix& m, int num_rows, int64_t first, float (*out)[GROUP]) {
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
         const F32x16 bias = maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
-        for (int r = 0; r < R; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
+        for (int r = 0; r < num_rows; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
     }
 }
 
-template <int R = ROWS>
-void any_tile(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks,
+// Rows `row` .. of a block, for the 64 outputs of a group. tiles: null: not by them
+void multiply(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks, Tiles* tiles,
               float (*out)[GROUP]) {
-    if (num_rows >= R) return tile<R>(m, group, x, row, block, num_blocks, out);
-    if constexpr (R > 1) any_tile<R - 1>(m, group, x, row, num_rows, block, num_blocks, out);
+    const int64_t first = group * GROUP;
+    const char *weights = (const char*)m.weights + group * group_bytes(m), *in = (const char*)x.row(row);
+    const Prefetch ahead = prefetch_for(m, weights, block, num_blocks);
+    if (m.kind == INT8) fetch_scales(m, first);
+    if (tiles != nullptr) tiles->multiply(m, weights, in, x.stride, ahead, out, num_rows);
+    else any_tile(m, weights, in, x.stride, ahead, out, num_rows);
+    if (m.kind == INT8) rescale(m, x, row, num_rows, first, out);
+    if (m.bias != nullptr) add_bias(m, num_rows, first, out);
 }
 
 // The thread's share of a product's groups; finish(row, first output, how many, 64 sums) takes each row of a group.
 template <class Finish>
 void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
-    alignas(ALIGN) float out[ROWS][GROUP];
+    alignas(ALIGN) float out[std::max(ROWS, MOST_TILED_ROWS)][GROUP];
     int64_t first, last;
     team.share((m.n + GROUP - 1) / GROUP, first, last);
-    const int64_t num_blocks = (num_rows + ROWS - 1) / ROWS;
+    Tiles tiles(m);
+    const bool by_tiles = uses_tiles(m, num_rows);
+    const int64_t most_rows = by_tiles ? MOST_TILED_ROWS : ROWS, num_blocks = (num_rows + most_rows - 1) / most_rows;
     for (int64_t group = first; group < last; group++) {
         const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
         for (int64_t block = 0; block < num_blocks; block++) {
             const int64_t begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
-            any_tile(m, group, x, begin, (int)(end - begin), block, num_blocks, out);
+            multiply(m, group, x, begin, (int)(end - begin), block, num_blocks, by_tiles ? &tiles : nullptr, out);
             for (int64_t r = begin; r < end; r++) finish(r, o, count, out[r - begin]);
         }
     }

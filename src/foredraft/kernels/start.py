@@ -17,13 +17,15 @@ from foredraft.kernels.weights import QuantizedWeight, quantize_int4, quantize_i
 
 logger = logging.getLogger("foredraft")
 
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "f16c")
 _NEEDED = {
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "f16c"),
+    "amx": (*_AVX512, "amx_tile", "amx_int8", "amx_bf16"),
+    "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
 """Of build.INSTRUCTIONS, as Linux calls them."""
 
-_ROW_COUNTS = (1, 2, 5, 8, 17)
+_ROW_COUNTS = (1, 2, 5, 8, 17, 40)
 
 
 def load_kernels() -> Kernels | None:
@@ -38,17 +40,20 @@ def why_none() -> str | None:
 
 @cache
 def _outcome() -> tuple[Kernels | None, str | None]:
+    reason: str | None = f"the processor lacks {' or '.join(_NEEDED['avx2'])}"
     try:
         usable = usable_instructions()
-        if usable:
-            kernels = Kernels(library(usable[0]))
+    except BuildError as error:
+        usable, reason = [], str(error)
+    for instructions in usable:
+        try:
+            kernels = Kernels(library(instructions))
             reason = self_test(kernels)
-            if reason is None:
-                return kernels, None
-        else:
-            reason = f"the processor lacks {' or '.join(_NEEDED['avx2'])}"
-    except (BuildError, OSError) as error:
-        reason = str(error)
+        except (BuildError, OSError) as error:
+            reason = str(error)
+        if reason is None:
+            return kernels, None
+        logger.debug("kernels for %s are not used: %s", instructions, reason)
     logger.warning("compiled kernels are not used (%s): PyTorch's own run, more slowly", reason)
     return None, reason
 

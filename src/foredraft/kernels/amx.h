@@ -1,0 +1,204 @@
+// Products of many rows by AMX: sixteen rows by sixteen outputs by 64 bytes of inputs an instruction.
+//
+// Packed matrices are as AVX-512's loops read them, so a tile of weights is every fourth line of a packed group. Whole numbers give
+// the sums that those loops give. bfloat16 is summed in another order, which a loop of AVX-512 for one or two rows follows.
+
+#pragma once
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "avx512.h"
+
+namespace {
+
+constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
+constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;    // of a call
+constexpr int LEAST_WHOLE_ROWS = 7;               // for fewer rows of whole numbers AVX-512's loops are as fast
+constexpr int LEAST_TILED_ROWS = 3;               // of bfloat16: fewer wait for memory alone, which tiles read more slowly
+constexpr int64_t LINE = 4 * GROUP;               // bytes from a tile's row of weights to the next
+
+// Whether the system lets this process use the tiles' registers. Asked once; threads that come later have them too.
+bool may_use_tiles() {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+bool has_tiles(const Matrix& m) { return (m.kind == BF16 && m.k % 32 == 0) || (m.kind == INT8 && m.k % TILE_BYTES == 0); }
+
+bool uses_tiles(const Matrix& m, int64_t num_rows) {
+    return has_tiles(m) && (m.kind == BF16 || num_rows >= LEAST_WHOLE_ROWS);
+}
+
+struct alignas(ALIGN) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+    void set(int tile, int num_rows) { bytes[tile] = TILE_BYTES, rows[tile] = (uint8_t)num_rows; }
+};
+
+// Sums are tiles 0 to 3. Up to sixteen rows are tile 4, weights tiles 5 and 6; more rows are tiles 4 and 5, weights tiles 6 and 7.
+TileShapes shapes_for(int num_rows) {
+    TileShapes shapes;
+    const bool are_few = num_rows <= TILE_ROWS;
+    const int first_rows = are_few ? num_rows : TILE_ROWS, later_rows = are_few ? TILE_ROWS : num_rows - TILE_ROWS;
+    for (int tile : {0, 1, 4}) shapes.set(tile, first_rows);
+    for (int tile : {2, 3}) shapes.set(tile, are_few ? num_rows : later_rows);
+    for (int tile : {6, 7}) shapes.set(tile, TILE_ROWS);
+    shapes.set(5, later_rows);
+    return shapes;
+}
+
+void zero_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// sums[tile] += rows[tile] by weights[tile]
+#define MULTIPLY(sums, rows, weights) \
+    if constexpr (KIND == BF16) { \
+        _tile_dpbf16ps(sums, rows, weights); \
+    } else { \
+        _tile_dpbusd(sums, rows, weights); \
+    }
+
+// Up to sixteen rows by 64 outputs. steps: of 64 bytes of a row.
+template <int KIND>
+void multiply_few(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    constexpr int64_t QUARTER = TILE_ROWS * LINE / 4;  // a quarter before each tile: all at once would hold up its lines
+    zero_sums();
+    for (int64_t step = 0; step < steps; step++, in += TILE_BYTES, weights += TILE_ROWS * LINE) {
+        _tile_loadd(4, in, stride);
+        ahead.will_read(QUARTER);
+        _tile_loadd(5, weights, LINE);
+        MULTIPLY(0, 4, 5);
+        ahead.will_read(QUARTER);
+        _tile_loadd(6, weights + TILE_BYTES, LINE);
+        MULTIPLY(1, 4, 6);
+        ahead.will_read(QUARTER);
+        _tile_loadd(5, weights + 2 * TILE_BYTES, LINE);
+        MULTIPLY(2, 4, 5);
+        ahead.will_read(QUARTER);
+        _tile_loadd(6, weights + 3 * TILE_BYTES, LINE);
+        MULTIPLY(3, 4, 6);
+    }
+    _tile_stored(0, out[0], sizeof *out);
+    _tile_stored(1, out[0] + 16, sizeof *out);
+    _tile_stored(2, out[0] + 32, sizeof *out);
+    _tile_stored(3, out[0] + 48, sizeof *out);
+}
+
+// More than sixteen rows by 64 outputs, 32 outputs after the other: each tile that is loaded is multiplied twice.
+template <int KIND>
+void multiply_many(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    for (int half = 0; half < 2; half++) {
+        const char *w = weights + half * 2 * TILE_BYTES, *first = in, *later = in + TILE_ROWS * stride;
+        zero_sums();
+        for (int64_t step = 0; step < steps; step++, first += TILE_BYTES, later += TILE_BYTES, w += TILE_ROWS * LINE) {
+            ahead.will_read(TILE_ROWS * LINE / 2);
+            _tile_loadd(4, first, stride);
+            _tile_loadd(6, w, LINE);
+            MULTIPLY(0, 4, 6);
+            _tile_loadd(7, w + TILE_BYTES, LINE);
+            MULTIPLY(1, 4, 7);
+            _tile_loadd(5, later, stride);
+            MULTIPLY(2, 5, 6);
+            MULTIPLY(3, 5, 7);
+        }
+        float* to = out[0] + half * 32;
+        _tile_stored(0, to, sizeof *out);
+        _tile_stored(1, to + 16, sizeof *out);
+        _tile_stored(2, to + TILE_ROWS * GROUP, sizeof *out);
+        _tile_stored(3, to + TILE_ROWS * GROUP + 16, sizeof *out);
+    }
+}
+
+#undef MULTIPLY
+
+// The sums that a tile's instruction makes: of 32 inputs those at even places and those at odd ones apart, then both, then with the sum so far.
+template <int R>
+void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+    F32x16 sums[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) sums[r][p] = setzero_ps();
+    for (int64_t step = 0; step < steps; step++) {
+        F32x16 even[R][4], odd[R][4];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) even[r][p] = odd[r][p] = setzero_ps();
+        for (int pair = 0; pair < TILE_BYTES; pair += 4, weights += LINE) {
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) {
+                const I512 both = load_si512(weights + p * 64);
+                ahead.has_read(64);
+                const F32x16 first = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+                const F32x16 second = _mm512_castsi512_ps(_mm512_and_si512(both, set1_epi32((int)0xffff0000)));
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    uint32_t two;
+                    memcpy(&two, in + r * stride + step * TILE_BYTES + pair, 4);
+                    even[r][p] = fmadd_ps(_mm512_castsi512_ps(set1_epi32((int)(two << 16))), first, even[r][p]);
+                    odd[r][p] = fmadd_ps(_mm512_castsi512_ps(set1_epi32((int)(two & 0xffff0000))), second, odd[r][p]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int p = 0; p < 4; p++) sums[r][p] = add_ps(sums[r][p], add_ps(even[r][p], odd[r][p]));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
+}
+
+// The tiles of a thread. They are shaped for a number of rows, and empty at the end, so that a thread that is put aside has none to
+// save.
+class Tiles {
+    int num_rows_ = 0;
+    const unsigned control_ = _mm_getcsr();
+
+    void shape(int num_rows) {
+        if (num_rows == num_rows_) return;
+        num_rows_ = num_rows;
+        const TileShapes shapes = shapes_for(num_rows);
+        _tile_loadconfig(&shapes);
+    }
+
+    template <int KIND>
+    void multiply(int64_t steps, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP],
+                  int num_rows) {
+        shape(num_rows);
+        if (num_rows <= TILE_ROWS) multiply_few<KIND>(steps, weights, in, stride, ahead, out);
+        else multiply_many<KIND>(steps, weights, in, stride, ahead, out);
+    }
+
+public:
+    // Tiles take denormal numbers of bfloat16 for 0, and so must what adds up few rows.
+    explicit Tiles(const Matrix& m) {
+        if (m.kind == BF16) _mm_setcsr(control_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    }
+
+    ~Tiles() {
+        if (num_rows_ > 0) _tile_release();
+        _mm_setcsr(control_);
+    }
+
+    // out: the sums of at most MOST_TILED_ROWS rows, of whole numbers as such
+    void multiply(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP],
+                  int num_rows) {
+        if (m.kind == INT8) return multiply<INT8>(m.k / TILE_BYTES, weights, in, stride, ahead, out, num_rows);
+        const int64_t steps = m.k / (TILE_BYTES / 2);
+        if (num_rows == 1) return multiply_pairs<1>(steps, weights, in, stride, ahead, out);
+        if (num_rows < LEAST_TILED_ROWS) return multiply_pairs<2>(steps, weights, in, stride, ahead, out);
+        multiply<BF16>(steps, weights, in, stride, ahead, out, num_rows);
+    }
+};
+
+}  // namespace

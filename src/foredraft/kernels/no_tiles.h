@@ -1,0 +1,22 @@
+// Where the instructions have no tiles (see amx.h).
+
+#pragma once
+
+#include "base.h"
+#include "structs.h"
+
+namespace {
+
+constexpr int MOST_TILED_ROWS = 0;
+
+bool may_use_tiles() { return true; }
+
+bool uses_tiles(const Matrix&, int64_t) { return false; }
+
+class Tiles {
+public:
+    explicit Tiles(const Matrix&) {}
+    void multiply(const Matrix&, const char*, const char*, int64_t, const Prefetch&, float (*)[GROUP], int) {}
+};
+
+}  // namespace
