@@ -194,9 +194,10 @@ def test_rows_of_no_span_are_zero(kernels: Kernels) -> None:
     assert not out[4:].any()
 
 
+@pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_nan_comes_out_as_nan_where_it_is_seen(kernels: Kernels, where: str) -> None:
-    heads = Heads(2, 2, 16, 16)
+def test_nan_comes_out_as_nan_where_it_is_seen(kernels: Kernels, where: str, width: int) -> None:
+    heads = Heads(2, 2, width, width)
     s = sequence(heads, 20, 4)
     (good,) = attend(kernels, [s], AttentionShape(0.25))
     if where == "query":
@@ -213,11 +214,13 @@ def test_nan_comes_out_as_nan_where_it_is_seen(kernels: Kernels, where: str) -> 
     assert torch.equal(out[:, :2], good[:, :2])
 
 
-def test_nan_that_a_row_may_not_see_does_not_reach_it(kernels: Kernels) -> None:
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nan_that_a_row_may_not_see_does_not_reach_it(kernels: Kernels, bad: float, width: int) -> None:
     """A later row of the same pass, a draft token say, spoils itself and those behind it."""
-    s = sequence(Heads(1, 2, 16, 16), 20, 4)
+    s = sequence(Heads(1, 2, width, width), 20, 4)
     (good,) = attend(kernels, [s], AttentionShape(0.25))
-    s.keys[:, 22], s.values[:, 22] = torch.nan, torch.nan
+    s.keys[:, 22], s.values[:, 22] = torch.nan, bad
     (out,) = attend(kernels, [s], AttentionShape(0.25))
     assert out[2:].isnan().all()
     assert torch.equal(out[:2], good[:2])
@@ -236,9 +239,10 @@ def test_a_row_of_a_long_prompt_has_the_bits_that_it_has_alone(
         assert torch.equal(attend(kernels, [s.rows(row, row + 1)], shape)[0][0], whole[row])
 
 
+@pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("num_rows", [1, 40])
-def test_nan_that_the_window_has_left_behind_does_not_reach_a_row(kernels: Kernels, num_rows: int) -> None:
-    s, shape = sequence(Heads(1, 3, 16, 16), 20, num_rows), AttentionShape(0.25, window=5)
+def test_nan_that_the_window_has_left_behind_does_not_reach_a_row(kernels: Kernels, num_rows: int, width: int) -> None:
+    s, shape = sequence(Heads(1, 3, width, width), 20, num_rows), AttentionShape(0.25, window=5)
     (good,) = attend(kernels, [s], shape)
     s.keys[:, 16], s.values[:, 16] = torch.nan, torch.nan  # position 20 is the last that sees it
     (out,) = attend(kernels, [s], shape)

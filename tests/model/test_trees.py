@@ -32,6 +32,8 @@ MODELS: dict[str, tuple[bool, Callable[..., LanguageModel]]] = {
     "compiled": (True, lambda _, directory: compiled("qwen3", directory)),
     "compiled, sliding window": (True, lambda _, directory: compiled("mistral", directory)),
     "compiled, caps and windows": (True, lambda _, directory: compiled("gemma2", directory)),
+    "compiled, heads of 64": (True, lambda _, directory: compiled("heads of 64", directory)),
+    "compiled, heads of 64 and a window": (True, lambda _, directory: compiled("heads of 64 and a window", directory)),
     "compiled, sinks": (True, lambda _, directory: compiled("gpt_oss", directory)),
     "compiled, int8": (True, lambda _, directory: compiled("llama", directory, "int8")),
 }

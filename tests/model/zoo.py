@@ -187,6 +187,8 @@ COMPILED_FORMS: dict[str, Species] = {
     "biases in the mlp": Species("llama", {"mlp_bias": True}),
     "biases in an mlp of odd width": Species("llama", {"mlp_bias": True, "intermediate_size": 83}),
     **{name: SPECIES[name] for name in COMPILED_FAMILIES},
+    "heads of 64": Species("llama", {"head_dim": 64}),  # where the processor has tiles, attention is by them
+    "heads of 64 and a window": Species("mistral", {"head_dim": 64, "sliding_window": WINDOW}),
     "gemma2 without caps": Species(
         "gemma2", {**_GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}
     ),

@@ -158,11 +158,22 @@ void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t 
         for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
+// Tiles take denormal numbers of bfloat16 for 0, and so must what adds up few rows.
+class WithoutDenormals {
+    const unsigned control_ = _mm_getcsr();
+
+public:
+    explicit WithoutDenormals(bool applies = true) {
+        if (applies) _mm_setcsr(control_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    }
+    ~WithoutDenormals() { _mm_setcsr(control_); }
+};
+
 // The tiles of a thread. They are shaped for a number of rows, and empty at the end, so that a thread that is put aside has none to
 // save.
 class Tiles {
     int num_rows_ = 0;
-    const unsigned control_ = _mm_getcsr();
+    const WithoutDenormals without_;
 
     void shape(int num_rows) {
         if (num_rows == num_rows_) return;
@@ -180,14 +191,10 @@ class Tiles {
     }
 
 public:
-    // Tiles take denormal numbers of bfloat16 for 0, and so must what adds up few rows.
-    explicit Tiles(const Matrix& m) {
-        if (m.kind == BF16) _mm_setcsr(control_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-    }
+    explicit Tiles(const Matrix& m) : without_(m.kind == BF16) {}
 
     ~Tiles() {
         if (num_rows_ > 0) _tile_release();
-        _mm_setcsr(control_);
     }
 
     // out: the sums of at most MOST_TILED_ROWS rows, of whole numbers as such

@@ -10,65 +10,22 @@
 #include <cmath>
 #include <vector>
 
-#include "structs.h"
+#include "queries.h"
 #include "team.h"
-#include "vector_math.h"
+#ifdef __AMX_TILE__
+#include "amx_attention.h"
+#else
+#include "no_tiles.h"
+#endif
 
 namespace {
 
 constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 96;  // of a block; the blocks are what threads share
 constexpr int BLOCKS_PER_THREAD = 4;
-constexpr int WORTH_TILES = 6;                        // queries from which on converting keys and values pays
 constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, as far as it has more than the fewest queries
 constexpr int64_t VALUES = 64;                        // values that are converted at a time
 
-struct Query {
-    const uint16_t* from;
-    float* scores;                                    // room for all keys, a multiple of 16
-    const float* sink;
-    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves
-    float inverse;                                    // 1 / sum of the weights
-    int64_t first_block() const { return earliest / 16 * 16; }
-};
-
-// Some queries that read the same keys. earliest: the first that any of them sees.
-struct QueryBlock {
-    const uint16_t *keys, *values;
-    Query* queries;
-    int64_t count, num_keys, earliest;
-};
-
-// Positions below this one lie at the slots of the same numbers, for all queries: later ones where the path of each has them.
-int64_t num_in_order(const AttentionCall& call, int64_t num_keys) { return call.paths == nullptr ? num_keys : std::min(call.start, num_keys); }
-
-int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position) {
-    return position < call.start ? position : call.paths[query.row * call.path_stride + position - call.start];
-}
-
 // ------------------------------------------------------------------------------------------------------------- scores
-
-// Scores with the sixteen keys from position j on, from their products: scaled, capped, -inf where a key is not seen.
-F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
-    F32x16 s = mul_ps(products, set1_ps(call.scale));
-    if (call.softcap > 0) s = soft_cap(s, call.softcap);
-    if (j >= query.earliest && j + 15 <= query.position && call.mask == nullptr) return s;
-    const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const I512 at = add_epi32(places, set1_epi32((int32_t)j));
-    Mask16 seen = cmple_epi32_mask(at, set1_epi32((int32_t)query.position));
-    seen &= cmpge_epi32_mask(at, set1_epi32((int32_t)query.earliest));
-    if (call.mask != nullptr)
-        seen &= nonzero_bytes(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j);
-    return mask_mov_ps(set1_ps(-INFINITY), seen, s);
-}
-
-// A copy of the sixteen keys from position `first` on that a query sees on its path. Valid until the next call.
-const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
-    thread_local std::vector<uint16_t> copy;
-    copy.assign(16 * call.key_dim, 0);
-    for (int64_t j = first; j < std::min(first + 16, query.position + 1); j++)
-        std::copy_n(block.keys + slot_of(call, query, j) * call.key_dim, call.key_dim, copy.begin() + (j - first) * call.key_dim);
-    return copy.data();
-}
 
 // From the block of sixteen keys that begins at position `first` on.
 void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
@@ -114,9 +71,7 @@ void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* uni
     for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
     const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
     for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
-        const uint16_t* rows[16];
-        for (int64_t i = 0; i < 16; i++) rows[i] = block.keys + std::min(j + i, block.num_keys - 1) * call.key_dim;
-        unpack_keys(rows, call.key_dim, keys);
+        unpack_sixteen_keys(call, block, j, keys);
         for (int64_t tile = 0; tile < tiles; tile++) {
             const int64_t begin = block.count * tile / tiles, end = block.count * (tile + 1) / tiles;
             const bool is_sorted = call.paths == nullptr;
@@ -128,34 +83,7 @@ void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* uni
     for (int64_t i = 0; i < block.count; i++) score_query(call, block, block.queries[i], in_order);
 }
 
-// Products become scores, and scores weights, in place.
-void exponentiate(const AttentionCall& call, Query& query) {
-    F32x16 largest = set1_ps(-INFINITY);
-    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
-        const F32x16 s = seen_scores(call, query, j, loadu_ps(query.scores + j));
-        largest = max_ps(s, largest);
-        storeu_ps(query.scores + j, s);
-    }
-    float most = reduce_max_ps(largest);
-    if (query.sink != nullptr && *query.sink > most) most = *query.sink;
-    if (most == -INFINITY) most = 0;  // nothing is seen
-    F32x16 sum = setzero_ps();
-    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
-        const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
-        sum = add_ps(sum, w);
-        storeu_ps(query.scores + j, w);
-    }
-    float total = reduce_add_ps(sum);
-    if (query.sink != nullptr) total += expf(*query.sink - most);
-    query.inverse = 1.0f / total;
-}
-
 // ------------------------------------------------------------------------------------------------------------- values
-
-void store_output(const AttentionCall& call, const Query& query, int64_t column, F32x16 sum) {
-    uint16_t* to = call.output + (query.row * call.num_heads + query.head) * call.value_dim + column;
-    store_bf16(to, lanes(call.value_dim - column), mul_ps(sum, set1_ps(query.inverse)));
-}
 
 // The weighted sum of values for a few queries, 64 columns at a time, key after key.
 template <int Q>
@@ -302,7 +230,8 @@ int64_t score_stride(int64_t num_keys) { return round_up(num_keys, 16) + 16; }
 int64_t block_queries(const AttentionCall& call, int num_threads) {
     const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(call.start + call.num_rows));
     const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
-    return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / TILE * TILE);
+    const int64_t tile = attends_by_tiles(call) ? MOST_TILED_ROWS / 2 : TILE;
+    return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / tile * tile);
 }
 
 // The index-th block of `size` queries. A query is a row and one of the `groups` heads that share a key head, rows in order.
@@ -326,7 +255,9 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
         query.scores = scores + i * score_stride(block.num_keys);
         query.sink = call.sinks ? call.sinks + query.head : nullptr;
     }
-    if (block.count < WORTH_TILES) attend_few(call, block); else attend_many(call, block);
+    if (attends_by_tiles(call)) attend_by_tiles(call, block);
+    else if (block.count < WORTH_TILES) attend_few(call, block);
+    else attend_many(call, block);
 }
 
 // The thread's share of a call's blocks; turns go on from call to call.

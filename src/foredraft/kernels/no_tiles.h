@@ -19,4 +19,10 @@ public:
     void multiply(const Matrix&, const char*, const char*, int64_t, const Prefetch&, float (*)[GROUP], int) {}
 };
 
+struct QueryBlock;
+
+bool attends_by_tiles(const AttentionCall&) { return false; }
+
+void attend_by_tiles(const AttentionCall&, const QueryBlock&) {}
+
 }  // namespace

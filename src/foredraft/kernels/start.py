@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -24,6 +25,9 @@ _NEEDED = {
     "avx2": ("avx2", "fma", "f16c"),
 }
 """Of build.INSTRUCTIONS, as Linux calls them."""
+
+_HEAD_WIDTHS = (40, 64)
+"""Tiles multiply the second, other loops the first."""
 
 _ROW_COUNTS = (1, 2, 5, 8, 17, 40)
 
@@ -91,24 +95,32 @@ def _attention_self_test(kernels: Kernels) -> str | None:
     """What is wrong with attention: rows must be what a formula gives, and the same bits alone. With windows, too, which a
     probe's few tokens do not fill."""
     generator = torch.Generator().manual_seed(0)
-    query, keys, values = (torch.randn(4, 48, 40, generator=generator).to(torch.bfloat16) for _ in range(3))
-    keys, values = keys[:2], values[:2]
     sinks = torch.randn(4, generator=generator)
-    for shape in (
+    shapes = (
         AttentionShape(0.2),
         AttentionShape(0.2, window=9, softcap=1.5),
         AttentionShape(0.2, 20, sinks=sinks),
-    ):
+    )
+    for width, shape in product(_HEAD_WIDTHS, shapes):
+        query, keys, values = (torch.randn(4, 48, width, generator=generator).to(torch.bfloat16) for _ in range(3))
+        reason = _attention_fault(kernels, query, keys[:2], values[:2], shape)
+        if reason is not None:
+            return reason
+    return None
 
-        def attend(first: int, last: int, shape: AttentionShape = shape) -> Tensor:
-            spans = [(slice(0, last - first), first, keys, values, None)]
-            return kernels.attend(spans, query[:, first:last], shape, last - first)
 
-        whole = attend(0, 48)
-        if not torch.allclose(whole.double(), attended(query, keys, values, shape), 2.0**-8, 1e-5):
-            return "their attention is wrong here"
-        if any(not torch.equal(attend(row, row + 1)[0], whole[row]) for row in (0, 15, 16, 47)):
-            return "a row's bits depend on how many rows share its attention here"
+def _attention_fault(
+    kernels: Kernels, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape
+) -> str | None:
+    def attend(first: int, last: int) -> Tensor:
+        spans = [(slice(0, last - first), first, keys, values, None)]
+        return kernels.attend(spans, query[:, first:last], shape, last - first)
+
+    whole = attend(0, 48)
+    if not torch.allclose(whole.double(), attended(query, keys, values, shape), 2.0**-8, 1e-5):
+        return "their attention is wrong here"
+    if any(not torch.equal(attend(row, row + 1)[0], whole[row]) for row in (0, 15, 16, 47)):
+        return "a row's bits depend on how many rows share its attention here"
     return None
 
 

@@ -1,0 +1,261 @@
+// Attention by AMX: scores and weighted sums of values a tile at a time (see attention.h).
+//
+// A score is summed as the tiles' instruction sums it, whether a tile holds one query or sixteen. Values are weighed in blocks of 32
+// positions, which begin at multiples of 32 for every query, by weights in two parts of bfloat16: their leading bits, and what
+// these leave. A position that a query does not see adds an exact zero.
+
+#pragma once
+
+#include <vector>
+
+#include "amx.h"
+#include "queries.h"
+
+namespace {
+
+constexpr int64_t KEYS = 32;                 // positions that are weighed together
+constexpr int64_t CHUNK = 8 * KEYS;          // positions whose values are laid out at a time
+constexpr int64_t COLUMNS = 16;               // of a tile of sums
+constexpr int64_t VALUE_TILE = TILE_ROWS * TILE_BYTES / 2;  // numbers of a tile of values
+
+bool attends_by_tiles(const AttentionCall& call) { return call.key_dim % 32 == 0 && call.value_dim % COLUMNS == 0; }
+
+// What a block's queries need beside their scores. Rows are those of whole tiles, the last of which may have rows of no query.
+struct TiledBlock {
+    const AttentionCall& call;
+    const QueryBlock& block;
+    int64_t tile_rows, num_rows;
+    uint16_t *leading, *rest;                 // [num_rows, CHUNK] the parts of the weights
+    uint16_t* values;                         // [CHUNK / KEYS, value_dim / COLUMNS, pairs of positions, COLUMNS, 2]
+    float* sums;                              // [num_rows, value_dim]
+    bool is_finite[CHUNK / KEYS];            // whether all values of a block are
+
+    int64_t num_tiles() const { return num_rows / tile_rows; }
+    int64_t last_query(int64_t tile) const { return std::min((tile + 1) * tile_rows, block.count) - 1; }
+};
+
+// Tiles 0 to 3 are sums, and 4 queries or their weights; 5 is keys or values. For one query: 6, and its products with sixteen keys, 7.
+void shape_tiles(int64_t tile_rows) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 5; tile++) shapes.set(tile, (int)tile_rows);
+    for (int tile = 5; tile < 8; tile++) shapes.set(tile, TILE_ROWS);
+    shapes.bytes[6] = shapes.bytes[7] = sizeof(Unit);
+    _tile_loadconfig(&shapes);
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+// Products of one query with sixteen keys
+void multiply_one(const uint16_t* query, const uint16_t* keys, int64_t dim, float* scores) {
+    _tile_zero(7);
+    for (int64_t i = 0; i < dim; i += 32) {
+        _tile_loadd(5, keys + i, dim * sizeof *keys);
+        _tile_loadd(6, query + i, sizeof(Unit));
+        _tile_dpbf16ps(7, 5, 6);
+    }
+    _tile_stored(7, scores, sizeof *scores);
+}
+
+// From the block of sixteen keys that begins at position `first` on.
+void score_one(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
+    for (int64_t j = std::max(first, query.first_block()); j <= query.position; j += 16) {
+        const bool is_in_order = call.paths == nullptr || j + 16 <= call.start;
+        const uint16_t* keys = is_in_order ? block.keys + j * call.key_dim : collect_keys(call, block, query, j);
+        multiply_one(query.from, keys, call.key_dim, query.scores + j);
+    }
+}
+
+void score_by_tiles(const TiledBlock& b) {
+    const AttentionCall& call = b.call;
+    const QueryBlock& block = b.block;
+    int64_t in_order = 0;
+    if (block.count >= WORTH_TILES) {
+        thread_local std::vector<Unit> memory;
+        const int64_t steps = num_steps(call.key_dim), stride = steps * PARTS;
+        memory.assign((b.num_rows + 16) * stride + ALIGN, 0);
+        Unit *keys = (Unit*)round_up((int64_t)memory.data(), ALIGN), *units = keys + 16 * stride;
+        for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * stride);
+        in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
+        const int64_t between = (block.queries[1].scores - block.queries[0].scores) * sizeof(float);
+        for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
+            unpack_sixteen_keys(call, block, j, keys);
+            for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
+                const Query *first = block.queries + tile * b.tile_rows, *last = block.queries + b.last_query(tile);
+                if (call.paths == nullptr && (j > last->position || j + 16 <= first->earliest)) continue;
+                const Unit* from = units + tile * b.tile_rows * stride;
+                _tile_zero(0);
+                for (int64_t step = 0; step < steps; step++) {
+                    _tile_loadd(4, from + step * PARTS, stride * sizeof(Unit));
+                    _tile_loadd(5, keys + step * PARTS * 16, TILE_BYTES);
+                    _tile_dpbf16ps(0, 4, 5);
+                }
+                _tile_stored(0, first->scores + j, between);
+            }
+        }
+    }
+    for (int64_t i = 0; i < block.count && in_order < block.num_keys; i++) score_one(call, block, block.queries[i], in_order);
+}
+
+// ------------------------------------------------------------------------------------------------------------- values
+
+// The two parts of the weights of the positions first .. end - 1, a multiple of 16 of them.
+void split_weights(const TiledBlock& b, int64_t first, int64_t end) {
+    for (int64_t i = 0; i < b.num_rows; i++) {
+        const bool is_query = i < b.block.count;
+        const Query& query = b.block.queries[is_query ? i : 0];
+        for (int64_t j = first; j < end; j += 16) {
+            const bool is_seen = is_query && j >= query.first_block() && j <= query.position;
+            const F32x16 weight = is_seen ? loadu_ps(query.scores + j) : setzero_ps();
+            uint16_t *leading = b.leading + i * CHUNK + j - first, *rest = b.rest + i * CHUNK + j - first;
+            store_bf16(leading, lanes(16), weight);
+            store_bf16(rest, lanes(16), sub_ps(weight, load_bf16(leading, lanes(16))));
+        }
+    }
+}
+
+// Values at positions first .. end - 1 as tiles read them. Later ones are 0, and so are those of paths.
+void lay_out_values(TiledBlock& b, int64_t first, int64_t end) {
+    const int64_t width = b.call.value_dim, in_order = num_in_order(b.call, b.block.num_keys);
+    const I512 exponent = set1_epi32(0x7f807f80);
+    for (int64_t at = first; at < end; at += KEYS) {
+        uint16_t* to = b.values + (at - first) * width;
+        __mmask32 are_not_finite = 0;
+        for (int64_t pair = 0; pair < KEYS / 2; pair++) {
+            const int64_t j = at + 2 * pair;
+            const Mask16 has_even = j < in_order ? lanes(16) : 0, has_odd = j + 1 < in_order ? lanes(16) : 0;
+            const uint16_t* from = b.block.values + j * width;
+            for (int64_t i = 0; i < width; i += COLUMNS) {
+                const I512 even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_even, from + i));
+                const I512 odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_odd, from + width + i));
+                const I512 both = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+                are_not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
+                _mm512_storeu_si512(to + i / COLUMNS * VALUE_TILE + pair * COLUMNS * 2, both);
+            }
+        }
+        b.is_finite[(at - first) / KEYS] = are_not_finite == 0;
+    }
+}
+
+// Adds what a query sees of the block at `at`, as a tile would.
+void weigh_one(const TiledBlock& b, int64_t row, int64_t first, int64_t at) {
+    const Query& query = b.block.queries[row];
+    const int64_t begin = std::max(at, query.earliest), end = std::min(at + KEYS, query.position + 1);
+    for (int64_t column = 0; column < b.call.value_dim; column += COLUMNS) {
+        F32x16 sum = loadu_ps(b.sums + row * b.call.value_dim + column);
+        for (const uint16_t* part : {b.leading, b.rest}) {
+            F32x16 sums[2] = {setzero_ps(), setzero_ps()};  // of even positions, and of odd ones
+            for (int64_t j = begin; j < end; j++) {
+                const uint32_t weight = (uint32_t)part[row * CHUNK + j - first] << 16;
+                const F32x16 value = load_bf16(b.block.values + slot_of(b.call, query, j) * b.call.value_dim + column, lanes(16));
+                sums[j & 1] = fmadd_ps(_mm512_castsi512_ps(set1_epi32((int32_t)weight)), value, sums[j & 1]);
+            }
+            sum = add_ps(sum, add_ps(sums[0], sums[1]));
+        }
+        storeu_ps(b.sums + row * b.call.value_dim + column, sum);
+    }
+}
+
+// Adds the blocks from `from` to `to` of the chunk at `first` to a tile of queries, for 64 columns or fewer.
+template <int TILES>
+void weigh_columns(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to, int64_t column) {
+    const int64_t width = b.call.value_dim, row = tile * b.tile_rows, stride = width * sizeof(float);
+    float* sums = b.sums + row * width + column;
+    _tile_loadd(0, sums, stride);
+    if constexpr (TILES > 1) _tile_loadd(1, sums + COLUMNS, stride);
+    if constexpr (TILES > 2) _tile_loadd(2, sums + 2 * COLUMNS, stride);
+    if constexpr (TILES > 3) _tile_loadd(3, sums + 3 * COLUMNS, stride);
+    for (int64_t at = from; at < to; at += KEYS) {
+        const uint16_t* values = b.values + (at - first) * width + column / COLUMNS * VALUE_TILE;
+        for (const uint16_t* part : {b.leading, b.rest}) {
+            _tile_loadd(4, part + row * CHUNK + at - first, CHUNK * sizeof(uint16_t));
+            _tile_loadd(5, values, TILE_BYTES);
+            _tile_dpbf16ps(0, 4, 5);
+            if constexpr (TILES > 1) {
+                _tile_loadd(5, values + VALUE_TILE, TILE_BYTES);
+                _tile_dpbf16ps(1, 4, 5);
+            }
+            if constexpr (TILES > 2) {
+                _tile_loadd(5, values + 2 * VALUE_TILE, TILE_BYTES);
+                _tile_dpbf16ps(2, 4, 5);
+            }
+            if constexpr (TILES > 3) {
+                _tile_loadd(5, values + 3 * VALUE_TILE, TILE_BYTES);
+                _tile_dpbf16ps(3, 4, 5);
+            }
+        }
+    }
+    _tile_stored(0, sums, stride);
+    if constexpr (TILES > 1) _tile_stored(1, sums + COLUMNS, stride);
+    if constexpr (TILES > 2) _tile_stored(2, sums + 2 * COLUMNS, stride);
+    if constexpr (TILES > 3) _tile_stored(3, sums + 3 * COLUMNS, stride);
+}
+
+void weigh_tile(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to) {
+    for (int64_t column = 0; column < b.call.value_dim; column += 4 * COLUMNS) {
+        switch ((b.call.value_dim - column) / COLUMNS) {
+            case 1: weigh_columns<1>(b, tile, first, from, to, column); break;
+            case 2: weigh_columns<2>(b, tile, first, from, to, column); break;
+            case 3: weigh_columns<3>(b, tile, first, from, to, column); break;
+            default: weigh_columns<4>(b, tile, first, from, to, column);
+        }
+    }
+}
+
+// Whether a tile may weigh the block at `at`: values that some of its queries do not see are finite, and lie at their positions.
+bool is_shared(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
+    if (b.call.paths != nullptr && at + KEYS > b.call.start) return false;
+    if (b.is_finite[(at - first) / KEYS]) return true;
+    for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile); i++)
+        if (b.block.queries[i].earliest > at || b.block.queries[i].position < at + KEYS - 1) return false;
+    return true;
+}
+
+// Blocks of the chunk at `first`, in order: runs of those that a tile weighs, and for each query those that it has to weigh by itself.
+void weigh_chunk(const TiledBlock& b, int64_t tile, int64_t first, int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+        int64_t to = at;
+        while (to < end && is_shared(b, tile, first, to)) to += KEYS;
+        if (to > at) weigh_tile(b, tile, first, at, to);
+        for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile) && to < end; i++) weigh_one(b, i, first, to);
+        at = to + KEYS;
+    }
+}
+
+void weigh_by_tiles(TiledBlock& b) {
+    const int64_t num_keys = round_up(b.block.num_keys, KEYS);
+    std::fill_n(b.sums, b.num_rows * b.call.value_dim, 0.0f);
+    for (int64_t first = b.block.earliest / KEYS * KEYS; first < num_keys; first += CHUNK) {
+        const int64_t end = std::min(first + CHUNK, num_keys);
+        split_weights(b, first, end);
+        lay_out_values(b, first, end);
+        for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
+            int64_t from = INT64_MAX, to = 0;  // what the tile's queries see
+            for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile); i++) {
+                from = std::min(from, b.block.queries[i].earliest);
+                to = std::max(to, b.block.queries[i].position + 1);
+            }
+            from = std::max(first, from / KEYS * KEYS);
+            weigh_chunk(b, tile, first, from, std::min(end, round_up(to, KEYS)));
+        }
+    }
+}
+
+void attend_by_tiles(const AttentionCall& call, const QueryBlock& block) {
+    const int64_t tile_rows = std::min<int64_t>(block.count, TILE_ROWS), num_rows = round_up(block.count, tile_rows);
+    thread_local std::vector<float> memory;
+    memory.resize(num_rows * (call.value_dim + CHUNK) + CHUNK * call.value_dim / 2 + ALIGN);
+    float* sums = (float*)round_up((int64_t)memory.data(), ALIGN);
+    uint16_t *values = (uint16_t*)(sums + num_rows * call.value_dim), *leading = values + CHUNK * call.value_dim;
+    TiledBlock tiled = {call, block, tile_rows, num_rows, leading, leading + num_rows * CHUNK, values, sums, {}};
+    const WithoutDenormals without;
+    shape_tiles(tile_rows);
+    score_by_tiles(tiled);
+    for (int64_t i = 0; i < block.count; i++) exponentiate(call, block.queries[i]);
+    weigh_by_tiles(tiled);
+    _tile_release();
+    for (int64_t i = 0; i < block.count; i++)
+        for (int64_t column = 0; column < call.value_dim; column += COLUMNS)
+            store_output(call, block.queries[i], column, loadu_ps(sums + i * call.value_dim + column));
+}
+
+}  // namespace

@@ -1,0 +1,99 @@
+// Queries of one sequence, and what becomes of their scores.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "structs.h"
+#include "vector_math.h"
+
+namespace {
+
+constexpr int WORTH_TILES = 6;                        // queries from which on converting keys and values pays
+
+struct Query {
+    const uint16_t* from;
+    float* scores;                                    // room for all keys, a multiple of 16
+    const float* sink;
+    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves
+    float inverse;                                    // 1 / sum of the weights
+    int64_t first_block() const { return earliest / 16 * 16; }
+};
+
+// Some queries that read the same keys. earliest: the first that any of them sees.
+struct QueryBlock {
+    const uint16_t *keys, *values;
+    Query* queries;
+    int64_t count, num_keys, earliest;
+};
+
+// Positions below this one lie at the slots of the same numbers, for all queries: later ones where the path of each has them.
+int64_t num_in_order(const AttentionCall& call, int64_t num_keys) { return call.paths == nullptr ? num_keys : std::min(call.start, num_keys); }
+
+int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position) {
+    const bool is_in_order = call.paths == nullptr || position < call.start;
+    return is_in_order ? position : call.paths[query.row * call.path_stride + position - call.start];
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+// Scores with the sixteen keys from position j on, from their products: scaled, capped, -inf where a key is not seen.
+F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
+    F32x16 s = mul_ps(products, set1_ps(call.scale));
+    if (call.softcap > 0) s = soft_cap(s, call.softcap);
+    if (j >= query.earliest && j + 15 <= query.position && call.mask == nullptr) return s;
+    const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const I512 at = add_epi32(places, set1_epi32((int32_t)j));
+    Mask16 seen = cmple_epi32_mask(at, set1_epi32((int32_t)query.position));
+    seen &= cmpge_epi32_mask(at, set1_epi32((int32_t)query.earliest));
+    if (call.mask != nullptr)
+        seen &= nonzero_bytes(lanes(call.mask_keys - j), call.mask + query.row * call.mask_keys + j);
+    return mask_mov_ps(set1_ps(-INFINITY), seen, s);
+}
+
+// A copy of the sixteen keys from position `first` on that a query sees on its path. Valid until the next call.
+const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
+    thread_local std::vector<uint16_t> copy;
+    copy.assign(16 * call.key_dim, 0);
+    for (int64_t j = first; j < std::min(first + 16, query.position + 1); j++)
+        std::copy_n(block.keys + slot_of(call, query, j) * call.key_dim, call.key_dim, copy.begin() + (j - first) * call.key_dim);
+    return copy.data();
+}
+
+// The sixteen keys from position j on, as many queries read them. to: [steps, PARTS, 16]
+void unpack_sixteen_keys(const AttentionCall& call, const QueryBlock& block, int64_t j, Unit* to) {
+    const uint16_t* rows[16];
+    for (int64_t i = 0; i < 16; i++) rows[i] = block.keys + std::min(j + i, block.num_keys - 1) * call.key_dim;
+    unpack_keys(rows, call.key_dim, to);
+}
+
+// Products become scores, and scores weights, in place.
+void exponentiate(const AttentionCall& call, Query& query) {
+    F32x16 largest = set1_ps(-INFINITY);
+    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
+        const F32x16 s = seen_scores(call, query, j, loadu_ps(query.scores + j));
+        largest = max_ps(s, largest);
+        storeu_ps(query.scores + j, s);
+    }
+    float most = reduce_max_ps(largest);
+    if (query.sink != nullptr && *query.sink > most) most = *query.sink;
+    if (most == -INFINITY) most = 0;  // nothing is seen
+    F32x16 sum = setzero_ps();
+    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
+        const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
+        sum = add_ps(sum, w);
+        storeu_ps(query.scores + j, w);
+    }
+    float total = reduce_add_ps(sum);
+    if (query.sink != nullptr) total += expf(*query.sink - most);
+    query.inverse = 1.0f / total;
+}
+
+void store_output(const AttentionCall& call, const Query& query, int64_t column, F32x16 sum) {
+    uint16_t* to = call.output + (query.row * call.num_heads + query.head) * call.value_dim + column;
+    store_bf16(to, lanes(call.value_dim - column), mul_ps(sum, set1_ps(query.inverse)));
+}
+
+}  // namespace
