@@ -94,22 +94,69 @@ def verified(
     return verdict.paths[0], verdict.next_ids[0]
 
 
-def test_a_walk_has_the_targets_law() -> None:
-    """All trees of up to three nodes, and some of four."""
-    for num_nodes in range(5):
-        expected = target_law(num_nodes + 1)
-        for i, (ids, parents) in enumerate(trees(num_nodes)):
-            if num_nodes < 4 or i % 3 == 0:
-                assert distance(outcome_law(ids, parents, walk, num_nodes + 1), expected) <= 1e-12
+def shapes_of(num_nodes: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every tree of so many nodes with different siblings, as the paths of its nodes: each behind its parent's."""
+    for sizes in product(range(num_nodes + 1), repeat=VOCAB_SIZE):
+        if sum(sizes) != num_nodes:
+            continue
+        branches = [
+            [((*prefix, token), *rest) for rest in shapes_of(size - 1, (*prefix, token))] if size else [()]
+            for token, size in enumerate(sizes)
+        ]
+        yield from (tuple(path for branch in chosen for path in branch) for chosen in product(*branches))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_nodes", [5, 6])
-def test_larger_trees_do_too(num_nodes: int) -> None:
-    expected = target_law(4)
-    for i, (ids, parents) in enumerate(trees(num_nodes)):
-        if i % (97 if num_nodes == 5 else 2999) == 0:
-            assert distance(outcome_law(ids, parents, walk, 4), expected) <= 1e-12
+def as_proposed(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """-> ids and parents"""
+    return [path[-1] for path in paths], [paths.index(path[:-1]) if len(path) > 1 else ROOT for path in paths]
+
+
+def law_of_walks(ids: Sequence[int], parents: Sequence[int], length: int) -> Law:
+    """As outcome_law, through `walk` and `verify`. The target's own token after a node is chosen when a walk ends at that node for want
+    of it, so only those that are looked at are enumerated; in `verify` the others are arbitrary."""
+    law: Counter[tuple[int, ...]] = Counter()
+    waiting: list[tuple[list[int], float]] = [([_UNDECIDED] * (len(ids) + 1), 1.0)]
+    while waiting:
+        own, weight = waiting.pop()
+        path, next_id = walk(own, ids, parents)
+        prefix = [ids[i] for i in path]
+        if next_id == _UNDECIDED:
+            row = path[-1] + 1 if path else 0
+            for token, p in enumerate(probs_after(prefix)):
+                if p:
+                    waiting.append(([*own[:row], token, *own[row + 1 :]], weight * p))
+            continue
+        decided = [(sum(own) + i) % VOCAB_SIZE if token == _UNDECIDED else token for i, token in enumerate(own)]
+        assert verified(decided, ids, parents) == (path, next_id)
+        _draw_on([*prefix, next_id], weight, length, law)
+    return dict(law)
+
+
+_UNDECIDED = -1
+
+
+@pytest.mark.parametrize(
+    "num_nodes", [0, 1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
+)
+def test_every_tree_has_the_targets_law(num_nodes: int) -> None:
+    expected, count = target_law(num_nodes + 1), 0
+    for paths in shapes_of(num_nodes):
+        assert distance(law_of_walks(*as_proposed(paths), num_nodes + 1), expected) <= 1e-12
+        count += 1
+    assert count == [1, 3, 12, 55, 273, 1428, 7752][num_nodes]  # ternary trees
+
+
+@pytest.mark.parametrize("order", ["by depth", "by branch"])
+@pytest.mark.parametrize("name", ["three to the second", "a chain with siblings"])
+def test_two_trees_of_twelve_nodes_have_the_targets_law(name: str, order: str) -> None:
+    """In both orders in which drafters hand nodes over."""
+    paths = {
+        "three to the second": [path for depth in (1, 2) for path in product(range(VOCAB_SIZE), repeat=depth)],
+        "a chain with siblings": [(*(1,) * depth, token) for depth in range(4) for token in range(VOCAB_SIZE)],
+    }[name]
+    assert len(paths) == 12
+    ordered = sorted(paths, key=len) if order == "by depth" else sorted(paths)
+    assert distance(law_of_walks(*as_proposed(ordered), 5), target_law(5)) <= 1e-12
 
 
 def test_verify_walks_as_walk_does() -> None:
