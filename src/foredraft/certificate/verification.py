@@ -35,7 +35,7 @@ from foredraft.verify import Verifier, verify
 _MOST_LOGITS, _NUM_DRAFTS = 1 << 23, 4096
 """Of one call: numbers that its logits may have, and drafts of several tokens."""
 _MOST_SCORE = 4.0
-_CANDIDATES, _NUM_PAIRS, _NUM_SINGLES = 256, 32, 8
+_CANDIDATES, _NUM_PAIRS, _NUM_SINGLES = 256, 16, 8
 _NUM_IDS = 128
 _SHARPER, _FLATTER = 2.0, 0.5
 _MOST_PLACES = 8
