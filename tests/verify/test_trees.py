@@ -24,6 +24,8 @@ VOCAB_SIZE = 3
 Law = dict[tuple[int, ...], float]
 """Of the next tokens of a text."""
 
+_UNDECIDED = -1
+
 
 def trees(num_nodes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """All ids and parents of trees with so many nodes, siblings being different."""
@@ -94,6 +96,24 @@ def verified(
     return verdict.paths[0], verdict.next_ids[0]
 
 
+def test_a_walk_has_the_targets_law() -> None:
+    """All trees of up to three nodes, and some of four, in every order of their nodes and with every token looked at."""
+    for num_nodes in range(5):
+        expected = target_law(num_nodes + 1)
+        for i, (ids, parents) in enumerate(trees(num_nodes)):
+            if num_nodes < 4 or i % 3 == 0:
+                assert distance(outcome_law(ids, parents, walk, num_nodes + 1), expected) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_nodes", [5, 6])
+def test_larger_trees_do_too(num_nodes: int) -> None:
+    expected = target_law(4)
+    for i, (ids, parents) in enumerate(trees(num_nodes)):
+        if i % (97 if num_nodes == 5 else 2999) == 0:
+            assert distance(outcome_law(ids, parents, walk, 4), expected) <= 1e-12
+
+
 def shapes_of(num_nodes: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every tree of so many nodes with different siblings, as the paths of its nodes: each behind its parent's."""
     for sizes in product(range(num_nodes + 1), repeat=VOCAB_SIZE):
@@ -130,9 +150,6 @@ def law_of_walks(ids: Sequence[int], parents: Sequence[int], length: int) -> Law
         assert verified(decided, ids, parents) == (path, next_id)
         _draw_on([*prefix, next_id], weight, length, law)
     return dict(law)
-
-
-_UNDECIDED = -1
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ void multiply_many(int64_t steps, const char* weights, const char* in, int64_t s
 
 #undef MULTIPLY
 
-// The sums that a tile's instruction makes: of 32 inputs those at even places and those at odd ones apart, then both, then with the sum so far.
+// The sums that a tile's instruction makes: of 32 inputs those at even places and those at odd ones apart, then both, then with the
+// sum so far.
 template <int R>
 void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     F32x16 sums[R][4];

@@ -91,7 +91,8 @@ def stepwise_loss(
     progress: float,
 ) -> LossSums:
     """steps: for each drafted token what the lm_head reads, [B, L, H], of which the last rows mean nothing. logits_of: from the
-    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. -> the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. ->
+    the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
     sums: list[LossSums] = []
     for step, states in enumerate(steps):
         rows = laws.rows(step)
