@@ -104,11 +104,11 @@ def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
     kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]
 ) -> None:
     matrix = kernels.pack(random_weight(200, 2, layout), torch.randn(200))
-    x = random_rows(20, matrix.in_features)
+    x = random_rows(70, matrix.in_features)
     whole = kernels.linear(matrix, x)
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        for count in range(1, 17):
+        for count in (*range(1, 17), 33, 47, 64):
             assert torch.equal(kernels.linear(matrix, x[3 : 3 + count]), whole[3 : 3 + count])
 
 

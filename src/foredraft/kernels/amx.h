@@ -5,37 +5,27 @@
 
 #pragma once
 
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <utility>
 
-#include "avx512.h"
+#include "amx_groups.h"
+#include "amx_tiles.h"
 
 namespace {
 
-constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
 constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;    // of a call
 constexpr int LEAST_WHOLE_ROWS = 7;               // for fewer rows of whole numbers AVX-512's loops are as fast
 constexpr int LEAST_TILED_ROWS = 3;               // of bfloat16: fewer wait for memory alone, which tiles read more slowly
 constexpr int64_t LINE = 4 * GROUP;               // bytes from a tile's row of weights to the next
 
-// Whether the system lets this process use the tiles' registers. Asked once; threads that come later have them too.
-bool may_use_tiles() {
-    constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
-
 bool has_tiles(const Matrix& m) { return (m.kind == BF16 && m.k % 32 == 0) || (m.kind == INT8 && m.k % TILE_BYTES == 0); }
 
 bool uses_tiles(const Matrix& m, int64_t num_rows) {
+    if (has_groups(m)) return groups_fit_tiles(m) && num_rows >= LEAST_GROUPED_ROWS;
     return has_tiles(m) && (m.kind == BF16 || num_rows >= LEAST_WHOLE_ROWS);
 }
 
-struct alignas(ALIGN) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-    void set(int tile, int num_rows) { bytes[tile] = TILE_BYTES, rows[tile] = (uint8_t)num_rows; }
-};
+// Of one call.
+int64_t most_tiled_rows(const Matrix& m) { return has_groups(m) ? TILE_ROWS : MOST_TILED_ROWS; }
 
 // Sums are tiles 0 to 3. Up to sixteen rows are tile 4, weights tiles 5 and 6; more rows are tiles 4 and 5, weights tiles 6 and 7.
 TileShapes shapes_for(int num_rows) {
@@ -175,12 +165,13 @@ public:
 class Tiles {
     int num_rows_ = 0;
     const WithoutDenormals without_;
+    GroupedWeights grouped_;
 
     void shape(int num_rows) {
         if (num_rows == num_rows_) return;
         num_rows_ = num_rows;
         const TileShapes shapes = shapes_for(num_rows);
-        _tile_loadconfig(&shapes);
+        shapes.load();
     }
 
     template <int KIND>
@@ -200,7 +191,11 @@ public:
 
     // out: the sums of at most MOST_TILED_ROWS rows, of whole numbers as such
     void multiply(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP],
-                  int num_rows) {
+                  int num_rows, int64_t block, int64_t num_blocks) {
+        if (has_groups(m)) {
+            if (std::exchange(num_rows_, num_rows) != num_rows) shape_for_groups(m, num_rows);
+            return grouped_.multiply(m, weights, in, stride, ahead, out, num_rows, block, num_blocks);
+        }
         if (m.kind == INT8) return multiply<INT8>(m.k / TILE_BYTES, weights, in, stride, ahead, out, num_rows);
         const int64_t steps = m.k / (TILE_BYTES / 2);
         if (num_rows == 1) return multiply_pairs<1>(steps, weights, in, stride, ahead, out);

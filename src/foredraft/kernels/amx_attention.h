@@ -40,7 +40,7 @@ void shape_tiles(int64_t tile_rows) {
     for (int tile = 0; tile < 5; tile++) shapes.set(tile, (int)tile_rows);
     for (int tile = 5; tile < 8; tile++) shapes.set(tile, TILE_ROWS);
     shapes.bytes[6] = shapes.bytes[7] = sizeof(Unit);
-    _tile_loadconfig(&shapes);
+    shapes.load();
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores
@@ -79,6 +79,7 @@ void score_by_tiles(const TiledBlock& b) {
         const int64_t between = (block.queries[1].scores - block.queries[0].scores) * sizeof(float);
         for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
             unpack_sixteen_keys(call, block, j, keys);
+            finish_stores();
             for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
                 const Query *first = block.queries + tile * b.tile_rows, *last = block.queries + b.last_query(tile);
                 if (call.paths == nullptr && (j > last->position || j + 16 <= first->earliest)) continue;
@@ -160,6 +161,7 @@ template <int TILES>
 void weigh_columns(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to, int64_t column) {
     const int64_t width = b.call.value_dim, row = tile * b.tile_rows, stride = width * sizeof(float);
     float* sums = b.sums + row * width + column;
+    finish_stores();
     _tile_loadd(0, sums, stride);
     if constexpr (TILES > 1) _tile_loadd(1, sums + COLUMNS, stride);
     if constexpr (TILES > 2) _tile_loadd(2, sums + 2 * COLUMNS, stride);

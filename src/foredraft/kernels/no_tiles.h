@@ -13,10 +13,12 @@ bool may_use_tiles() { return true; }
 
 bool uses_tiles(const Matrix&, int64_t) { return false; }
 
+int64_t most_tiled_rows(const Matrix&) { return 0; }
+
 class Tiles {
 public:
     explicit Tiles(const Matrix&) {}
-    void multiply(const Matrix&, const char*, const char*, int64_t, const Prefetch&, float (*)[GROUP], int) {}
+    void multiply(const Matrix&, const char*, const char*, int64_t, const Prefetch&, float (*)[GROUP], int, int64_t, int64_t) {}
 };
 
 struct QueryBlock;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "groups.h"
 #include "structs.h"
 #include "team.h"
 #include "vector_math.h"
@@ -19,29 +20,6 @@ namespace {
 constexpr int ROWS = 6;           // rows of a tile
 constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
 constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
-
-bool has_groups(const Matrix& m) { return m.kind >= INT4_GROUPS; }
-
-// Inputs of one output that lie side by side in a matrix with groups.
-int64_t unit_of(const Matrix& m) { return m.kind == INT8_GROUPS ? INT8_UNIT : UNIT; }
-
-int64_t inputs_of_line(const Matrix& m) { return m.kind == INT8_GROUPS ? INT8_UNIT : 2 * UNIT; }
-
-// What stands for 0 among packed codes.
-int32_t zero_code(const Matrix& m) { return m.kind != INT4_GROUPS ? EIGHT_BIT_ZERO : m.has_offsets ? 0 : 8; }
-
-constexpr int64_t OVERHANG = 8;  // numbers that are written behind a last group of a multiple of eight, sixteen at a time
-
-Groups groups_of(const Matrix& m) {
-    const int64_t steps = round_up(m.group, inputs_of_line(m)) / inputs_of_line(m);
-    const int64_t number = m.kind == INT8_GROUPS ? sizeof(GroupWhole8) : sizeof(GroupWhole4);
-    return {m.k / m.group, steps, m.scale_bytes, m.has_offsets != 0, m.levels, round_up((m.k + OVERHANG) * number, ALIGN)};
-}
-
-// Bytes of a group of inputs of the outputs that lie together: scales, offsets, lines.
-int64_t block_bytes(const Matrix& m) {
-    return BESIDE * (m.scale_bytes * (m.has_offsets ? 2 : 1) + unit_of(m) * groups_of(m).steps);
-}
 
 int64_t group_bytes(const Matrix& m) {
     if (has_groups(m)) return GROUP / BESIDE * groups_of(m).count * block_bytes(m);
@@ -215,7 +193,7 @@ void multiply(const Matrix& m, int64_t group, const Rows& x, int64_t row, int nu
     const char *weights = (const char*)m.weights + group * group_bytes(m), *in = (const char*)x.row(row);
     const Prefetch ahead = prefetch_for(m, weights, block, num_blocks);
     if (m.kind == INT8) fetch_scales(m, first);
-    if (tiles != nullptr) tiles->multiply(m, weights, in, x.stride, ahead, out, num_rows);
+    if (tiles != nullptr) tiles->multiply(m, weights, in, x.stride, ahead, out, num_rows, block, num_blocks);
     else any_tile(m, weights, in, x.stride, ahead, out, num_rows);
     if (m.kind == INT8) rescale(m, x, row, num_rows, first, out);
     if (m.bias != nullptr) add_bias(m, num_rows, first, out);
@@ -229,7 +207,7 @@ void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team,
     team.share((m.n + GROUP - 1) / GROUP, first, last);
     Tiles tiles(m);
     const bool by_tiles = uses_tiles(m, num_rows);
-    const int64_t most_rows = by_tiles ? MOST_TILED_ROWS : ROWS, num_blocks = (num_rows + most_rows - 1) / most_rows;
+    const int64_t most_rows = by_tiles ? most_tiled_rows(m) : ROWS, num_blocks = (num_rows + most_rows - 1) / most_rows;
     for (int64_t group = first; group < last; group++) {
         const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
         for (int64_t block = 0; block < num_blocks; block++) {
