@@ -297,5 +297,13 @@ def _tolerance(rounded: Tensor, exact: Tensor) -> float:
 def _distance(a: Tensor, b: Tensor) -> float:
     """The relative error of the median row: a leak moves every row, a router at a tie in low precision moves one."""
     # row by row: a large vocabulary's logits would take much memory in float64
-    errors = [(x.double() - y).norm() / y.double().norm().clamp(min=1e-9) for x, y in zip(a, b, strict=True)]
+    errors = [_relative_error(x.double(), y.double()) for x, y in zip(a, b, strict=True)]
     return float(torch.stack(errors).median())
+
+
+def _relative_error(x: Tensor, y: Tensor) -> Tensor:
+    """Of a row of logits, x, against another. Ids that a model never writes have -inf in both, and differ by nothing; -inf in one
+    alone is infinitely far from the other."""
+    differences = torch.where(x == y, 0.0, x - y)
+    error: Tensor = differences.norm() / y.masked_fill(y.isinf(), 0.0).norm().clamp(min=1e-9)
+    return error

@@ -1,0 +1,41 @@
+"""What loading measures of a model, where its logits are unusual."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PhiConfig, PhiForCausalLM
+
+from foredraft.model import LoadOptions, load_model
+from foredraft.model.probe import _distance
+
+INF = float("inf")
+
+
+def test_ids_that_are_never_written_differ_by_nothing() -> None:
+    ours, theirs = torch.tensor([[3.0, -INF, 4.5]]), torch.tensor([[3.0, -INF, 4.0]])
+    assert _distance(ours, theirs) == pytest.approx(0.5 / 5)
+    assert _distance(theirs, theirs) == 0.0
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([3.0, -INF], [3.0, 4.0]), ([3.0, 4.0], [3.0, -INF])])
+def test_an_id_that_only_one_of_them_writes_is_infinitely_far(ours: list[float], theirs: list[float]) -> None:
+    assert _distance(torch.tensor([ours]), torch.tensor([theirs])) == INF
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_never_writes_some_ids_is_loaded(tmp_path: Path, dtype: str) -> None:
+    """Its lm_head's bias is -inf there, as padding ids have it in some checkpoints."""
+    torch.manual_seed(0)
+    config = PhiConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = PhiForCausalLM(config)
+    assert model.lm_head.bias is not None
+    with torch.no_grad():
+        model.lm_head.bias[60:] = -INF
+    model.save_pretrained(tmp_path)
+    assert load_model(tmp_path, LoadOptions(dtype=dtype, device="cpu")).traits.vocab_size == 64
