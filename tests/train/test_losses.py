@@ -80,6 +80,23 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.acceptance == pytest.approx(whole.acceptance)
 
 
+@pytest.mark.parametrize("chunk", [14, 1 << 18])
+def test_selected_rows_are_compared_with_those_that_are_named(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Some twice, some not at all, in any order; selecting twice composes."""
+    monkeypatch.setattr(losses, "_CHUNK", chunk)
+    theirs, places = logits(9, rows=6), torch.tensor([5, 0, 0, 3, 2])
+    ours = logits(10).requires_grad_()
+    whole = TargetDistribution.of(theirs, 0.8)
+    expected = distilled(ours, theirs[places], 0.8, 0.4)
+    (gradient,) = torch.autograd.grad(expected.loss, ours)
+    for target in (whole.select(places), whole.select(torch.arange(6).flip(0)).select(5 - places)):
+        found = distillation_loss(ours, target, 0.4)
+        assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-6)
+        assert (found.acceptance, found.agreement) == pytest.approx((expected.acceptance, expected.agreement))
+        (same,) = torch.autograd.grad(found.loss, ours)
+        assert torch.allclose(same, gradient, atol=1e-12)
+
+
 def test_logits_in_bfloat16_get_a_gradient_in_bfloat16() -> None:
     ours: Any = logits(7).bfloat16().requires_grad_()
     found = distilled(ours, logits(8).bfloat16(), 1.0, 0.5)

@@ -8,7 +8,7 @@ a draft token with probability Σ min(p, q) = 1 - TV(p, q) (arXiv:2211.17192). S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -36,17 +36,19 @@ class LossSums:
 class TargetDistribution:
     """A target's distributions at a temperature: computed once, however many drafts are compared with them.
 
-    probabilities: [R, V]. negative_entropy: [R], in nats. likeliest: [R], the ids with the most probability.
+    probabilities: [N, V]. negative_entropy: [N], in nats. likeliest: [N], the ids with the most probability. places: [R], which of
+    the N rows a draft's row is compared with; None: all, in order.
     """
 
     temperature: float
     probabilities: Tensor
     negative_entropy: Tensor
     likeliest: Tensor
+    places: Tensor | None = None
 
     @classmethod
     def of(cls, logits: Tensor, temperature: float) -> TargetDistribution:
-        """logits: [R, V]. temperature: above 0."""
+        """logits: [N, V]. temperature: above 0."""
         probabilities = torch.empty(logits.shape, dtype=_at_least_float32(logits[:0]).dtype, device=logits.device)
         negative_entropy = probabilities.new_empty(len(logits))
         for rows in _chunks(logits):
@@ -56,10 +58,15 @@ class TargetDistribution:
             negative_entropy[rows] = torch.linalg.vecdot(p, log_p.clamp_(min=torch.finfo(p.dtype).min))
         return cls(temperature, probabilities, negative_entropy, logits.argmax(-1))
 
-    def select(self, rows: Tensor) -> TargetDistribution:
-        """rows: [N], of those here"""
+    def select(self, places: Tensor) -> TargetDistribution:
+        """places: [R], rows of these. Nothing is copied: a loss reads them chunk by chunk."""
+        return replace(self, places=places if self.places is None else self.places[places])
+
+    def chunk(self, rows: slice) -> TargetDistribution:
+        """What these rows of a draft are compared with, in order."""
+        index = rows if self.places is None else self.places[rows]
         return TargetDistribution(
-            self.temperature, self.probabilities[rows], self.negative_entropy[rows], self.likeliest[rows]
+            self.temperature, self.probabilities[index], self.negative_entropy[index], self.likeliest[index]
         )
 
 
@@ -104,7 +111,7 @@ def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
 
 def distillation_loss(logits: Tensor, target: TargetDistribution, kl_share: float) -> LossSums:
     """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student."""
-    return _sums(logits, lambda rows, gradient: _distilled_rows(logits[rows], target, rows, kl_share, gradient))
+    return _sums(logits, lambda rows, gradient: _distilled_rows(logits[rows], target.chunk(rows), kl_share, gradient))
 
 
 _RowsLoss: TypeAlias = Callable[[slice, Tensor], Tensor]
@@ -145,13 +152,12 @@ def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tens
     return torch.stack([loss.double(), acceptance.double().sum(), agreement.double()])
 
 
-def _distilled_rows(
-    logits: Tensor, target: TargetDistribution, rows: slice, kl_share: float, gradient: Tensor
-) -> Tensor:
-    p = target.probabilities[rows]
+def _distilled_rows(logits: Tensor, target: TargetDistribution, kl_share: float, gradient: Tensor) -> Tensor:
+    """logits: [N, V]. target: of as many rows."""
+    p = target.probabilities
     log_q = torch.log_softmax(_at_least_float32(logits) / target.temperature, dim=-1)
-    agreement = (log_q.argmax(-1) == target.likeliest[rows]).sum()
-    divergence = target.negative_entropy[rows] - torch.linalg.vecdot(p, log_q)
+    agreement = (log_q.argmax(-1) == target.likeliest).sum()
+    divergence = target.negative_entropy - torch.linalg.vecdot(p, log_q)
     q = log_q.exp_()  # as p was made: a student like its target has no slope
     overlap = torch.minimum(p, q).sum(-1)
     loss = kl_share * divergence.double().sum() + (1 - kl_share) * (1 - overlap.double()).sum()
