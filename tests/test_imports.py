@@ -17,7 +17,16 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # line anything goes but a circle. A folder has one line, or a line for each of its modules.
 # `__init__` is the package's own front, what `import foredraft` gives.
 LAYERS = (
-    {"errors", "utils.heap", "utils.lazy", "utils.machine", "utils.prefix", "utils.startup", "engine.fairness"},
+    {
+        "errors",
+        "utils.heap",
+        "utils.lazy",
+        "utils.machine",
+        "utils.prefix",
+        "utils.startup",
+        "utils.tensors",
+        "engine.fairness",
+    },
     {"settings", "engine.token_tree", "model.checkpoint", "utils.folders", "utils.isolation"},
     {"kernels"},
     {"sampling", "engine.cache"},

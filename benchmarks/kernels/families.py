@@ -29,6 +29,7 @@ from foredraft.model.packed import weight_bytes
 from foredraft.model.prepare import prepare, rounded_groups
 from foredraft.model.probe import probe
 from foredraft.model.stack import StackBody
+from foredraft.utils.tensors import num_bytes
 
 _LAYERS, _VOCABULARY, _HIDDEN = 8, 8192, 1024
 _WINDOW = 512
@@ -145,8 +146,10 @@ class Decoder:
         """Every weight once, but the embedding and the experts that no router chose."""
         hf: Any = self._model.hf
         embedding = hf.get_input_embeddings().weight
-        experts = [_num_bytes(module) for name, module in hf.named_modules() if _is_of_an_expert(name, self._config)]
-        rest = weight_bytes(hf) - embedding.numel() * embedding.element_size() - sum(experts)
+        experts = [
+            num_bytes(module.buffers()) for name, module in hf.named_modules() if _is_of_an_expert(name, self._config)
+        ]
+        rest = weight_bytes(hf) - num_bytes([embedding]) - sum(experts)
         num_experts = len(experts) // 2  # each has two matrices of its own
         return rest + (sum(experts) / num_experts * self.experts_per_token if num_experts else 0.0)
 
@@ -161,10 +164,6 @@ def _sharpen_routers(hf: PreTrainedModel) -> None:
 def _is_of_an_expert(name: str, config: Any) -> bool:
     """Whether a module's name is that of an expert's packed matrix: up0, down0, up1, .."""
     return is_mixture(config) and re.fullmatch(r"(up|down)\d+", name.rpartition(".")[2]) is not None
-
-
-def _num_bytes(module: torch.nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in module.buffers())
 
 
 def is_mixture(config: Any) -> bool:

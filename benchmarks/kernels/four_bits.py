@@ -23,6 +23,7 @@ from foredraft.kernels import (
     quantize_int8,
     why_none,
 )
+from foredraft.utils.tensors import num_bytes
 
 _SIZE = 2048
 
@@ -49,10 +50,6 @@ def formats() -> dict[str, Callable[[], QuantizedWeight]]:
         "int8, groups of 32": lambda: grouped(8, 32),
         "int8, groups of 16": lambda: grouped(8, 16),
     }
-
-
-def num_bytes(matrix: PackedMatrix) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in matrix.tensors.values())
 
 
 def seconds(kernels: Kernels, matrix: PackedMatrix, x: torch.Tensor) -> float:
@@ -89,7 +86,10 @@ def main() -> None:
     for name, make in formats().items():
         if any(part in name for part in args.only) or not matrices:
             first = kernels.pack(make())
-            matrices[name] = [first, *(kernels.pack(make()) for _ in range(args.megabytes * 2**20 // num_bytes(first)))]
+            matrices[name] = [
+                first,
+                *(kernels.pack(make()) for _ in range(args.megabytes * 2**20 // num_bytes(first.tensors.values()))),
+            ]
     print("| threads | rows | format | bits a weight | µs | GB/s | int8 over it |\n|---|---|---|---|---|---|---|")
     for threads in args.threads:
         torch.set_num_threads(threads)
@@ -97,7 +97,7 @@ def main() -> None:
             found = measure(kernels, matrices, num_rows, args.rounds)
             base = next(iter(found.values()))
             for name, took in found.items():
-                size = num_bytes(matrices[name][0])
+                size = num_bytes(matrices[name][0].tensors.values())
                 print(
                     f"| {threads} | {num_rows} | {name} | {8 * size / _SIZE**2:.2f} | {1e6 * took:.0f} | "
                     f"{size / took / 1e9:.1f} | {base / took:.2f} |",

@@ -29,6 +29,7 @@ from foredraft.kernels.start import usable_instructions
 from foredraft.kernels.weights import BF16
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import NativeLinear, weight_bytes
+from foredraft.utils.tensors import num_bytes
 
 _MORE = 64
 _STORED = "as stored"
@@ -87,7 +88,7 @@ def bytes_read(hf: PreTrainedModel) -> int:
     """Of the weights in a pass: all but an embedding that is not the head, of which a few rows are read."""
     head = {id(tensor) for tensor in _tensors(hf.get_output_embeddings())}
     looked_up = [tensor for tensor in _tensors(hf.get_input_embeddings()) if id(tensor) not in head]
-    return weight_bytes(hf) - sum(tensor.numel() * tensor.element_size() for tensor in looked_up)
+    return weight_bytes(hf) - num_bytes(looked_up)
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

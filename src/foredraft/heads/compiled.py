@@ -37,6 +37,7 @@ from foredraft.model.layers import joined_bias
 from foredraft.model.packed import NativeLinear
 from foredraft.model.taps import FINAL_NORM
 from foredraft.sampling import TokenProbs
+from foredraft.utils.tensors import num_bytes
 
 _FIRST_POSITIONS = 512
 
@@ -121,7 +122,7 @@ class CompiledEagle:
     def weight_bytes(self) -> int:
         """Of its own weights, packed."""
         tensors = [tensor for matrix in self._pack.packed for tensor in matrix.tensors.values()]
-        return self._unpacked_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return self._unpacked_bytes + num_bytes(tensors)
 
     @property
     def _tap(self) -> int:

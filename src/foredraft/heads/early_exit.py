@@ -13,6 +13,7 @@ from foredraft.model.early_exit import first_layers
 from foredraft.model.exits import Exit
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.structure import final_norm_of
+from foredraft.utils.tensors import num_bytes
 
 
 class EarlyExit:
@@ -44,7 +45,7 @@ class EarlyExit:
         assert isinstance(checkpoint.config, ExitConfig)
         exit = load_exit(checkpoint.config, checkpoint.tensors, target).to(target.hf.dtype)
         exit.requires_grad_(False).eval()
-        weight_bytes = sum(weight.numel() * weight.element_size() for weight in exit.parameters())
+        weight_bytes = num_bytes(exit.parameters())
         return cls(checkpoint.config, first_layers(target, checkpoint.config.layer, exit, weight_format), weight_bytes)
 
 

@@ -29,6 +29,7 @@ from foredraft.kernels import (
 from foredraft.model.pages import give_back, mapped_files
 from foredraft.model.progress import with_bar
 from foredraft.model.stored import StoredEmbedding, StoredLinear, is_linear, source_of, with_rows
+from foredraft.utils.tensors import num_bytes
 
 _TYPICAL_ROWS = 8
 _INT_MM_UNIT = 16
@@ -126,7 +127,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
         self.register_buffer("_bias", bias)
-        self.num_bytes = weight.numel() * weight.element_size()
+        self.num_bytes = num_bytes([weight])
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     @classmethod
@@ -195,4 +196,4 @@ def weight_bytes(hf: PreTrainedModel) -> int:
     """What a model's weights take in memory: shared ones once, packed ones in their packed form."""
     tensors: list[Tensor] = [*hf.parameters(), *hf.buffers()]
     packed = sum(module.num_bytes for module in hf.modules() if isinstance(module, PackedLinear))
-    return packed + sum(t.numel() * t.element_size() for t in tensors)
+    return packed + num_bytes(tensors)

@@ -28,6 +28,7 @@ from foredraft.model.prepare import compiled_kernels
 from foredraft.model.taps import FINAL_NORM
 from foredraft.tools.inspection.report import Costs, HeadReport, ModelReport
 from foredraft.tools.inspection.weights import PRECISIONS, matrix_bytes
+from foredraft.utils.tensors import num_bytes
 
 _FIRST_PASS = "fc."
 """What an EAGLE-3 head computes once for each token that the target has read, and not for each that it drafts."""
@@ -73,7 +74,7 @@ def predict_head(
         feature_bytes_per_token=feature_bytes,
         own_cache_bytes_per_token=own_bytes,
         predicted=Costs(predicted, feature_bytes + own_bytes),
-        load_bytes=predicted + _bytes_of(checkpoint),
+        load_bytes=predicted + num_bytes(checkpoint.tensors.values()),
         coverage=coverage_of(config, ids),
     )
 
@@ -93,7 +94,7 @@ def measured_costs(head: AnyHead, target: LanguageModel) -> Costs:
     if isinstance(head, CompiledEagle | EarlyExit):
         weights = head.weight_bytes
     else:
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in head.state_dict().values())
+        weights = num_bytes(head.state_dict().values())
     features = target.bytes_per_token(head.config.taps) - target.bytes_per_token()
     return Costs(weights, features + head.bytes_per_token)
 
@@ -165,7 +166,3 @@ def _step_bytes(
         + round(share * rest.get(precision, 0))
         for precision in PRECISIONS
     }
-
-
-def _bytes_of(checkpoint: HeadCheckpoint) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in checkpoint.tensors.values())

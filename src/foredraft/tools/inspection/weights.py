@@ -16,6 +16,7 @@ from foredraft.model import LoadOptions
 from foredraft.model.packed import packs, weight_bytes
 from foredraft.model.prepare import compiled_kernels
 from foredraft.utils.arguments import FOUR_BITS
+from foredraft.utils.tensors import num_bytes
 
 _BYTES_PER_OUTPUT = 8
 PRECISIONS = ("bfloat16", "int8")
@@ -75,7 +76,7 @@ def predicted_weights(
     matrices = _matrices(skeleton)
     replaced = {id(weight): weight for weight, _ in matrices}
     replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it is copied
-    kept: int = weight_bytes(skeleton) - sum(_num_bytes(weight) for weight in replaced.values())
+    kept: int = weight_bytes(skeleton) - num_bytes(replaced.values())
     head = getattr(skeleton.get_output_embeddings(), "weight", None)
     return kept + sum(layout.packed_bytes(weight, out, is_head=weight is head) for weight, out in matrices)
 
@@ -127,10 +128,6 @@ def _matrices(skeleton: nn.Module) -> list[tuple[Tensor, int]]:
     linears: list[Any] = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
     transposed: list[Any] = [m for m in skeleton.modules() if type(m) is Conv1D]
     return [(m.weight, m.weight.shape[0]) for m in linears] + [(m.weight, m.weight.shape[1]) for m in transposed]
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _layers_of(skeleton: PreTrainedModel) -> list[nn.Module]:
