@@ -58,7 +58,7 @@ def model_card(
         *_data(target, data, recipe, files),
     ]
     lines += ["", "## Recipe", "", *_recipe(student, recipe, num_tokens, outcome), "", "## What it reached", ""]
-    return "\n".join([*lines, *_results(target, outcome), ""])
+    return "\n".join([*lines, *_results(target, outcome), *_curve(target, recipe, outcome), ""])
 
 
 def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile]) -> list[str]:
@@ -88,11 +88,11 @@ def _origin(start: Start) -> str:
 
 def _recipe(student: Student, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
     rates = f"{recipe.rates.matrices:g} on matrices, " if recipe.optimiser == "muon" else ""
-    seen = outcome.step * recipe.batch_size * recipe.context / 1e6
+    seen = _tokens_read(recipe, outcome.step)
     return [
         f"* Begun from {student.origin}.",
         f"* Loss: {student.loss}.",
-        f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen:.1f} M, "
+        f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen} M, "
         f"of {num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
@@ -110,3 +110,27 @@ def _results(target: str | None, outcome: Outcome) -> list[str]:
         f"| {kind} | {last.loss[kind]:.3f} | {last.acceptance[kind]:.3f} | {first.acceptance[kind]:.3f} |"
         for kind in last.loss
     ]
+
+
+def _curve(target: str | None, recipe: Recipe, outcome: Outcome) -> list[str]:
+    """By tokens read: what more of them would bring."""
+    if not outcome.history or not outcome.history[-1].loss:
+        return []
+    kinds = list(outcome.history[-1].loss)
+    measured = "Probability of the text" if target is None else "Acceptance"
+    return [
+        "",
+        f"{measured}, by tokens read:",
+        "",
+        f"| tokens, M | {' | '.join(kinds)} |",
+        "|---" * (1 + len(kinds)) + "|",
+        *(
+            f"| {_tokens_read(recipe, record.step)} | {' | '.join(f'{record.acceptance[kind]:.3f}' for kind in kinds)} |"
+            for record in outcome.history
+        ),
+    ]
+
+
+def _tokens_read(recipe: Recipe, step: int) -> str:
+    """In millions."""
+    return f"{step * recipe.batch_size * recipe.context / 1e6:.1f}"
