@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,31 +197,6 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tupl
     (line,) = result.stderr.splitlines()
     with pytest.raises(ForedraftError, match=message):
         raise ForedraftError(line)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(toy: Path, text: Path, tmp_path: Path) -> None:
-    """Killed after every third step, until it is done."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-
-    def command(out: Path) -> list[str]:
-        return [
-            *(sys.executable, "-m", "foredraft.cli", "train", "head", "--target", str(toy), "--data", str(text)),
-            *("--out", str(out), *QUICK, "--steps", "9", "--unroll", "2", "--checkpoint-every", "0s"),
-        ]
-
-    assert subprocess.run(command(whole), check=False, capture_output=True).returncode == 0
-    for num_steps in (2, 5):
-        process = subprocess.Popen(command(cut), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-        while process.poll() is None and len(read_log(cut / "log.jsonl")) < num_steps:
-            pass
-        process.kill()
-        process.communicate(timeout=120)
-        assert not (cut / "config.json").exists()
-    assert subprocess.run(command(cut), check=False, capture_output=True).returncode == 0
-    losses = [[line["loss"] for line in read_log(out / "log.jsonl")] for out in (cut, whole)]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> None:

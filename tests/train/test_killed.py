@@ -1,0 +1,80 @@
+"""Runs that are killed at ten random moments, of every kind: the result is that of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foredraft.train.records import read_log
+from foredraft.train.run_folder import RunFolder, load_trainer
+
+KINDS = {
+    "draft model": ("distill", "--layers", "1"),
+    "eagle3": ("head", "--kind", "eagle3", "--unroll", "2"),
+    "eagle3 with the target's lm_head": ("head", "--kind", "eagle3", "--share-lm-head", "--draft-vocab-size", "512"),
+    "medusa": ("head", "--kind", "medusa", "--heads", "2"),
+    "exit": ("head", "--kind", "exit", "--exit-layer", "1", "--adapter-size", "32"),
+}
+NUM_KILLS, NUM_STEPS = 10, 24
+LONGEST_WAIT = 0.2
+"""Seconds behind a step: several steps take less, each with a checkpoint."""
+
+
+def command(kind: str, toy: Path, text: Path, out: Path) -> list[str]:
+    name, *args = KINDS[kind]
+    return [
+        *(sys.executable, "-m", "foredraft.cli", "train", name, "--target", str(toy), "--data", str(text)),
+        *("--out", str(out), "--context", "16", "--batch-size", "2", "--num-threads", "1", *args),
+        *("--steps", str(NUM_STEPS), "--checkpoint-every", "0s", "--validation-share", "0.2"),
+    ]
+
+
+def kill_at_a_random_moment(line: list[str], out: Path, moments: random.Random) -> int:
+    """While it loads, or behind its first, second or third step. -> exit code"""
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    num_before = len(read_log(out / "log.jsonl"))
+    num_steps, wait, deadline = moments.randrange(4), moments.uniform(0, LONGEST_WAIT), time.monotonic() + 120
+    while num_steps and process.poll() is None and time.monotonic() < deadline:
+        # a log is cut back to its checkpoint before it grows
+        num_before = min(num_before, (now := len(read_log(out / "log.jsonl"))))
+        if now >= num_before + num_steps:
+            break
+        time.sleep(0.001)
+    time.sleep(wait)
+    process.kill()
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(kind: str, toy: Path, text: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = subprocess.run(command(kind, toy, text, whole), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    moments = random.Random(kind)
+    codes, progress = [], []
+    for _ in range(NUM_KILLS):
+        codes.append(kill_at_a_random_moment(command(kind, toy, text, cut), cut, moments))
+        checkpoints = RunFolder(cut).checkpoints if cut.exists() else []
+        progress.append(load_trainer(checkpoints[-1])["step"] if checkpoints else 0)
+        if codes[-1] != -signal.SIGKILL:
+            break
+    assert progress == sorted(progress)
+    assert codes.count(-signal.SIGKILL) >= NUM_KILLS // 2, (codes, progress)
+    assert len(set(progress)) > 2, progress
+    done = subprocess.run(command(kind, toy, text, cut), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    logs = [
+        [{key: value for key, value in step.items() if key != "seconds"} for step in read_log(out / "log.jsonl")]
+        for out in (cut, whole)
+    ]
+    assert len(logs[1]) == NUM_STEPS
+    assert logs[0] == logs[1]
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
