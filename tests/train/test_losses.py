@@ -97,6 +97,17 @@ def test_selected_rows_are_compared_with_those_that_are_named(monkeypatch: pytes
         assert torch.allclose(same, gradient, atol=1e-12)
 
 
+def test_rows_behind_the_targets_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_CHUNK", 14)
+    ours, theirs = logits(11, rows=8).requires_grad_(), logits(12)
+    found, alone = distilled(ours, theirs, 0.8, 0.4), distilled(ours[:5], theirs, 0.8, 0.4)
+    assert float(found.loss) == pytest.approx(float(alone.loss))
+    assert (found.acceptance, found.agreement, found.num_rows) == (alone.acceptance, alone.agreement, 5)
+    (gradient,), (expected,) = (torch.autograd.grad(each.loss, ours) for each in (found, alone))
+    assert torch.equal(gradient, expected)
+    assert not gradient[5:].any()
+
+
 def test_logits_in_bfloat16_get_a_gradient_in_bfloat16() -> None:
     ours: Any = logits(7).bfloat16().requires_grad_()
     found = distilled(ours, logits(8).bfloat16(), 1.0, 0.5)

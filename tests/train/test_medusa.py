@@ -132,7 +132,7 @@ def test_a_run_goes_on_where_it_was_cut(toy: Path, text: Path, tmp_path: Path, m
     asked = ("--steps", "6", "--heads", "2", "--checkpoint-every", "0s")
     assert train(toy, text, whole, *asked).exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("foredraft.train.head_training.stop_on_signal", stopping_after(3))
+        patch.setattr("foredraft.train.training.stop_on_signal", stopping_after(3))
         assert train(toy, text, cut, *asked).exit_code == 130
     assert not (cut / "config.json").exists()
     assert train(toy, text, cut, *asked).exit_code == 0

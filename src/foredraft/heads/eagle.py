@@ -7,6 +7,7 @@ N - 1, and its region of the cache holds the history without its first token.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -145,6 +146,12 @@ class EagleHead(nn.Module):
         head = cls(checkpoint.config, embed, lm_head, window)
         head.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
         return head.requires_grad_(False).eval()
+
+    def with_embeddings(self, embed: Embed) -> EagleHead:
+        """The same weights over other embeddings than the target's, if it has none of its own."""
+        other = copy.copy(self)
+        other._target_modules = (embed, self._target_modules[1])
+        return other
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features at the head's width. features: [R, feature_size] -> states [R, H]

@@ -8,7 +8,8 @@ from foredraft.train.head_kinds import HeadKind
 from foredraft.train.head_training import train_head
 from foredraft.train.medusa import MedusaKind
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
-from foredraft.train.recipe import Data, Outcome, Recipe, Start
+from foredraft.train.peak_memory import MemoryForecast
+from foredraft.train.recipe import Data, MemoryUse, Outcome, Recipe, Start
 from foredraft.train.records import StepRecord, ValidationRecord
 from foredraft.train.training import train_distill, train_lm
 from foredraft.train.watch import Watch
@@ -23,6 +24,8 @@ __all__ = [
     "KindReport",
     "LearningRates",
     "MedusaKind",
+    "MemoryForecast",
+    "MemoryUse",
     "Outcome",
     "Recipe",
     "SpeedPrediction",

@@ -6,7 +6,7 @@ unroll: what the exit gives behind a text is what it gives behind a draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,3 +106,7 @@ class ExitDistillation:
             hidden, final = self.states(ids)
             distribution = self.loss.distribution(final[mask] @ self.lm_head_rows.T)
         return self.loss(student(hidden[mask]) @ self.lm_head_rows.T, distribution, progress)
+
+    def shapes(self, student: Exit, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        yield student(torch.empty(ids.numel(), self.lm_head_rows.shape[1])) @ self.lm_head_rows.T

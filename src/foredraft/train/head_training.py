@@ -12,7 +12,6 @@ from torch import nn
 
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.train.head_kinds import HeadKind
-from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import model_card
 from foredraft.train.objectives import Objective, in_precision
 from foredraft.train.optimiser import Optimiser
@@ -21,7 +20,7 @@ from foredraft.train.run_folder import MODEL_CARD, RunFolder
 from foredraft.train.tasks import TaskRotation, make_tasks
 from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Trainer
-from foredraft.train.training import arguments_of, schedule_of
+from foredraft.train.training import arguments_of, run_trainer, schedule_of
 from foredraft.train.watch import UNWATCHED, Watch
 from foredraft.train.written import Writer
 
@@ -76,12 +75,8 @@ class _HeadRun:
             written.count_given,
         )
         trainer = self._trainer(head, target, tasks, served, texts, folder)
-        trainer.resume()
-        self.watch.stage("training")
-        with stop_on_signal() as should_stop:
-            complete = trainer.run(self.watch.step, should_stop)
-        outcome = Outcome(complete, trainer.step, trainer.seconds, _num_parameters(head), trainer.history)
-        if complete:
+        outcome = run_trainer(trainer, self.watch, _num_parameters(head))
+        if outcome.complete:
             student = self.kind.describe(head, self.target, self.recipe)
             card = model_card(student, self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome)
             folder.publish(partial(self._publish, head, target, card))

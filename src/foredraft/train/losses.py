@@ -58,6 +58,11 @@ class TargetDistribution:
             negative_entropy[rows] = torch.linalg.vecdot(p, log_p.clamp_(min=torch.finfo(p.dtype).min))
         return cls(temperature, probabilities, negative_entropy, logits.argmax(-1))
 
+    @property
+    def num_rows(self) -> int:
+        """R"""
+        return len(self.probabilities if self.places is None else self.places)
+
     def select(self, places: Tensor) -> TargetDistribution:
         """places: [R], rows of these. Nothing is copied: a loss reads them chunk by chunk."""
         return replace(self, places=places if self.places is None else self.places[places])
@@ -94,7 +99,7 @@ class DistillationLoss:
         return TargetDistribution.of(target_logits, self.temperature)
 
     def __call__(self, logits: Tensor, target: TargetDistribution, progress: float) -> LossSums:
-        """logits: [R, V], of the student"""
+        """logits: [R, V], of the student; rows behind those of the target count for nothing"""
         return distillation_loss(logits, target, self.kl_share(progress))
 
 
@@ -106,29 +111,36 @@ def check_loss(name: str) -> None:
 
 def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
     """Cross-entropy in nats. logits: [R, V]; next_ids: [R]."""
-    return _sums(logits, lambda rows, gradient: _next_token_rows(logits[rows], next_ids[rows], gradient))
+    return _sums(logits, len(logits), lambda rows, gradient: _next_token_rows(logits[rows], next_ids[rows], gradient))
 
 
 def distillation_loss(logits: Tensor, target: TargetDistribution, kl_share: float) -> LossSums:
-    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student."""
-    return _sums(logits, lambda rows, gradient: _distilled_rows(logits[rows], target.chunk(rows), kl_share, gradient))
+    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student; rows behind
+    those of the target count for nothing."""
+    return _sums(
+        logits,
+        target.num_rows,
+        lambda rows, gradient: _distilled_rows(logits[rows], target.chunk(rows), kl_share, gradient),
+    )
 
 
 _RowsLoss: TypeAlias = Callable[[slice, Tensor], Tensor]
 """(rows, where their gradient is written [N, V]) -> sums over them: of the loss, acceptance and agreement, float64"""
 
 
-def _sums(logits: Tensor, rows_loss: _RowsLoss) -> LossSums:
-    loss, acceptance, agreement = _Loss.apply(logits, rows_loss)  # type: ignore[no-untyped-call]
-    return LossSums(loss, float(acceptance), float(agreement), len(logits))
+def _sums(logits: Tensor, num_rows: int, rows_loss: _RowsLoss) -> LossSums:
+    """Over the first num_rows rows."""
+    loss, acceptance, agreement = _Loss.apply(logits, num_rows, rows_loss)  # type: ignore[no-untyped-call]
+    return LossSums(loss, float(acceptance), float(agreement), num_rows)
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows_loss: _RowsLoss) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, num_rows: int, rows_loss: _RowsLoss) -> tuple[Tensor, Tensor, Tensor]:
         gradient = torch.empty_like(logits)
+        gradient[num_rows:] = 0
         sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
-        for rows in _chunks(logits):
+        for rows in _chunks(logits[:num_rows]):
             sums += rows_loss(rows, gradient[rows])
         ctx.save_for_backward(gradient)
         loss, acceptance, agreement = sums
@@ -136,9 +148,9 @@ class _Loss(torch.autograd.Function):
         return loss.to(torch.float32), acceptance, agreement
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient.mul_(grads[0].to(gradient.dtype)), None
+        return gradient.mul_(grads[0].to(gradient.dtype)), None, None
 
 
 def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tensor:
@@ -178,7 +190,7 @@ def _slope(p: Tensor, q: Tensor, kl_share: float) -> Tensor:
 def _chunks(logits: Tensor) -> Iterator[slice]:
     """Rows that are processed together."""
     size = max(1, _CHUNK // logits.shape[1])
-    return (slice(start, start + size) for start in range(0, len(logits), size))
+    return (slice(start, min(start + size, len(logits))) for start in range(0, len(logits), size))
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from foredraft.train.head_student import frequent_ids
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
-from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, stepwise_loss
+from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, compared_rows, stepwise_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +118,11 @@ class PlacedDrafts:
             laws = TargetLaws.of(final, self.lm_head_rows, next_ids, self.loss)
         states = student.states(final.flatten(0, 1)).view(*ids.shape, -1, final.shape[-1])
         return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.loss, progress)
+
+    def shapes(self, student: MedusaHead, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        states = student.states(torch.empty(ids.numel(), student.config.target_hidden_size)).view(
+            *ids.shape, student.config.num_heads, -1
+        )
+        for head, of_head in enumerate(states.unbind(2)):
+            yield student.logits(head, compared_rows(of_head, head))

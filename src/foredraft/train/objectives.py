@@ -24,6 +24,10 @@ class Objective(Protocol):
 
     def __call__(self, student: Any, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
 
+    def shapes(self, student: Any, ids: Tensor) -> Iterator[Tensor]:
+        """The student's part of a call alone: the logits [N, V] that it computes, one drafted token after the other, if all tokens
+        are predicted. The tensors have shapes and no numbers (see peak_memory.py)."""
+
 
 class NextToken:
     """Plain next-token loss."""
@@ -31,6 +35,10 @@ class NextToken:
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
         return next_token_loss(_logits(student, ids, mask), next_ids[mask])
+
+    def shapes(self, student: PreTrainedModel, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        yield _all_logits(student, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class Distillation:
         width = min(logits.shape[1], target_logits.shape[1])  # the wider one is padded
         return self.loss(logits[:, :width], self.loss.distribution(target_logits[:, :width]), progress)
 
+    def shapes(self, student: PreTrainedModel, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        yield _all_logits(student, ids)
+
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
@@ -60,11 +72,22 @@ class MixedPrecision:
         with torch.autocast(ids.device.type, self.dtype):
             return self.objective(student, ids, next_ids, progress)
 
+    def shapes(self, student: Any, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        with torch.autocast(ids.device.type, self.dtype):
+            yield from self.objective.shapes(student, ids)
+
 
 def _logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """ids, mask: [B, L] -> [R, V], of the positions in the mask"""
+    logits = _all_logits(model, ids)
+    return logits if bool(mask.all()) else logits[mask.flatten()]
+
+
+def _all_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """ids: [B, L] -> [B * L, V]"""
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits.flatten(0, 1) if bool(mask.all()) else logits[mask]
+    return logits.flatten(0, 1)
 
 
 def in_precision(objective: Objective, name: str) -> Objective:
@@ -75,9 +98,14 @@ def in_precision(objective: Objective, name: str) -> Objective:
 
 def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:
     """Slices of a batch that fit the memory of one pass."""
-    size = max(1, _MAX_LOGITS // (length * vocab_size))
+    size = blocks_at_once(length, vocab_size)
     for start in range(0, num_blocks, size):
         yield slice(start, min(start + size, num_blocks))
+
+
+def blocks_at_once(length: int, vocab_size: int) -> int:
+    """How many blocks one pass reads. length: of a block. vocab_size: logits for each token."""
+    return max(1, _MAX_LOGITS // (length * vocab_size))
 
 
 def device_of(student: nn.Module) -> torch.device:

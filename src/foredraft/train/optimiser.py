@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from foredraft.errors import ForedraftError
 from foredraft.train.muon import Muon
+from foredraft.utils.tensors import num_bytes
 
 OPTIMISERS = ("muon", "adamw")
+_COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,21 @@ class Optimiser:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {name!r}")
         self._rates, self._clip = rates, clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        matrices = _matrices(model) if name == "muon" else []
-        ids = {id(p) for p in matrices}
-        others = [p for p in self.parameters if id(p) not in ids]
+        self._matrices = _matrices(model) if name == "muon" else []
+        ids = {id(p) for p in self._matrices}
+        self._others = [p for p in self.parameters if id(p) not in ids]
         self._optimisers: list[tuple[torch.optim.Optimizer, float]] = []
-        if matrices:
-            self._optimisers.append((Muon(matrices, lr=rates.matrices), rates.matrices))
-        if others:
-            adam = torch.optim.AdamW(others, lr=rates.others, betas=(0.9, 0.95), weight_decay=0.0)
+        if self._matrices:
+            self._optimisers.append((Muon(self._matrices, lr=rates.matrices), rates.matrices))
+        if self._others:
+            adam = torch.optim.AdamW(self._others, lr=rates.others, betas=(0.9, 0.95), weight_decay=0.0)
             self._optimisers.append((adam, rates.others))
+
+    @property
+    def state_bytes(self) -> int:
+        """What its state takes once a step was made: a momentum of each matrix for Muon; for AdamW two moments of each weight, and
+        the number of steps."""
+        return num_bytes(self._matrices) + 2 * num_bytes(self._others) + len(self._others) * _COUNTER_BYTES
 
     def clip_gradients(self) -> float:
         """-> the gradient's norm before clipping"""

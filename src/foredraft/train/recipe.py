@@ -117,15 +117,24 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """The most that the process took, in bytes: as it was foretold before the first step, and as it was measured at the end."""
+
+    foretold: int
+    measured: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """complete: whether the run reached its end. num_parameters: of the student. history: validations, from before the first
-    step to after the last."""
+    step to after the last. memory: None where the system does not tell."""
 
     complete: bool
     step: int
     seconds: float
     num_parameters: int
     history: list[ValidationRecord]
+    memory: MemoryUse | None = None
 
 
 def losses_of(recipe: Recipe) -> tuple[list[DistillationLoss], DistillationLoss]:

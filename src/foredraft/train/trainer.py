@@ -16,9 +16,12 @@ from foredraft.errors import ForedraftError
 from foredraft.train.blocks import IGNORED, Blocks
 from foredraft.train.objectives import Objective, device_of, measure, micro_batches, total
 from foredraft.train.optimiser import Optimiser
+from foredraft.train.peak_memory import MemoryForecast, forecast, pass_memory, pass_shape
 from foredraft.train.records import StepRecord, ValidationRecord, read_log
 from foredraft.train.run_folder import LOG, TRAINER, RunFolder, load_trainer, writing
 from foredraft.train.tasks import TaskRotation
+from foredraft.utils.heap import malloc_trim
+from foredraft.utils.machine import process_memory
 
 NUM_VALIDATIONS = 4
 _CHECKPOINT_SECONDS = 60.0
@@ -79,6 +82,16 @@ class Trainer:
             self.history = [ValidationRecord(**record) for record in state["history"]]
         self._truncate_log()
 
+    def forecast_memory(self) -> MemoryForecast | None:
+        """Call it with everything loaded, before `resume`. None off the CPU, and where the system does not tell what a process takes."""
+        if device_of(self.student).type != "cpu":
+            return None
+        task = self.tasks.tasks[0]
+        shape = pass_shape(self.schedule.batch_size, task.blocks.ids.shape[1], self.logit_width)
+        of_pass = pass_memory(self.student, task.objective, shape)
+        memory = process_memory()  # now, since computing the shapes has imported modules
+        return None if memory is None else forecast(memory, self.optimiser, of_pass)
+
     @property
     def progress(self) -> float:
         return self.schedule.length.progress(self.step, self.seconds)
@@ -117,6 +130,7 @@ class Trainer:
             part = task.objective(self.student, ids[rows], next_ids[rows], progress)
             (part.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(part)
+            malloc_trim()  # passes differ in length, so the heap would grow to several times what one of them takes
         sums = total(parts)
         loss = float(sums.loss) / num_tokens
         norm = self.optimiser.clip_gradients()

@@ -19,7 +19,7 @@ from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
 from foredraft.train.objectives import Distillation, NextToken, Objective, in_precision
 from foredraft.train.optimiser import Optimiser
-from foredraft.train.recipe import Data, Outcome, Recipe, Start, losses_of
+from foredraft.train.recipe import Data, MemoryUse, Outcome, Recipe, Start, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
 from foredraft.train.students import (
     check_draft,
@@ -34,6 +34,7 @@ from foredraft.train.texts import TrainingTexts
 from foredraft.train.trainer import Length, Schedule, Trainer
 from foredraft.train.watch import UNWATCHED, Watch
 from foredraft.train.written import Writer, WrittenTexts
+from foredraft.utils.machine import process_memory
 
 
 def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED) -> Outcome:
@@ -105,12 +106,8 @@ class _Run:
             schedule_of(self.recipe, tasks),
             folder,
         )
-        trainer.resume()
-        self.watch.stage("training")
-        with stop_on_signal() as should_stop:
-            complete = trainer.run(self.watch.step, should_stop)
-        outcome = Outcome(complete, trainer.step, trainer.seconds, student.num_parameters(), trainer.history)
-        if complete:
+        outcome = run_trainer(trainer, self.watch, student.num_parameters())
+        if outcome.complete:
             self._publish(folder, student, self._model_card(texts.files, tasks, outcome))
         return outcome
 
@@ -185,6 +182,20 @@ class _Run:
             (to / MODEL_CARD).write_text(card, encoding="utf-8")
 
         folder.publish(write)
+
+
+def run_trainer(trainer: Trainer, watch: Watch, num_parameters: int) -> Outcome:
+    """From the last checkpoint, if there is one, to the end, or until a signal stops it. num_parameters: of the student."""
+    forecast = trainer.forecast_memory()
+    if forecast is not None:
+        watch.memory(forecast)
+    trainer.resume()
+    watch.stage("training")
+    with stop_on_signal() as should_stop:
+        complete = trainer.run(watch.step, should_stop)
+    memory = process_memory()
+    use = None if forecast is None or memory is None else MemoryUse(forecast.peak, memory.highest)
+    return Outcome(complete, trainer.step, trainer.seconds, num_parameters, trainer.history, use)
 
 
 def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceFile]) -> dict[str, Any]:

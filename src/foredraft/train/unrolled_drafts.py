@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,9 @@ from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution
+
+ROW_MULTIPLE = 64
+"""Matrix products have so many rows, or a multiple: PyTorch compiles one anew for every number of rows, and keeps it."""
 
 
 class TargetStates:
@@ -51,6 +54,15 @@ class UnrolledDrafts:
         steps = unroll_states(student, features, tokens, self.num_steps)
         return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.loss, progress)
 
+    def shapes(self, student: EagleHead, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        config = student.config
+        # the target's own embeddings may be packed, which only the kernels can read
+        head = student.with_embeddings(lambda rows: torch.empty(len(rows), config.hidden_size))
+        features = torch.empty(*ids.shape, config.feature_size)
+        for step, states in enumerate(unroll_states(head, features, ids, self.num_steps)):
+            yield head.logits(compared_rows(states, step))
+
 
 @dataclass(frozen=True, slots=True)
 class TargetLaws:
@@ -71,7 +83,7 @@ class TargetLaws:
         mask = next_ids != IGNORED
         is_predicted = functional.pad(mask[:, :-1], (1, 0))
         places = (is_predicted.flatten().cumsum(0) - 1).view_as(mask)
-        return cls(mask, loss.distribution(final[is_predicted] @ lm_head_rows.T), places)
+        return cls(mask, loss.distribution(rows_of(final, is_predicted) @ lm_head_rows.T), places)
 
     def rows(self, step: int) -> Tensor:
         """[B, L - 1 - step], which rows of the step are compared"""
@@ -80,6 +92,19 @@ class TargetLaws:
     def at(self, step: int) -> TargetDistribution:
         """[R, D], for those rows"""
         return self.after_each.select(self.places[:, step + 1 :][self.rows(step)])
+
+
+def rows_of(states: Tensor, mask: Tensor) -> Tensor:
+    """Those in the mask, and then copies of the first row until their number is a multiple of ROW_MULTIPLE. states: [B, L, H]. mask:
+    [B, L] -> [R, H]"""
+    rows = mask.flatten().nonzero()[:, 0]
+    return states.flatten(0, 1)[functional.pad(rows, (0, -len(rows) % ROW_MULTIPLE))]
+
+
+def compared_rows(states: Tensor, step: int) -> Tensor:
+    """Those of a step that stepwise_loss reads, if all tokens are predicted. states: [B, L, H] -> [R, H]"""
+    rows = states[:, : states.shape[1] - 1 - step].flatten(0, 1)
+    return rows[torch.arange(len(rows) + -len(rows) % ROW_MULTIPLE) % len(rows)]
 
 
 def stepwise_loss(
@@ -96,7 +121,7 @@ def stepwise_loss(
     sums: list[LossSums] = []
     for step, states in enumerate(steps):
         rows = laws.rows(step)
-        logits = logits_of(step, states[:, : rows.shape[1]][rows])
+        logits = logits_of(step, rows_of(states[:, : rows.shape[1]], rows))
         sums.append(loss(logits, laws.at(step), progress))
     weights = torch.tensor([decay**step for step in range(len(sums))])
     weighted = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()

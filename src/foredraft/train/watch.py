@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foredraft.train.peak_memory import MemoryForecast
 from foredraft.train.records import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """stage: with the name of each stage as it begins. share: with the finished share of a stage. step: after each step."""
+    """stage: with the name of each stage as it begins. share: with the finished share of a stage. memory: what training will take,
+    before the first step. step: after each step."""
 
     stage: Callable[[str], None] = lambda _: None
     share: Callable[[float], None] = lambda _: None
+    memory: Callable[[MemoryForecast], None] = lambda _: None
     step: Callable[[StepRecord], None] = lambda _: None
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import transformers
 
-_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_INFO, _STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
+_OF_MEMORY = ("VmRSS", "VmHWM")
 _CPU_FEATURES = ("avx2", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "sve2")
 
 
@@ -46,6 +47,25 @@ def cpu_features() -> list[str]:
     # older releases do not have get_capabilities
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
     return [feature for feature in _CPU_FEATURES if capabilities.get(feature)]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of this process that are in memory, files it maps included: now, and the most so far."""
+
+    resident: int
+    highest: int
+
+
+def process_memory() -> ProcessMemory | None:
+    """None where the system does not tell."""
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    values = {
+        name: int(value.split()[0]) * 1024
+        for name, _, value in (line.partition(":") for line in lines)
+        if name in _OF_MEMORY
+    }
+    return ProcessMemory(*(values[name] for name in _OF_MEMORY)) if len(values) == len(_OF_MEMORY) else None
 
 
 def _processor() -> str:

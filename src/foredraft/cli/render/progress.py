@@ -54,6 +54,10 @@ class TrainingBar:
     def share(self, share: float) -> None:
         self._bar.update(self._task, completed=share)
 
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def step(self, share: float, loss: float, acceptance: float) -> None:
         description = f"loss {loss:.3f}  acceptance {acceptance:.3f}"
         self._bar.update(self._task, completed=share, description=description)

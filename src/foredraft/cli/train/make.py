@@ -14,6 +14,7 @@ import typer
 from foredraft.cli.groups import option_groups
 from foredraft.cli.models import set_threads
 from foredraft.cli.options import JsonOption
+from foredraft.cli.render.units import bytes_text
 from foredraft.cli.train.app import require_sources, train
 from foredraft.cli.train.options import (
     ArchitectureOption,
@@ -109,11 +110,17 @@ def check_inputs(data: DataOptions, recipe: RecipeOptions, architecture: Path | 
 def watching() -> Iterator[Watch]:
     """Shows the run as a bar on a terminal."""
     from foredraft.cli.render.progress import training_bar
+    from foredraft.cli.render.training import memory_text
     from foredraft.train import Watch
 
     startup.ready()
     with training_bar() as bar:
-        yield Watch(bar.stage, bar.share, lambda step: bar.step(step.progress, step.loss, step.acceptance))
+        yield Watch(
+            bar.stage,
+            bar.share,
+            lambda memory: bar.note(memory_text(memory)),
+            lambda step: bar.step(step.progress, step.loss, step.acceptance),
+        )
 
 
 def report(outcome: Outcome, out: Path, as_json: bool) -> None:
@@ -128,3 +135,6 @@ def report(outcome: Outcome, out: Path, as_json: bool) -> None:
         before = first.acceptance[kind]
         typer.echo(f"{kind}: acceptance {acceptance:.3f} (before: {before:.3f}), loss {last.loss[kind]:.3f}")
     typer.echo(f"{outcome.step} steps, {outcome.num_parameters} parameters; model: {out}")
+    if outcome.memory is not None:
+        measured, foretold = bytes_text(outcome.memory.measured), bytes_text(outcome.memory.foretold)
+        typer.echo(f"memory: {measured} at most (foretold: {foretold})")
