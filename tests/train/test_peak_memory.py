@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.exit_head import ExitKind
 from foredraft.train.losses import DistillationLoss
@@ -130,7 +130,17 @@ def test_what_was_taken_before_may_be_the_most() -> None:
 def test_what_is_told_is_what_is_measured(text: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
     """On the embedded target, in a process of its own."""
     command = [
-        *(sys.executable, "-m", "foredraft.cli", "train", "head", "--target", "embedded", "--data", str(text)),
+        *(
+            sys.executable,
+            "-m",
+            "foredraft.cli",
+            "train",
+            "head",
+            "--target",
+            str(EMBEDDED / "target"),
+            "--data",
+            str(text),
+        ),
         *("--out", str(tmp_path / "head"), "--context", "256", "--batch-size", "4", "--steps", "4", "--json", *args),
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
