@@ -37,9 +37,9 @@ class TextCounts:
         """Why fewer texts were measured than asked for, in one line; None if all were."""
         if self.num_measured >= self.num_asked:
             return None
-        documents = f"{self.num_documents} document{'s' if self.num_documents > 1 else ''}"
+        documents = "is 1 document" if self.num_documents == 1 else f"are {self.num_documents} documents"
         short = f", {self.num_too_short} of them too short" if self.num_too_short else ""
-        return f"{self.num_measured} of {self.num_asked} texts were measured: there are {documents}{short}"
+        return f"{self.num_measured} of {self.num_asked} texts were measured: there {documents}{short}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from foredraft.cli.render.console import output_console, write_lines
 from foredraft.cli.render.measurement import table_of
+from foredraft.cli.render.units import number_text
 
 if TYPE_CHECKING:
     from foredraft.bench import Interval
@@ -58,7 +60,7 @@ def _expectation_as_dict(
         "speculative_tokens": gamma,
         "tau": expected.tau,
         "tau_interval": None if interval is None else asdict(interval),
-        "acceptance_by_position": expected.by_position,
+        "acceptance_by_position": _by_position(expected),
         "measured_tau": report.measured.get(gamma),
         "predicted_speedup": None if speed is None else speed.speedup(expected.tau),
     }
@@ -83,11 +85,16 @@ def _row(report: KindReport, gamma: int, expected: Expectation, speed: SpeedPred
         f"{report.temperature:g}",
         f"{report.on_text.mean:.3f}",
         str(gamma),
-        " ".join(f"{alpha:.2f}" for alpha in expected.by_position),
+        " ".join(number_text(alpha) for alpha in _by_position(expected)),
         _with_interval(expected.tau, report.tau_intervals[gamma]),
         f"{report.measured[gamma]:.2f}" if gamma in report.measured else "",
         "" if speed is None else f"{speed.speedup(expected.tau):.2f}",
     ]
+
+
+def _by_position(expected: Expectation) -> list[float | None]:
+    """None where no draft got that far."""
+    return [None if math.isnan(alpha) else alpha for alpha in expected.by_position]
 
 
 def _with_interval(value: float, interval: Interval | None) -> str:
