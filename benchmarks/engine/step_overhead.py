@@ -29,7 +29,8 @@ class Stopwatch:
     def __init__(self, models: list[object]) -> None:
         self.seconds = 0.0
         for model in models:
-            for name in ("read", "generate", "fuse"):
+            names = ("read", "generate", "fuse") if hasattr(model, "read") else ("forward",)  # Medusa heads are modules
+            for name in names:
                 if hasattr(model, name):
                     self._watch(model, name)
 
@@ -52,14 +53,19 @@ class System:
     llm: LLM
     gamma: int | None
     watch: Stopwatch = field(init=False)
+    num_steps: int = 0
     step_ms: list[float] = field(default_factory=list)
     outside: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        models = [each for each in (self.llm.target, self.llm.draft) if each is not None]
+        self.watch = Stopwatch([*models, *self.parts_of_head])
+
+    @property
+    def parts_of_head(self) -> list[object]:
         head = self.llm._builder.models.head
-        layers = getattr(head, "model", None)  # an early exit's
-        self.watch = Stopwatch([each for each in (self.llm.target, self.llm.draft, head, layers) if each is not None])
+        return [each for each in (head, getattr(head, "model", None)) if each is not None]  # an early exit has a model
 
     def measure(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
@@ -68,12 +74,12 @@ class System:
         requests = [self.llm.frontend.prepare(prompt, params) for prompt in prompts]
         for request in requests:
             self.llm.frontend.start(request)
-        num_steps, inside, start = 0, self.watch.seconds, time.perf_counter()
+        before, inside, start = self.num_steps, self.watch.seconds, time.perf_counter()
         while self.llm.engine.has_work:
             self.llm.engine.step()
-            num_steps += 1
+            self.num_steps += 1
         took, inside = time.perf_counter() - start, self.watch.seconds - inside
-        self.step_ms.append(1e3 * took / num_steps)
+        self.step_ms.append(1e3 * took / (self.num_steps - before))
         self.outside.append(1 - inside / took)
         self.speed.append(len(prompts) * max_tokens / took)
         return [request.output().outputs[0].token_ids for request in requests]
