@@ -4,6 +4,9 @@
         [--texts code stories chats] [--temperatures 0 0.8 1] [--prompts 12] [--max-tokens 128] [--threads 1] [--shapes JSON ...]
         [--save]
 
+With several methods, as suffix+draft_model, trees of all are merged, and each method is measured alone too: "auto" over the better
+of them is a row of its own.
+
 Batch 1. Every prompt is written by plain decoding, by "auto" without trees and with them, and with every fixed shape that is given,
 in an order that rotates. At temperatures above 0 the prompts are written with a seed, and without. A ratio is paired by prompt,
 and its interval bootstrapped over prompts. The first rounds of "auto", in which it learns, count like all others.
@@ -30,6 +33,7 @@ from foredraft.model import EMBEDDED
 from foredraft.utils.machine import this_machine
 
 SEED = 7
+ALONE = "auto, only "
 
 
 def system(llm: LLM, name: str, sampling: dict[str, Any]) -> System:
@@ -78,7 +82,25 @@ def measure(
     systems = [system(llm, name, sampling) for name, llm in llms.items()]
     same = run(systems, prompts, max_tokens)
     chains = next(one for one in systems if one.name == "auto, chains")
-    return {"same": same, "rows": [row(one, chains, max_tokens) for one in systems]}
+    return {"same": same, "rows": [row(one, chains, max_tokens) for one in systems] + over_parts(systems, max_tokens)}
+
+
+def over_parts(systems: list[System], max_tokens: int) -> list[dict[str, Any]]:
+    """ "auto" with all methods over the method that was fastest alone; nothing where there is one method."""
+    parts = [one for one in systems if one.name.startswith(ALONE)]
+    if not parts:
+        return []
+    best = min(parts, key=lambda part: sum(part.seconds))
+    merged = next(one for one in systems if one.name == "auto")
+    return [row(merged, best, max_tokens) | {"system": f"auto, over the better ({best.name.removeprefix(ALONE)})"}]
+
+
+def alone(given: LLM) -> dict[str, LLM]:
+    """Each of several methods by itself, with trees."""
+    methods = given.method.split("+")
+    if len(methods) == 1:
+        return {}
+    return {ALONE + method: given.with_drafter(method, speculative_token_tree="auto") for method in methods}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -122,6 +144,7 @@ def main() -> None:
         "plain": given.with_drafter("none"),
         "auto, chains": given.with_drafter(speculative_token_tree="none"),
         "auto": given.with_drafter(speculative_token_tree="auto"),
+        **alone(given),
         **{json.dumps(shape): given.with_drafter(speculative_token_tree=shape) for shape in args.shapes},
     }
     results: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
+from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, name_of, names_of
 from foredraft.engine.models import HeadIdentity, LoadedModels, ModelSource, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
@@ -66,7 +66,7 @@ class LLM:
     speculative_token_tree: whether drafters may draft trees. "auto": where "auto" finds that
         they pay. "none": chains only. Or a shape, for a fixed number of tokens: for each token the ranks on the way to it, as
         [[0], [1], [0, 0]], which tries the two likeliest tokens, and one behind the likelier. speculative_tokens is the number of these
-        then, or fewer: the first so many. None: "none".
+        then, or fewer: the first so many. Where several methods grow trees, they are merged into one. None: "none".
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
@@ -269,7 +269,7 @@ class LLM:
     @property
     def method(self) -> str:
         """The drafters' names, with "+" between them."""
-        return "+".join(self.drafters)
+        return "+".join(map(name_of, self._builder.methods))
 
     @property
     def speculative_tokens(self) -> int | str:

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, SuffixDrafter, build
+from foredraft.drafters import (
+    REGISTRY,
+    SELF_DRAFTS,
+    DrafterContext,
+    MergedDrafter,
+    NgramDrafter,
+    ScriptedDrafter,
+    SuffixDrafter,
+    build,
+)
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
@@ -22,6 +31,7 @@ UNREGISTERED: dict[str, Callable[[], Drafter]] = {
         lambda request: [(t + 1) % VOCAB_SIZE for t in request.tokens], corrupt_every=3
     ),
     "suffix, eager": lambda: SuffixDrafter(min_probability=1e-6),
+    "merged": lambda: MergedDrafter({"suffix": SuffixDrafter(min_probability=1e-6), "ngram": NgramDrafter()}),
     "suffix with a corpus": lambda: SuffixDrafter(min_probability=1e-6, corpus_tokens=64),
 }
 

@@ -3,6 +3,7 @@ trees are counted, pruned and refused as they should be."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, ForedraftError, SamplingParams
+from foredraft.drafters import MergedDrafter, SuffixDrafter
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import TokenSequence
@@ -159,6 +161,64 @@ def test_a_shape_that_changes_every_step_is_invisible() -> None:
     assert texts_of(engine, wanted) == plain
     assert policy.num_trees > 50
     assert engine.stats.num_accepted_tokens > 20
+
+
+@pytest.mark.parametrize("num_running", [1, 8])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "suffix+draft_model",
+        "suffix+medusa",
+        pytest.param("suffix+eagle", marks=pytest.mark.slow),
+        pytest.param("ngram+early_exit", marks=pytest.mark.slow),
+        pytest.param("ngram+suffix+draft_model", marks=pytest.mark.slow),
+    ],
+)
+def test_merged_trees_are_invisible(method: str, num_running: int) -> None:
+    """In batches with chains and trees, merged and of single drafters."""
+    (growing,) = {"draft_model", "eagle", "medusa", "early_exit"} & set(method.split("+"))
+    settings = fitted_settings(growing) if growing != "draft_model" else {}
+    llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, max_num_seqs=num_running, **settings)
+    wanted = [params(**kind) for kind in KINDS]
+    plain = texts_of(llm.with_drafter("none").engine, wanted)
+    assert texts_of(llm.engine, wanted, preempted=5) == plain, "in a fixed shape"
+    assert {name for name, times in _num_asked(llm, wanted).items() if times} == {"merged"}
+    policy = AnyShape(list(llm.drafters))
+    engine = llm._builder.engine(llm.drafters, llm.engine.pool, policy)
+    assert texts_of(engine, wanted) == plain
+    assert policy.num_trees > 50
+    assert min(engine.stats.num_accepted_tokens, llm.engine.stats.num_accepted_tokens) > 20
+
+
+def _num_asked(llm: LLM, wanted: Sequence[SamplingParams]) -> Counter[str]:
+    asked = Counter[str]()
+    llm.engine.observers.append(SimpleNamespace(observe=lambda step: asked.update(step.draft_times)))
+    texts_of(llm.engine, wanted)
+    return asked
+
+
+def test_trees_are_merged_where_several_methods_grow_some() -> None:
+    llm = LLM(method="suffix+draft_model", num_threads=1)
+    assert [*llm.drafters] == ["suffix", "draft_model"], "chains only"
+    assert [*llm.with_drafter(speculative_token_tree="auto").drafters] == ["suffix", "draft_model", "merged"]
+    fixed = llm.with_drafter(speculative_token_tree=_paths(WIDE))
+    assert [*fixed.drafters] == ["merged", "suffix", "draft_model"]
+    assert fixed.method == "suffix+draft_model"
+    assert [*llm.with_drafter("suffix", speculative_token_tree="auto").drafters] == ["suffix"]
+
+
+def test_a_part_that_fails_ends_no_request(make_engine: MakeEngine, recwarn: Any) -> None:
+    class Failing(BranchingDrafter):
+        grows_trees = True
+
+        def propose(self, requests: list[DraftRequest]) -> Proposal:
+            raise RuntimeError("broken")
+
+    wanted = [params(**kind) for kind in KINDS]
+    drafter = MergedDrafter({"suffix": SuffixDrafter(), "failing": Failing({}, 4096)})
+    engine = make_engine(drafter, speculative_tokens=8)
+    assert texts_of(engine, wanted) == texts_of(make_engine("none"), wanted)
+    assert engine._policy.fallbacks["MergedDrafter", "failed"] > 0
 
 
 def test_auto_drafts_trees_only_where_it_may() -> None:

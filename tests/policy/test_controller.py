@@ -121,6 +121,51 @@ def test_where_siblings_never_stand_it_comes_back_to_chains() -> None:
     assert sum(budget.shape is not None for budget in budgets) < 0.1 * len(budgets)
 
 
+def merged_of(acceptance: float, siblings: tuple[float, ...]) -> dict[str, FakeDrafter]:
+    """A lookup that costs nothing, a model, and a merged tree that costs as much as both."""
+    merged = drafter(acceptance, 0.0005)
+    merged.siblings = siblings
+    return {"lookup": drafter(0.5, 0.0), "model": drafter(0.6, 0.0005), "merged": merged}
+
+
+def test_a_merged_tree_is_drafted_where_it_earns_more_than_its_parts() -> None:
+    rates, used = [], []
+    for names in (["lookup", "model"], ["lookup", "model", "merged"]):
+        drafters = {name: each for name, each in merged_of(0.75, (0.4, 0.2)).items() if name in names}
+        simulator = simulate(drafters, text(), tree_drafters=names)
+        simulator.run(FIRST_LEARNING)
+        rounds = simulator.run(3000)
+        rates.append(tokens_per_second(rounds))
+        used.append([budget.drafter for one in rounds for budget in one.budgets.values()])
+    assert used[1].count("merged") > 0.9 * len(used[1])
+    assert rates[1] >= 1.1 * rates[0]
+
+
+def test_a_merged_tree_that_earns_no_more_than_its_parts_is_left() -> None:
+    rates = []
+    for names in (["lookup", "model"], ["lookup", "model", "merged"]):
+        drafters = {name: each for name, each in merged_of(0.5, (0.0, 0.0)).items() if name in names}
+        simulator = simulate(drafters, text(), tree_drafters=names)
+        simulator.run(FIRST_LEARNING)
+        rates.append(tokens_per_second(simulator.run(6000)))
+    assert rates[1] >= 0.985 * rates[0]
+
+
+def test_siblings_beyond_the_shape_that_was_wanted_count_too() -> None:
+    """A merged tree has its nodes in other places where one of its parts finds nothing."""
+    wanted, drafted, rates = TreeShape((ROOT, 0)), (ROOT, ROOT), {}
+    for rank, path in {0: [0], 1: [1], None: []}.items():
+        controller = Controller(["a"], tree_drafters=["a"], clock=no_time)
+        sequence = TokenSequence(0, [1, 1], sampler_for(GREEDY, prompt=[1]), max_len=100, speculative_tokens=None)
+        item = ScheduledSequence(sequence, 1, True, len(wanted), "a", shape=wanted)
+        new_ids = [1] * (len(path) + 1)
+        outcome = Outcome([5, 6], drafted, path, new_ids, torch.empty(0, 0), [])
+        proposal = Proposal.certain([outcome.draft_ids], [drafted])
+        controller.observe(Step([item], [item], proposal, [outcome], {"a": 0.001}, 0.01, 0.0, [len(new_ids)], 0.011))
+        rates[rank] = controller._trees["a"]._all.sibling_rates([0.5, 0.5, 0.5])[0]
+    assert rates[None] < rates[0] == 0.5 < rates[1]
+
+
 @pytest.mark.parametrize(
     ("sampling", "counts"), [({"temperature": 1.0}, False), (GREEDY, True)], ids=["unseeded", "greedy"]
 )

@@ -96,7 +96,8 @@ def test_forecasts_converge_to_the_true_expectation(first: float, siblings: tupl
     promised, expected = [], []
     for turn in range(6000):
         shape = chance.choice(shapes)
-        trees.record(BUCKET, shape, taken(chance, shape, own, siblings), len(shape))
+        ranks = taken(chance, shape, own, siblings)
+        trees.record(BUCKET, shape.fans(ranks), ranks, len(shape), len(shape))
         if turn > 1000 and turn % 20 == 0:
             for (max_depth, num_nodes), forecast in trees.forecasts(BUCKET).items():
                 assert len(forecast.shape) == num_nodes
@@ -122,7 +123,7 @@ def test_before_a_tree_was_counted_first_children_fare_as_in_chains() -> None:
 def test_what_is_learnt_of_siblings_in_one_bucket_is_believed_in_all() -> None:
     trees, fresh = (TreeEstimator(AcceptanceEstimator(MAX_DRAFT)) for _ in range(2))
     for _ in range(300):
-        trees.record(BUCKET, TreeShape((ROOT, ROOT)), [1], 2)
+        trees.record(BUCKET, [2], [1], 2, 2)
     for bucket in set(range(NUM_BUCKETS)) - {BUCKET}:
         assert trees.forecasts(bucket)[1, 2].num_tokens > fresh.forecasts(bucket)[1, 2].num_tokens
 
@@ -131,5 +132,5 @@ def test_a_tree_that_comes_out_smaller_costs_fewer_rows() -> None:
     trees = TreeEstimator(AcceptanceEstimator(MAX_DRAFT))
     shape = TreeShape((ROOT, ROOT, 0, 0))
     for _ in range(400):
-        trees.record(BUCKET, shape, [], 1)
+        trees.record(BUCKET, shape.fans([]), [], len(shape), 1)
     assert trees.forecasts(BUCKET)[2, 4].num_rows == pytest.approx(1.0, abs=0.1)

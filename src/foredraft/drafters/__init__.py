@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.eagle import EagleDrafter
     from foredraft.drafters.early_exit import EarlyExitDrafter
     from foredraft.drafters.medusa import MedusaDrafter
+    from foredraft.drafters.merged import MergedDrafter
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
@@ -29,6 +30,7 @@ __getattr__ = attributes(
         "eagle": ("EagleDrafter",),
         "early_exit": ("EarlyExitDrafter",),
         "medusa": ("MedusaDrafter",),
+        "merged": ("MergedDrafter",),
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
         "scripted": ("ScriptedDrafter",),
@@ -73,6 +75,7 @@ __all__ = [
     "EagleDrafter",
     "EarlyExitDrafter",
     "MedusaDrafter",
+    "MergedDrafter",
     "NgramDrafter",
     "NoDrafter",
     "ScriptedDrafter",

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from foredraft.drafters import DrafterContext, build
+from foredraft.drafters import DrafterContext, MergedDrafter, build
 from foredraft.engine.cache import MemoryPool
-from foredraft.engine.drafter_group import grows_trees
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import NO_DRAFT, Method, draft_of, name_of
+from foredraft.engine.methods import MERGED, NO_DRAFT, Method, draft_of, name_of
 from foredraft.engine.models import LoadedModels
-from foredraft.engine.proposal import Drafter
+from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.heads import AnyHead
@@ -81,7 +80,7 @@ class EngineBuilder:
     def drafters(self, pool: MemoryPool | None = None) -> tuple[dict[str, Drafter], MemoryPool]:
         """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
         models, settings = self.models, self.settings
-        return build_drafters(
+        drafters, pool = build_drafters(
             models.target,
             models.drafts,
             self.methods,
@@ -90,6 +89,17 @@ class EngineBuilder:
             pool=pool,
             head=models.head,
         )
+        return self._with_merged(drafters), pool
+
+    def _with_merged(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
+        """And one that merges the trees of all that grow some. Where their shape is fixed it is the first."""
+        settings = self.settings
+        has_trees = settings.shape is not None or settings.auto_trees
+        growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
+        if len(growing) < 2 or not (has_trees and self.models.target.body.reads_trees):
+            return drafters
+        merged: dict[str, Drafter] = {MERGED: MergedDrafter(growing)}
+        return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
 
     def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
         """A policy that chooses among these drafters, from the costs that earlier processes measured.

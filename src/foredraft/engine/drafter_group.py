@@ -16,7 +16,16 @@ from torch import Tensor
 from foredraft.engine.cache import KVCache
 from foredraft.engine.contract import check_drafter, check_probs, check_proposal
 from foredraft.engine.forced_prefix import ForcedPrefix, apply_constraints
-from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal
+from foredraft.engine.proposal import (
+    Drafter,
+    DraftRequest,
+    Features,
+    Proposal,
+    bytes_held,
+    grows_trees,
+    shares_cache,
+    taps_of,
+)
 from foredraft.engine.stats import PrefixStats
 from foredraft.engine.step import ScheduledSequence
 from foredraft.utils.isolation import Shield
@@ -117,7 +126,9 @@ class DrafterGroup:
     def give_up(self, seq_ids: list[int]) -> list[str]:
         """Forget, to make room -> the names of the drafters that held any of the cache memory."""
         held = [
-            name for name, drafter in self._drafters.items() if self._shield.call(drafter, partial(_held, drafter), 0)
+            name
+            for name, drafter in self._drafters.items()
+            if self._shield.call(drafter, partial(bytes_held, drafter), 0)
         ]
         self.forget(seq_ids)
         return held
@@ -143,12 +154,7 @@ class DrafterGroup:
         taps = taps_of(drafter)
         if not taps:
             return None
-        if rows is None:
-            return Features(torch.empty(0, 0))
-        if taps == self.taps:
-            return Features(rows)
-        places = torch.arange(rows.shape[1]).view(len(self.taps), -1)
-        return Features(rows, places[[self.taps.index(tap) for tap in taps]].flatten())
+        return Features(torch.empty(0, 0) if rows is None else rows).narrowed(taps, self.taps)
 
     def _ask(
         self,
@@ -169,23 +175,3 @@ class DrafterGroup:
             self._num_sampled[name] += 1
             check_probs(drafter, proposal)
         return proposal
-
-
-def taps_of(drafter: Drafter) -> tuple[int, ...]:
-    """The hidden states of the target that it reads; () for most."""
-    return tuple(getattr(drafter, "taps", ()))
-
-
-def shares_cache(drafter: Drafter) -> bool:
-    """Whether it runs layers of the target over the target's own keys and values."""
-    return bool(getattr(drafter, "shares_cache", False))
-
-
-def grows_trees(drafter: Drafter) -> bool:
-    """Whether it can answer with trees."""
-    return bool(getattr(drafter, "grows_trees", False))
-
-
-def _held(drafter: Drafter) -> int:
-    """Bytes of the cache memory."""
-    return int(getattr(drafter, "bytes_held", 0))

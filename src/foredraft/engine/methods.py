@@ -17,6 +17,9 @@ Methods: TypeAlias = Method | Sequence[Method]
 
 NO_DRAFT = "none"
 
+MERGED = "merged"
+"""The drafter that merges the trees of several; it is no method, but comes where several methods grow trees."""
+
 EARLY_EXIT = "early_exit"
 
 DRAFT_METHODS = MappingProxyType(

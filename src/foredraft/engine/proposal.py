@@ -40,6 +40,14 @@ class Features:
         rows = self.rows[start:]
         return rows if self.columns is None else rows[:, self.columns]
 
+    def narrowed(self, wanted: Sequence[int], taps: Sequence[int]) -> Features:
+        """Those of the taps that are wanted, in their order. taps: of these features."""
+        if tuple(wanted) == tuple(taps):
+            return self
+        columns = torch.arange(self.rows.shape[1]) if self.columns is None else self.columns
+        by_tap = columns.reshape(len(taps), len(columns) // len(taps))
+        return Features(self.rows, by_tap[[taps.index(tap) for tap in wanted]].flatten())
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -247,3 +255,23 @@ class Drafter(Protocol):
     def forget(self, seq_ids: list[int]) -> None:
         """These sequences finished, were aborted or preempted: give back all that is held for them."""
         ...
+
+
+def taps_of(drafter: Drafter) -> tuple[int, ...]:
+    """The hidden states of the target that it reads; () for most."""
+    return tuple(getattr(drafter, "taps", ()))
+
+
+def shares_cache(drafter: Drafter) -> bool:
+    """Whether it runs layers of the target over the target's own keys and values."""
+    return bool(getattr(drafter, "shares_cache", False))
+
+
+def grows_trees(drafter: Drafter) -> bool:
+    """Whether it can answer with trees."""
+    return bool(getattr(drafter, "grows_trees", False))
+
+
+def bytes_held(drafter: Drafter) -> int:
+    """Of the cache memory."""
+    return int(getattr(drafter, "bytes_held", 0))

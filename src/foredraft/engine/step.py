@@ -83,6 +83,13 @@ class Outcome(NamedTuple):
         return [self.parents[:node].count(self.parents[node]) for node in self.path]
 
     @property
+    def fans(self) -> list[int]:
+        """The number of children of the pending token and of each draft token that stood, to the first without children."""
+        if self.parents is None:
+            return [1] * self.num_evaluated
+        return TreeShape(tuple(self.parents)).fans(self.ranks)
+
+    @property
     def path_logits(self) -> Tensor:
         """[num_accepted + 1, V], of the new tokens."""
         if self.parents is None:
@@ -104,6 +111,14 @@ def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) 
         Outcome(draft_ids, parents, path, [*(draft_ids[i] for i in path), next_id], own_logits, near_ties, failed)
         for draft_ids, parents, path, next_id, own_logits, near_ties, failed in zip(*columns, strict=True)
     ]
+
+
+def num_counted(item: ScheduledSequence, outcome: Outcome) -> int:
+    """How many draft tokens a policy may count: those that were drafted. But of a tree without a seed those that were wanted: how many
+    came may depend on noise that the text will still use, and no later choice may."""
+    if outcome.parents is None or not item.sequence.sampler.draws:
+        return outcome.num_drafted
+    return item.max_draft if item.shape is None else min(item.max_draft, len(item.shape))
 
 
 @dataclass(frozen=True, slots=True)

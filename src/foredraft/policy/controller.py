@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Outcome, ScheduledSequence, Step
+from foredraft.engine.step import Outcome, ScheduledSequence, Step, num_counted
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget
@@ -200,19 +201,19 @@ class Controller:
         num_accepted = min(outcome.num_accepted, num_kept)
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         history.record(num_accepted, min(item.max_draft, num_accepted + 1), self._step, acceptance.mean_rate)
-        acceptance.record(bucket, item.max_draft, outcome.num_drafted, num_accepted)
+        acceptance.record(bucket, item.max_draft, num_counted(item, outcome), num_accepted)
 
     def _count_tree(self, item: ScheduledSequence, shape: TreeShape, outcome: Outcome, num_kept: int) -> None:
         """Where a chain would have had the same first children, they count as a chain too."""
         history = self._states.of(item.sequence).histories[item.drafter]
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         ranks, shape = outcome.ranks[:num_kept], shape.cut(item.max_draft)
-        history.record(ranks.count(0), len(shape.fans(ranks)), self._step, acceptance.mean_rate)
-        draws = item.sequence.sampler.draws
-        # without a seed, how much of it grew may depend on noise that the text will still use: no choice may depend on that
-        num_drafted = len(shape) if draws else outcome.num_drafted
-        self._trees[item.drafter].record(bucket, shape, ranks, num_drafted)
-        if not draws:
-            num_first = next((place for place, rank in enumerate(ranks) if rank), len(ranks))
+        # those that were wanted, and did not grow, were rejected; where a drafter has moved rows, more may have grown
+        pairs = zip_longest(shape.fans(ranks), outcome.fans[: num_kept + 1], fillvalue=0)
+        fans = [max(pair) for pair in pairs]
+        history.record(ranks.count(0), len(fans), self._step, acceptance.mean_rate)
+        self._trees[item.drafter].record(bucket, fans, ranks, len(shape), num_counted(item, outcome))
+        if not item.sequence.sampler.draws:
             length = shape.first_branch
-            acceptance.record(bucket, length, length if outcome.num_drafted else 0, num_first)
+            num_first = next((place for place, rank in enumerate(ranks) if rank), len(ranks))
+            acceptance.record(bucket, length, length if outcome.num_drafted else 0, min(num_first, length))

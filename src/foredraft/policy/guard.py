@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.sequence import TokenSequence
-from foredraft.engine.step import Step
+from foredraft.engine.step import Step, num_counted
 from foredraft.policy.base import DraftBudget, Policy
 from foredraft.utils.arguments import check_thresholds
 
@@ -82,7 +82,7 @@ class Guard:
         window = self._windows[name]
         for item, outcome, num_kept in zip(step.scoring, step.outcomes, step.num_kept, strict=True):
             if item.drafter == name and outcome.num_drafted:
-                window.add(outcome.num_drafted, min(outcome.num_accepted, num_kept))
+                window.add(num_counted(item, outcome), min(outcome.num_accepted, num_kept))
         if window.is_full and window.rate < min_rate:
             measured = f"{window.rate:.1%} of its last {window.num_drafted} draft tokens were accepted"
             self._cross(name, LOW_ACCEPTANCE, measured, f"{min_rate:.1%}", step)

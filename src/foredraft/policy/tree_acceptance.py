@@ -54,11 +54,11 @@ class _Counts:
         counts = [0.0] * max_depth, [0.0] * max_depth, [0.0] * num_ranks, [0.0] * num_ranks, [0.0, 0.0]
         return cls(*counts, Decay(*counts))
 
-    def record(self, shape: TreeShape, ranks: Sequence[int], num_drafted: int) -> None:
+    def record(self, fans: Sequence[int], ranks: Sequence[int], num_wanted: int, num_drafted: int) -> None:
         weight = self.decay.next_weight()
-        self.nodes[0] += weight * len(shape)
+        self.nodes[0] += weight * num_wanted
         self.nodes[1] += weight * num_drafted
-        for depth, num_children in enumerate(shape.fans(ranks)):
+        for depth, num_children in enumerate(fans):
             rank = ranks[depth] if depth < len(ranks) else num_children
             self._record_node(depth, rank, min(num_children, 1 + len(self.missed)), weight)
         self.forecasts = None
@@ -91,11 +91,11 @@ class TreeEstimator:
         self._all = _Counts.zeros(chains.max_draft)
         self._buckets = [_Counts.zeros(chains.max_draft) for _ in range(NUM_BUCKETS)]
 
-    def record(self, bucket: int, shape: TreeShape, ranks: Sequence[int], num_drafted: int) -> None:
-        """Count one draft of a text in this bucket. shape: as wanted. ranks: of the tokens that stood, among their siblings.
-        num_drafted: nodes."""
-        self._all.record(shape, ranks, num_drafted)
-        self._buckets[bucket].record(shape, ranks, num_drafted)
+    def record(self, bucket: int, fans: Sequence[int], ranks: Sequence[int], num_wanted: int, num_drafted: int) -> None:
+        """Count one draft of a text in this bucket. ranks: of the tokens that stood, among their siblings. fans: how many children were
+        tried before each of them, and behind the last. num_wanted, num_drafted: nodes."""
+        for counts in (self._all, self._buckets[bucket]):
+            counts.record(fans, ranks, num_wanted, num_drafted)
 
     def forecasts(self, bucket: int) -> TreeForecasts:
         counts, of_chains = self._buckets[bucket], self._chains.forecast(bucket)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from foredraft.engine.contract import check_proposal as check_answer
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from foredraft.testing.memory import held_bytes
@@ -25,6 +28,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_p": 0.8},
     {"temperature": 1.1, "top_k": 3, "repetition_penalty": 1.2},
 )
+_SHAPES = (TreeShape((ROOT, ROOT, 0, 0, 1, 2)), TreeShape((ROOT, 0, 1)))
 _NUM_DRAWS, _NUM_CELLS = 400, 10
 _VISIBLE: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3, "top_p": 0.9})
 _PROMPTS = ("def count_words(text):", "Once upon a time", "def area(width, height):\n    return")
@@ -115,6 +119,17 @@ class DrafterContract:
     def test_no_room_means_no_draft(self) -> None:
         for params in _KINDS:
             self._ask(self._new(), [request_for(0, [1, 1, 1, 1], 0, **params), request_for(1, [2], 0, **params)])
+
+    def test_a_tree_where_one_is_wanted(self) -> None:
+        """Of a drafter that grows trees: its siblings differ, and none of its tokens are drawn."""
+        if not getattr(self._new(), "grows_trees", False):
+            return
+        for params in _KINDS:
+            for shape in _SHAPES:
+                for batch in batches(10, 10, self.vocab_size):
+                    drafter = self._new()
+                    requests = [replace(request, shape=shape) for request in requests_for(batch, **params)]
+                    check_answer(drafter, self._ask(drafter, requests), requests, self.vocab_size)
 
     def test_nobody_asks(self) -> None:
         self._ask(self._new(), [])

@@ -1,0 +1,242 @@
+"""One tree of several drafters: what they have in common is drafted once, and the rows go to the likeliest tokens of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from foredraft.engine.proposal import (
+    CERTAIN,
+    Drafter,
+    DraftRequest,
+    Features,
+    Proposal,
+    bytes_held,
+    grows_trees,
+    shares_cache,
+    taps_of,
+    trees_of,
+)
+from foredraft.engine.stats import PrefixStats
+from foredraft.engine.token_tree import ROOT, TreeShape
+from foredraft.errors import DrafterError, ForedraftError
+
+_PRIORS = (0.6, 0.15, 0.08, 0.05)
+"""Assumed shares of tokens that stand, by rank among siblings, before anything was counted; the last for all further ranks."""
+_PRIOR_WEIGHT = 6.0
+_MAX_OFFERED = 256
+"""Counts are halved there, so that the shares follow the text."""
+
+
+class MergedDrafter:
+    """Asks its parts for trees and merges them. Where two of them offer the same token behind the same tokens, it is one node, and
+    the row that this saves goes to the next best.
+
+    The wanted shape says how many nodes each depth has; what a depth does not use is left to the deeper ones. Which nodes these are
+    is decided depth by depth, by the probability of their paths: the product of the shares of tokens that stood, counted for each
+    part by depth and by rank among siblings, in all texts and in the text itself. Tokens that several parts offer are likelier.
+    Without a shape the draft is a chain, made in the same way.
+
+    Exact, because what is decided at one depth does not depend on what the parts offer at deeper ones, whose noise the text may still
+    use (docs/internals/trees.md), and counts come from tokens that the text took. Nor may a part draw its tokens: those of a tree are
+    certain.
+
+    parts: by name, two or more drafters that grow trees. An engine has them beside this one, which keeps nothing of theirs.
+
+    Raises ForedraftError for other parts, and DrafterError in `propose` where one of them draws.
+    """
+
+    grows_trees = True
+
+    def __init__(self, parts: Mapping[str, Drafter]) -> None:
+        unable = [name for name, part in parts.items() if not grows_trees(part)]
+        if len(parts) < 2 or unable:
+            raise ForedraftError(f"a merged tree needs two or more drafters that grow trees, not {unable or [*parts]}")
+        self._parts = dict(parts)
+        self.taps = tuple(sorted({tap for part in parts.values() for tap in taps_of(part)}))
+        self.shares_cache = any(shares_cache(part) for part in parts.values())
+        self.prefix_stats = PrefixStats()  # the parts count their own
+        self._shares = [AcceptedShares(_prior) for _ in parts]
+        self._histories: dict[int, _History] = {}
+
+    @property
+    def bytes_held(self) -> int:
+        """By its parts."""
+        return sum(bytes_held(part) for part in self._parts.values())
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        """-> one certain row per request. All are learned from before one drafts, so the order is no matter."""
+        histories = [self._learn(request) for request in requests]
+        for history in histories:
+            history.offers = []
+        for name, part in self._parts.items():
+            for history, offer in zip(histories, self._ask(name, part, requests), strict=True):
+                history.offers.append(offer)
+        rows = [_draft(*pair) for pair in zip(requests, histories, strict=True)]
+        return Proposal.certain([ids for ids, _ in rows], trees_of([parents for _, parents in rows]))
+
+    def forget(self, seq_ids: list[int]) -> None:
+        for seq_id in seq_ids:
+            self._histories.pop(seq_id, None)
+        for part in self._parts.values():
+            part.forget(seq_ids)
+
+    def retain(self, seq_id: int, history: Sequence[int]) -> None:
+        """The parts are told by themselves."""
+        self._histories.pop(seq_id, None)
+
+    def drop_retained(self) -> None:
+        """Nothing is retained here."""
+
+    def _learn(self, request: DraftRequest) -> _History:
+        """From the tokens that the text took since its last draft."""
+        history = self._histories.get(request.seq_id)
+        if history is None or len(request.tokens) < history.length:  # new, or another history under the same id
+            history = self._histories[request.seq_id] = _History([AcceptedShares(all_.of) for all_ in self._shares])
+        written = request.tokens[history.length :]
+        for offer, shares, own in zip(history.offers, self._shares, history.shares, strict=False):
+            offer.compare(written, (shares, own))
+        history.length = len(request.tokens)
+        return history
+
+    def _ask(self, name: str, part: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
+        proposal = replace(part.propose([self._request_for(part, request) for request in requests]))
+        if any(row != CERTAIN for rows in proposal.draft_prob_rows for row in rows):
+            raise DrafterError(f"{name} drew tokens of a merged tree: a tree's are certain, {CERTAIN}")
+        return [Offer.of(*row) for row in zip(proposal.draft_ids, proposal.draft_parents, strict=True)]
+
+    def _request_for(self, part: Drafter, request: DraftRequest) -> DraftRequest:
+        """A chain of an unseeded request is wanted as a tree with one child a node: such a chain is not drawn."""
+        shape = request.shape
+        if shape is None and request.sampler.draws:
+            shape = TreeShape.chain(request.max_len)
+        return replace(
+            request,
+            shape=shape,
+            features=self._features_for(part, request.features),
+            region=request.region if shares_cache(part) else None,
+        )
+
+    def _features_for(self, part: Drafter, features: Features | None) -> Features | None:
+        taps = taps_of(part)
+        return features.narrowed(taps, self.taps) if taps and features is not None else None
+
+
+class AcceptedShares:
+    """The share of the tokens of one drafter that stood, of those whose parent stood, by depth and by rank among siblings.
+
+    prior: the share before anything was counted.
+    """
+
+    def __init__(self, prior: Callable[[int, int], float]) -> None:
+        self._prior = prior
+        self._counts: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def of(self, depth: int, rank: int) -> float:
+        """depth: 0 behind the pending token."""
+        stood, offered = self._counts.get((depth, rank), (0.0, 0.0))
+        return (stood + _PRIOR_WEIGHT * self._prior(depth, rank)) / (offered + _PRIOR_WEIGHT)
+
+    def count(self, depth: int, rank: int, *, stood: bool) -> None:
+        before, offered = self._counts.get((depth, rank), (0.0, 0.0))
+        scale = 0.5 if offered + 1 >= _MAX_OFFERED else 1.0
+        self._counts[depth, rank] = scale * (before + stood), scale * (offered + 1)
+
+
+def _prior(_: int, rank: int) -> float:
+    return _PRIORS[min(rank, len(_PRIORS) - 1)]
+
+
+class Offer(NamedTuple):
+    """What a part drafted. children: the places in ids of the tokens behind each, best first; ROOT for the first ones."""
+
+    ids: Sequence[int]
+    children: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], parents: Sequence[int] | None) -> Offer:
+        """ids, parents: as in Proposal"""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(range(ROOT, len(ids) - 1) if parents is None else parents):
+            children.setdefault(parent, []).append(node)
+        return cls(ids, children)
+
+    def compare(self, written: Sequence[int], shares: Iterable[AcceptedShares]) -> None:
+        """Count what stood. written: the tokens that the text took behind the pending one"""
+        node = ROOT
+        for depth, token in enumerate(written):
+            following = None
+            for rank, child in enumerate(self.children.get(node, ())):
+                stood = self.ids[child] == token
+                following = child if stood else following
+                for each in shares:
+                    each.count(depth, rank, stood=stood)
+            if following is None:
+                return
+            node = following
+
+
+@dataclass(slots=True)
+class _History:
+    """Of one sequence. shares, offers: by part. length: of its tokens when the parts were asked."""
+
+    shares: list[AcceptedShares]
+    offers: list[Offer] = field(default_factory=list)
+    length: int = 0
+
+
+@dataclass(slots=True)
+class _Node:
+    """parent: its place in the merged tree. nodes: by part, the place of the same token in what it offers. chance: that the text
+    reaches it."""
+
+    token: int
+    parent: int
+    nodes: dict[int, int] = field(default_factory=dict)
+    chance: float = 0.0
+
+
+def _draft(request: DraftRequest, history: _History) -> tuple[list[int], list[int] | None]:
+    """-> tokens and parents, as in Proposal"""
+    if request.shape is None:
+        ids, parents = merge(history.offers, history.shares, [1] * request.max_len)
+        return ids, parents if request.sampler.draws else None
+    sizes = Counter(request.shape.cut(request.max_len).depths)
+    return merge(history.offers, history.shares, [sizes[depth] for depth in sorted(sizes)])
+
+
+def merge(
+    offers: Sequence[Offer], shares: Sequence[AcceptedShares], sizes: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """-> tokens and parents of one tree, as in Proposal
+
+    offers, shares: by part. sizes: the number of nodes at each depth; those that a depth does not use are left to the next one.
+    """
+    ids: list[int] = []
+    parents: list[int] = []
+    level = [(ROOT, _Node(0, ROOT, dict.fromkeys(range(len(offers)), ROOT), 1.0))]
+    room = 0
+    for depth, size in enumerate(sizes):
+        found = [child for place, node in level for child in _children(node, place, depth, offers, shares)]
+        best = sorted(found, key=lambda node: -node.chance)[: room + size]
+        room += size - len(best)
+        level = list(enumerate(best, start=len(ids)))
+        ids += [node.token for node in best]
+        parents += [node.parent for node in best]
+    return ids, parents
+
+
+def _children(
+    node: _Node, place: int, depth: int, offers: Sequence[Offer], shares: Sequence[AcceptedShares]
+) -> Iterable[_Node]:
+    """Those that any part offers, each once. Parts are taken to err independently of each other."""
+    found: dict[int, _Node] = {}
+    for part, own in node.nodes.items():
+        for rank, child in enumerate(offers[part].children.get(own, ())):
+            token = offers[part].ids[child]
+            merged = found.setdefault(token, _Node(token, place))
+            merged.nodes[part] = child
+            merged.chance += (node.chance - merged.chance) * shares[part].of(depth, rank)
+    return found.values()
