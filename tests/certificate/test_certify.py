@@ -247,6 +247,21 @@ def test_faults_that_are_small_or_late_or_far_on_are_rejected() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["draft_model", "suffix+draft_model"], ids=["grown", "merged"])
+@pytest.mark.parametrize("temperature", [0.8, 1.5])
+def test_with_trees_each_broken_verifier_of_sampled_texts_is_rejected(method: str, temperature: float) -> None:
+    llm = LLM(method=method, speculative_token_tree=[[0], [1], [0, 0], [0, 1], [1, 0]])
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
+    setting = replace(measured(setting_of(llm, params, PROMPTS, BUDGET, NUM_TOKENS)), deadline=Deadline(3600.0))
+    sampled = distribution_check(setting)
+    run = sampled.run()
+    assert run.results[0].passed
+    controls, _ = controls_for(SAMPLED, run, setting.params_of(SAMPLED))
+    assert {"stale cache", "one too many", "lost token"} <= {control.name for control in controls}
+    assert [control.name for control in controls if not is_rejected(sampled, control)] == []
+
+
+@pytest.mark.slow
 def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
     setting = at_the_default_budget("none")
     test = distribution_check(setting)

@@ -4,6 +4,7 @@ the certificate's catalogue; the other bugs are in single parts, and are put in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,20 +117,44 @@ def test_noise_used_again_in_the_next_step() -> None:
     assert odds(control.verifier) < FALSE_ALARM
 
 
-@pytest.mark.parametrize("control", [c for c in CONTROLS if c.target], ids=lambda control: control.name)
+class WithSiblings:
+    """A drafter's chains as trees, with a wrong token before each."""
+
+    grows_trees = True
+
+    def __init__(self, chains: Drafter) -> None:
+        self._chains = chains
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        halved = [replace(request, max_len=request.max_len // 2) for request in requests]
+        chains = self._chains.propose(halved).draft_ids
+        ids = [[each for token in chain for each in (token ^ 1, token)] for chain in chains]
+        return Proposal.certain(ids, [[i // 2 * 2 - 1 for i in range(len(row))] for row in ids])
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self._chains.forget(seq_ids)
+
+
+@pytest.mark.parametrize(
+    ("control", "as_drafted"),
+    [(c, lambda drafter: drafter) for c in CONTROLS if c.target]
+    + [(c, WithSiblings) for c in CONTROLS if c.target and SAMPLED in c.kinds],
+    ids=lambda x: getattr(x, "name", "trees" if x is WithSiblings else "chains"),
+)
 def test_a_broken_cache_breaks_the_law_of_the_cache(
-    control: Control, make_engine: MakeEngine, target: LanguageModel
+    control: Control, as_drafted: Callable[[Drafter], Drafter], make_engine: MakeEngine, target: LanguageModel
 ) -> None:
     """Over drafts that are partly wrong, in texts that are long enough."""
 
     def violations(model: LanguageModel) -> int:
         drafts = ScriptedDrafter(lambda request: texts[request.seq_id][len(request.tokens) :], corrupt_every=9)
-        engine = make_engine(drafts, model=model)
-        greedy = SamplingParams(temperature=0.0, max_tokens=24, speculative_tokens=3).resolve({})
+        engine = make_engine(as_drafted(drafts), model=model)
+        greedy = SamplingParams(temperature=0.0, max_tokens=24, speculative_tokens=3 * width).resolve({})
         sequences = [engine.add(prompt, greedy) for prompt in prompts]
         texts.update({sequence.seq_id: text for sequence, text in zip(sequences, written, strict=True)})
         return run_audited(engine, sequences, 6)
 
+    width = 2 if as_drafted is WithSiblings else 1
     prompts = [list(range(10, 10 + n)) for n in (5, 70)]
     written = plain_texts(make_engine, prompts)
     texts: dict[int, list[int]] = {}

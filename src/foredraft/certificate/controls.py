@@ -57,12 +57,25 @@ class StaleCache(_CountingCache):
         return super().num_held(seq_id) - self._numbers[seq_id]
 
     def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
-        region, held = self.region(seq_id), self.num_held(seq_id)
-        most = len(wanted) if at_most is None else at_most
-        self._numbers[seq_id] += held > most and len(region.tokens) < self.max_len // 2
+        region, most = self.region(seq_id), len(wanted) if at_most is None else at_most
+        has_room = len(region.tokens) < self.max_len // 2
+        if region.tree is not None:
+            self._keep_path(seq_id, wanted[:most], has_room=has_room)
+        held = self.num_held(seq_id)
+        self._numbers[seq_id] += held > most and has_room
         kept = min(held, most)
         del region.tokens[kept + self._numbers[seq_id] :]
         return len(wanted) - kept
+
+    def _keep_path(self, seq_id: int, wanted: Sequence[int], *, has_room: bool) -> None:
+        """Of a tree, unless what is before it was rejected; and where it goes on behind the path, one token more."""
+        region, held = self.region(seq_id), self.num_held(seq_id)
+        assert region.tree is not None
+        path = region.tree.path_of(wanted[held:])
+        rejected = region.tree.child_of(path) if has_room and held <= len(wanted) else None
+        stale = [] if rejected is None else [rejected]
+        region.keep_prefix_of([*region.tokens, *wanted[held : held + len(path)], *stale])
+        self._numbers[seq_id] += len(stale)
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         return super().reserve(seq_id, num_tokens + self._numbers[seq_id])

@@ -117,6 +117,11 @@ class TokenTree(NamedTuple):
             path.append(node)
         return path
 
+    def child_of(self, path: Sequence[int]) -> int | None:
+        """The first token behind the last of these nodes; None where there is none."""
+        last = path[-1] if path else ROOT
+        return next((token for token, parent in zip(self.tokens, self.parents, strict=True) if parent == last), None)
+
 
 class Region:
     """The keys and values of one sequence, for every layer, and the tokens they belong to.
@@ -139,6 +144,11 @@ class Region:
     def layers(self) -> list[int]:
         """The layers that have attention, by their index in the model."""
         return list(self._layers)
+
+    @property
+    def tree(self) -> TokenTree | None:
+        """What was read behind the tokens, of which a path is still to be kept; None: nothing, or a chain, which is among them."""
+        return self._tree
 
     @property
     def bytes_per_token(self) -> int:
