@@ -29,7 +29,7 @@ LAYERS = (
     },
     {"settings", "engine.token_tree", "model.checkpoint", "utils.folders", "utils.isolation"},
     {"kernels"},
-    {"sampling", "engine.cache"},
+    {"sampling", "engine.cache", "vocabulary"},
     {"engine.proposal", "gpu", "utils.arguments"},
     {"engine.stats", "engine.contract", "engine.checks"},
     {"engine.sequence"},

@@ -19,13 +19,13 @@ from foredraft.model import (
     LanguageModel,
     LoadOptions,
     WarmUpSizes,
-    check_vocabulary,
     examine,
     is_stored_in_few_bits,
     load_model,
     load_tokenizer,
 )
 from foredraft.utils.machine import this_machine
+from foredraft.vocabulary import check_vocabulary
 
 logger = logging.getLogger("foredraft")
 

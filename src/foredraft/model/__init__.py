@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from foredraft.model.loading import examine, is_stored_in_few_bits, load_model, load_tokenizer
     from foredraft.model.memory import available_memory
     from foredraft.model.options import LoadOptions
-    from foredraft.model.vocabulary import check_vocabulary
     from foredraft.model.warm_up import WarmUpSizes
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "Traits",
     "WarmUpSizes",
     "available_memory",
-    "check_vocabulary",
     "examine",
     "is_stored_in_few_bits",
     "load_model",
@@ -46,7 +44,6 @@ __getattr__ = attributes(
         "loading": ("examine", "is_stored_in_few_bits", "load_model", "load_tokenizer"),
         "memory": ("available_memory",),
         "options": ("LoadOptions",),
-        "vocabulary": ("check_vocabulary",),
         "warm_up": ("WarmUpSizes",),
     },
 )

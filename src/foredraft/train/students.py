@@ -11,11 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError, one_line
-from foredraft.model import LoadOptions, check_vocabulary, load_tokenizer
+from foredraft.model import LoadOptions, load_tokenizer
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.model.memory import refuse_if_too_big
 from foredraft.model.stored import materialize
+from foredraft.vocabulary import check_vocabulary
 
 
 def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:

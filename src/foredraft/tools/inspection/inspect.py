@@ -12,7 +12,7 @@ from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.models import head_format, options_of_draft
 from foredraft.errors import ModelError, VocabularyError
 from foredraft.heads import attach_head, head_method_of
-from foredraft.model import LanguageModel, LoadOptions, check_vocabulary, load_model, load_tokenizer
+from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
 from foredraft.text.tokenizing import encode_prompt
 from foredraft.tools.inspection.heads import measured_costs, predict_head
@@ -20,6 +20,7 @@ from foredraft.tools.inspection.memory import memory_report, resident_bytes
 from foredraft.tools.inspection.prediction import predict
 from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
 from foredraft.utils.machine import this_machine
+from foredraft.vocabulary import check_vocabulary
 
 logger = logging.getLogger("foredraft")
 

@@ -1,0 +1,39 @@
+"""Vocabularies: whether two are the same, what each id stands for in bytes, and text from the ids of one in those of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foredraft.utils.lazy import attributes
+
+if TYPE_CHECKING:
+    from foredraft.vocabulary.byte_vocabulary import ByteVocabulary
+    from foredraft.vocabulary.comparison import check_vocabulary
+    from foredraft.vocabulary.history import TranslatedHistory
+    from foredraft.vocabulary.overlap import Overlap, overlap_of
+    from foredraft.vocabulary.pair import METHODS, VocabularyPair, pair_of
+    from foredraft.vocabulary.shared_ids import SharedIds
+
+__all__ = [
+    "METHODS",
+    "ByteVocabulary",
+    "Overlap",
+    "SharedIds",
+    "TranslatedHistory",
+    "VocabularyPair",
+    "check_vocabulary",
+    "overlap_of",
+    "pair_of",
+]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "byte_vocabulary": ("ByteVocabulary",),
+        "comparison": ("check_vocabulary",),
+        "history": ("TranslatedHistory",),
+        "overlap": ("Overlap", "overlap_of"),
+        "pair": ("METHODS", "VocabularyPair", "pair_of"),
+        "shared_ids": ("SharedIds",),
+    },
+)

@@ -1,0 +1,140 @@
+"""A tokenizer's ids as bytes, and bytes as its ids. Nothing passes through decode(), which strips, cleans up and replaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.errors import VocabularyError
+from foredraft.vocabulary.encoder import encoder_of
+from foredraft.vocabulary.surface import byte_token, surface_of
+
+_ROLES = ("bos_token_id", "eos_token_id")
+_ESCAPED = re.compile("([\udc80-\udcff]+)")
+
+
+class ByteVocabulary:
+    """What the ids of one tokenizer stand for.
+
+    bytes_of: by id; None for special tokens, which stand for no text. special: the text of each of those, by id. roles: their ids
+    by role, such as "eos_token_id". prefix_ids: what the tokenizer puts before a text. prefix_space: b" " where it puts a space
+    before one, else b"".
+
+    Raises VocabularyError for a tokenizer whose tokens do not stand for bytes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise VocabularyError(
+                f"{type(tokenizer).__name__} is written in Python, and only those of `tokenizers` can be read as bytes"
+            )
+        to_bytes, added = surface_of(backend), backend.get_added_tokens_decoder()
+        tokens = cast("dict[str, int]", backend.get_vocab(True))
+        self.special = {index: token.content for index, token in added.items() if token.special}
+        if tokenizer.unk_token_id is not None:
+            self.special.setdefault(cast(int, tokenizer.unk_token_id), str(tokenizer.unk_token))
+        self.bytes_of: list[bytes | None] = [None] * (max(tokens.values(), default=-1) + 1)
+        for token, index in tokens.items():
+            if index not in self.special:
+                self.bytes_of[index] = to_bytes(token)
+        self._encoder = encoder_of(backend)
+        self.single_byte_ids = self._find_single_byte_ids(tokens)
+        self.roles: dict[str, int] = {
+            name: found for name in _ROLES if (found := getattr(tokenizer, name, None)) is not None
+        }
+        self.prefix_ids, self.prefix_space = self._prefixes(tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.bytes_of)
+
+    def encode(self, text: str) -> list[int]:
+        """Its ids, and nothing else."""
+        return self._encoder.encode(text, add_special_tokens=False).ids
+
+    def write(self, data: bytes) -> list[int]:
+        """Ids whose bytes, one after another, are `data`, or the longest beginning of it that is found: it ends before what this
+        vocabulary has no ids for, and before bytes that are no character."""
+        rest = data.lstrip(_CONTINUATION)
+        num_single = len(data) - len(rest)
+        ids = [self.single_byte_ids.get(byte, -1) for byte in data[:num_single]]
+        if -1 in ids:
+            return ids[: ids.index(-1)]
+        ids += self.encode(rest[: num_whole(rest)].decode())
+        end = 0
+        for count, index in enumerate(ids):
+            part = self.bytes_of[index]
+            if part is None or not data.startswith(part, end):
+                return ids[:count]
+            end += len(part)
+        return ids
+
+    def spell(self, data: bytes) -> tuple[list[int], list[int]]:
+        """Ids for all of `data`, and where in it the bytes of each end. What the vocabulary has no ids for is spelt as its tokenizer
+        does, by an unknown token or none; then the ends of the ids around it are that of the whole run."""
+        ids, ends, start = list[int](), list[int](), 0
+        for run in _ESCAPED.split(data.decode(errors="surrogateescape")):
+            if not run:
+                continue
+            if _ESCAPED.fullmatch(run):
+                size = len(run)
+                found = [
+                    self.single_byte_ids[byte]
+                    for byte in run.encode(errors="surrogateescape")
+                    if byte in self.single_byte_ids
+                ]
+            else:
+                size, found = len(run.encode()), self.encode(run)
+            ids += found
+            ends += self._ends(found, start, start + size)
+            start += size
+        return ids, ends
+
+    def joined(self, ids: Sequence[int]) -> bytes:
+        """Special tokens left out."""
+        return b"".join(part for index in ids if index < len(self) and (part := self.bytes_of[index]) is not None)
+
+    def _ends(self, ids: Sequence[int], start: int, end: int) -> list[int]:
+        sizes = [len(self.bytes_of[index] or b"") for index in ids]
+        return [*accumulate(sizes, initial=start)][1:] if start + sum(sizes) == end else [end] * len(ids)
+
+    def _find_single_byte_ids(self, tokens: dict[str, int]) -> dict[int, int]:
+        """The id of each byte: that of a byte token where there is one."""
+        by_token = {value: index for token, index in tokens.items() if (value := byte_token(token)) is not None}
+        if len(by_token) == 256:
+            return by_token
+        return {part[0]: index for index, part in enumerate(self.bytes_of) if part is not None and len(part) == 1}
+
+    def _prefixes(self, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], bytes]:
+        ids = cast("list[int]", tokenizer("a")["input_ids"])
+        num_special = next((i for i, index in enumerate(ids) if index not in self.special), 0)
+        bare = cast("list[int]", tokenizer("a", add_special_tokens=False)["input_ids"])
+        return tuple(ids[:num_special]), b" " if self.joined(bare) == b" a" else b""
+
+
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes inside a character."""
+
+
+def num_whole(data: bytes) -> int:
+    """How many of the first bytes are whole characters."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(data)
+
+
+def num_pending(data: bytes) -> int:
+    """How many of the last bytes are the beginning of a character that may still become whole: 0 to 3."""
+    for size in range(1, min(4, len(data) + 1)):
+        try:
+            data[len(data) - size :].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return size
+    return 0
