@@ -16,8 +16,10 @@ from torch import Tensor
 
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.drafters import REGISTRY
+from foredraft.vocabulary import METHODS as VOCABULARY_METHODS
 from tests.heads.random_heads import head_settings
 from tests.methods import all_methods
+from tests.vocabulary.permuted import permuted_draft
 
 QUICK = 10
 
@@ -127,8 +129,10 @@ def plain() -> LLM:
     return LLM(method="none")
 
 
-@pytest.fixture(scope="module", params=all_methods({*REGISTRY, "suffix+draft_model"} - {"none"}))
+@pytest.fixture(scope="module", params=[*all_methods({*REGISTRY, "suffix+draft_model"} - {"none"}), "slem", "tli"])
 def drafting(request: pytest.FixtureRequest) -> LLM:
+    if request.param in VOCABULARY_METHODS:
+        return LLM(draft_model=permuted_draft(), heterogeneous_vocab=request.param)
     return LLM(method=request.param, **head_settings(request.param))
 
 

@@ -25,6 +25,7 @@ any_settings = st.builds(
     quantization=st.none() | st.sampled_from(["int8", "int4", "int4-all"]),
     draft_quantization=st.none() | st.just("none"),
     num_threads=st.none() | numbers,
+    heterogeneous_vocab=st.none() | st.sampled_from(["auto", "slem", "tli", "none"]),
     head_window=st.none() | st.integers(0, 4096),
     head_settings=st.none()
     | st.fixed_dictionaries({"taps": st.lists(numbers, max_size=3), "norm_output": st.booleans()}),

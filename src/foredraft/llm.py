@@ -39,11 +39,13 @@ from foredraft.utils.arguments import (
     NO_TREES,
     check_draft_len,
     check_head_options,
+    check_heterogeneous_vocab,
     check_numbers,
     check_threads,
     check_token_tree,
 )
 from foredraft.verify import Rule, Verifier, checked_rules, verify
+from foredraft.vocabulary import VocabularyPair
 
 MAX_SPECULATIVE_TOKENS = 8
 
@@ -52,8 +54,10 @@ class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
     model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
-    draft_model: the same for the draft. It must have the target's vocabulary. Or a head of the target, EAGLE or Medusa, by its
-        hub id or directory.
+    draft_model: the same for the draft. Or a head of the target, EAGLE or Medusa, by its hub id or directory.
+    heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the
+        target's tokenizer and compares, "tli" lets it draw from the tokens that both have, "none" refuses it. None or "auto": "tli"
+        where the vocabularies are alike, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "eagle", "medusa", "early_exit", "self-int8" and
         "self-int4" (a copy of the target in int8 or int4), or any object with propose and forget. A list of them (or names
         with "+" between them) gives a choice at each step. None: what the draft_model is for, if there is one, else
@@ -107,6 +111,7 @@ class LLM:
         speculative_token_tree: Sequence[Sequence[int]] | str | None = None,
         min_acceptance_rate: float | None = None,
         max_draft_memory: int | None = None,
+        heterogeneous_vocab: str | None = None,
         head_window: int | None = None,
         head_settings: Mapping[str, Any] | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
@@ -138,14 +143,13 @@ class LLM:
             quantization=quantization,
             draft_quantization=draft_quantization,
             num_threads=num_threads,
+            heterogeneous_vocab=heterogeneous_vocab,
             head_window=head_window,
             head_settings=head_settings,
         )
         limits, rules = Limits(max_num_seqs, max_num_batched_tokens), checked_rules(verification_rules or {})
         thresholds = Thresholds(min_acceptance_rate, max_draft_memory)
-        max_draft = settings.max_speculative_tokens
-        max_draft = MAX_SPECULATIVE_TOKENS if max_draft is None else max_draft
-        trees = _trees_of(settings.speculative_token_tree)
+        max_draft, trees = _most_draft_of(settings), _trees_of(settings.speculative_token_tree)
         engine_settings = EngineSettings(
             limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules, *trees
         )
@@ -242,6 +246,11 @@ class LLM:
     def draft(self) -> LanguageModel | None:
         """The draft model of the first drafter, if it has one."""
         return self._builder.models.draft_for(self._builder.methods[0])
+
+    @property
+    def vocabularies(self) -> VocabularyPair | None:
+        """The target's and the draft model's, and how they are used together; None where they are one."""
+        return self._builder.models.vocabularies.get("draft_model")
 
     @property
     def head(self) -> AnyHead | None:
@@ -433,6 +442,7 @@ def _load(
     check_threads(settings.num_threads)
     check_draft_len(draft_len)
     check_head_options(settings.head_window, settings.head_settings)
+    check_heterogeneous_vocab(settings.heterogeneous_vocab)
     exit_layer = settings.exit_layer
     check_numbers(exit_layer=(exit_layer, 1))
     draft_method = draft_method_of(settings.draft_model, settings.method, options.revision, exit_layer)
@@ -455,6 +465,7 @@ def _load(
         draft_method,
         head_options,
         exit_layer,
+        settings.heterogeneous_vocab or AUTO,
     )
     if engine_settings.shape is not None and not models.target.body.reads_trees:
         raise ForedraftError("speculative_token_tree: trees are read on a CPU, and not on this device")
@@ -468,6 +479,11 @@ def _trees_of(given: object) -> tuple[TreeShape | None, bool]:
     """given: speculative_token_tree -> the shape of drafts of a fixed number of tokens; whether "auto" may choose trees"""
     tree = NO_TREES if given is None else check_token_tree(given)
     return (None, tree == AUTO) if isinstance(tree, str) else (TreeShape.of_paths(tree), False)
+
+
+def _most_draft_of(settings: Settings) -> int:
+    most = settings.max_speculative_tokens
+    return MAX_SPECULATIVE_TOKENS if most is None else most
 
 
 def _draft_len_of(speculative_tokens: int | str | None, shape: TreeShape | None) -> int | str:

@@ -27,6 +27,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "quantization": (str,),
     "draft_quantization": (str,),
     "num_threads": (int,),
+    "heterogeneous_vocab": (str,),
     "head_window": (int,),
     "head_settings": (dict,),
 }
@@ -46,6 +47,7 @@ class Settings:
     quantization: str | None = None
     draft_quantization: str | None = None
     num_threads: int | None = None
+    heterogeneous_vocab: str | None = None
     head_window: int | None = None
     head_settings: Mapping[str, Any] | None = None
 

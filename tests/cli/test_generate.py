@@ -12,7 +12,8 @@ import pytest
 
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.model import EMBEDDED
-from tests.command_line import BABYLLAMA, PROMPT, QUICK, assert_refused, generate, in_a_terminal, json_lines, run
+from tests.command_line import PROMPT, QUICK, assert_refused, generate, in_a_terminal, json_lines, run
+from tests.vocabulary.permuted import permuted_draft
 
 
 @pytest.mark.parametrize(
@@ -202,9 +203,11 @@ def test_a_corrupt_checkpoint_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_draft_of_another_vocabulary_is_one_line() -> None:
-    if not BABYLLAMA.is_dir():
-        pytest.skip("needs ../shared/models/babyllama105, a draft of another vocabulary")
-    assert_refused(generate(PROMPT, "--draft-model", BABYLLAMA), "105 tokens against 4096")
+    refused = generate(PROMPT, "--draft-model", permuted_draft(), "--heterogeneous-vocab", "none")
+    assert_refused(refused, "the draft model's vocabulary is not the target's")
+    assert_refused(
+        generate(PROMPT, "--heterogeneous-vocab", "other"), "heterogeneous_vocab must be one of auto, slem, tli"
+    )
 
 
 @pytest.mark.slow

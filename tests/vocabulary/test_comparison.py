@@ -80,14 +80,14 @@ def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tm
     weights = draft / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])  # what reads them fails
     with pytest.raises(VocabularyError, match="token 0 is 'w95' in the draft and 'w0' in the target"):
-        LLM(target, draft, dtype="float32")
+        LLM(target, draft, dtype="float32", heterogeneous_vocab="none")
 
 
 def test_a_real_pair_of_different_tokenizers_is_refused() -> None:
     if not MODELS.is_dir():
         pytest.skip("needs ../shared/models")
     with pytest.raises(VocabularyError, match="105 tokens against 512"):
-        LLM(MODELS / "stories260K", MODELS / "babyllama105")
+        LLM(MODELS / "stories260K", MODELS / "babyllama105", heterogeneous_vocab="none")
 
 
 def test_toy_logits_are_as_wide_as_said(tmp_path: Path) -> None:

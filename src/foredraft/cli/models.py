@@ -45,7 +45,7 @@ class ModelOptions:
         str | None,
         Option(
             "--draft-model",
-            help="The draft model, which must share the target's vocabulary, or a head of the target (EAGLE, Medusa).",
+            help="The draft model, or a head of the target (EAGLE, Medusa).",
         ),
     ] = None
     method: Annotated[
@@ -88,6 +88,15 @@ class ModelOptions:
             metavar="auto|none|JSON",
             help="Whether drafters may draft trees: where that pays, never, or of a fixed shape, as '[[0], [1], "
             "[0, 0]]': the two likeliest tokens, and one behind the likelier. Default: none.",
+        ),
+    ] = None
+    heterogeneous_vocab: Annotated[
+        str | None,
+        Option(
+            "--heterogeneous-vocab",
+            metavar="auto|slem|tli|none",
+            help="A draft model with another vocabulary: slem encodes its text anew and compares, tli has it draw from the tokens "
+            "that both have, none refuses it. Default: auto, by how alike they are.",
         ),
     ] = None
     head_window: Annotated[
@@ -194,6 +203,7 @@ class ModelOptions:
             arguments.check_token_tree(settings.speculative_token_tree)
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)
         arguments.check_head_options(settings.head_window, settings.head_settings)
+        arguments.check_heterogeneous_vocab(settings.heterogeneous_vocab)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
         exit_layer = settings.exit_layer
         method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
@@ -223,6 +233,7 @@ class ModelOptions:
                 speculative_token_tree=self.token_paths,
                 min_acceptance_rate=self.min_acceptance_rate,
                 max_draft_memory=self.max_draft_bytes,
+                heterogeneous_vocab=self.heterogeneous_vocab,
                 head_window=self.head_window,
                 head_settings=self.head_values,
                 cache_memory=self.cache_bytes,
@@ -262,6 +273,7 @@ class ModelOptions:
             quantization=self.quantization,
             draft_quantization=self.draft_quantization,
             num_threads=self.num_threads,
+            heterogeneous_vocab=self.heterogeneous_vocab,
             head_window=self.head_window,
             head_settings=self.head_values,
         )

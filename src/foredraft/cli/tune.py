@@ -124,6 +124,7 @@ def _write(result: TuneResult, models: ModelOptions, output: Path) -> None:
         quantization=models.quantization,
         draft_quantization=models.draft_quantization,
         num_threads=models.num_threads,
+        heterogeneous_vocab=models.heterogeneous_vocab,
         head_window=models.head_window,
         head_settings=models.head_values,
     )
@@ -136,7 +137,15 @@ def _from_settings_file(models: ModelOptions) -> ModelOptions:
 
     if models.settings_file is None:
         return models
-    names = ("model", "draft_model", "quantization", "draft_quantization", "num_threads", "head_window")
+    names = (
+        "model",
+        "draft_model",
+        "quantization",
+        "draft_quantization",
+        "num_threads",
+        "head_window",
+        "heterogeneous_vocab",
+    )
     given = {name: getattr(models, name) for name in names} | {"head_settings": models.head_values}
     settings = Settings.read(models.settings_file).override(**given)
     head_settings = None if settings.head_settings is None else json.dumps(settings.head_settings)

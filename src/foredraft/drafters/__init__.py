@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
+    from foredraft.drafters.slem import SlemDrafter
     from foredraft.drafters.suffix import SuffixDrafter
     from foredraft.engine.proposal import Drafter
 
@@ -34,6 +35,7 @@ __getattr__ = attributes(
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
         "scripted": ("ScriptedDrafter",),
+        "slem": ("SlemDrafter",),
         "suffix": ("SuffixDrafter",),
     },
 )
@@ -43,7 +45,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "none": lambda context: __getattr__("NoDrafter")(),
         "ngram": lambda context: __getattr__("NgramDrafter")(),
         "suffix": lambda context: __getattr__("SuffixDrafter")(),
-        "draft_model": lambda context: __getattr__("DraftModelDrafter").build(context),
+        "draft_model": lambda context: _DRAFT_MODELS[context.vocabulary_method](context),
         "eagle": lambda context: __getattr__("EagleDrafter").build(context),
         "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
@@ -52,6 +54,17 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
     }
 )
 """Drafters by name. To know the names must not cost an import of PyTorch, so each is imported when it is made."""
+
+_DRAFT_MODELS: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
+    {
+        "same": lambda context: __getattr__("DraftModelDrafter").build(context),
+        "slem": lambda context: __getattr__("SlemDrafter")(
+            __getattr__("DraftModelDrafter").build(context.in_draft_vocabulary()), context.vocabularies
+        ),
+        "tli": lambda context: __getattr__("DraftModelDrafter").build(context),
+    }
+)
+"""How a draft model is used, by what its vocabulary is to the target's."""
 
 SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"self-int8": {"quantization": "int8"}, "self-int4": {"quantization": "int4"}}
@@ -79,6 +92,7 @@ __all__ = [
     "NgramDrafter",
     "NoDrafter",
     "ScriptedDrafter",
+    "SlemDrafter",
     "SuffixDrafter",
     "build",
 ]

@@ -28,10 +28,12 @@ from foredraft.sampling import (
 
 @dataclass(slots=True)
 class Draft:
-    """One request's draft in the making. prob_rows, parents: as in Proposal."""
+    """One request's draft in the making. prob_rows, parents: as in Proposal. tokens: the history in the ids of a draft model, if one
+    drafts."""
 
     request: DraftRequest
     max_len: int
+    tokens: Sequence[int] = ()
     ids: list[int] = field(default_factory=list)
     prob_rows: list[int] = field(default_factory=list)
     parents: list[int] | None = None

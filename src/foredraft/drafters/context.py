@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foredraft.engine.cache import MemoryPool
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel
+from foredraft.vocabulary import VocabularyPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class DrafterContext:
 
     pool: every byte a drafter holds for its sequences' keys and values is taken from here and given back.
     max_rows: how many tokens a drafter may read in one pass of its own model. head: None unless the user gave one in the place of
-    a draft model. context_len: the longest sequence of the target.
+    a draft model. context_len: the longest sequence of the target. vocabularies: the target's and the draft model's, where they
+    differ.
     """
 
     vocab_size: int
@@ -24,3 +26,14 @@ class DrafterContext:
     max_rows: int = 512
     head: AnyHead | None = None
     context_len: int = 1 << 62
+    vocabularies: VocabularyPair | None = None
+
+    @property
+    def vocabulary_method(self) -> str:
+        """How a draft model with another vocabulary is used; "same" where it has the target's."""
+        return "same" if self.vocabularies is None else self.vocabularies.method
+
+    def in_draft_vocabulary(self) -> DrafterContext:
+        """For a drafter that reads and writes the draft model's ids."""
+        width = self.vocab_size if self.draft_model is None else self.draft_model.traits.vocab_size
+        return replace(self, vocab_size=width, vocabularies=None)

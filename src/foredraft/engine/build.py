@@ -20,6 +20,7 @@ from foredraft.model import LanguageModel, available_memory
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.utils.arguments import check_numbers, check_thresholds
 from foredraft.verify import Rule, Verifier, verify
+from foredraft.vocabulary import VocabularyPair
 
 _CACHE_SHARE = 0.5
 _UNKNOWN_MEMORY = 4 * 2**30
@@ -88,6 +89,7 @@ class EngineBuilder:
             settings.cache_memory,
             pool=pool,
             head=models.head,
+            vocabularies=models.vocabularies,
         )
         return self._with_merged(drafters), pool
 
@@ -169,11 +171,12 @@ def build_drafters(
     cache_memory: int | None = None,
     pool: MemoryPool | None = None,
     head: AnyHead | None = None,
+    vocabularies: Mapping[str, VocabularyPair] | None = None,
 ) -> tuple[dict[str, Drafter], MemoryPool]:
     """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
 
     drafts: draft models, by draft_of. head: what was given in the place of a draft model. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
-    of the free memory.
+    of the free memory. vocabularies: of draft models with another vocabulary than the target's, by draft_of.
     """
     if pool is None:
         pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits, head))
@@ -186,6 +189,7 @@ def build_drafters(
             limits.max_batch_tokens,
             head,
             target.traits.context_len,
+            (vocabularies or {}).get(draft_of(method)),
         )
         drafters[name_of(method)] = build(method, context) if isinstance(method, str) else method
     return drafters, pool

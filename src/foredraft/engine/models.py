@@ -24,8 +24,9 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
+from foredraft.sampling import AUTO
 from foredraft.utils.machine import this_machine
-from foredraft.vocabulary import check_vocabulary
+from foredraft.vocabulary import VocabularyPair, pair_of
 
 logger = logging.getLogger("foredraft")
 
@@ -50,8 +51,10 @@ class LoadedModels:
     source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the
     checkpoint's own. options: of the target; draft_quantization: in place of its quantization, for drafts; None does as for the
     target. head_options: of a head. exit_layer: after which an early exit that is not trained drafts; None: there is none.
+    heterogeneous_vocab: how a draft model with another vocabulary is used, see LLM. `vocabularies` has, by the same names as
+    `drafts`, those of drafts that do not have the target's.
 
-    Raises ForedraftError for models that cannot be loaded, or do not have the same vocabulary.
+    Raises ForedraftError for models that cannot be loaded, or whose vocabularies cannot be used together.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class LoadedModels:
         draft_method: str = "draft_model",
         head_options: HeadOptions | None = None,
         exit_layer: int | None = None,
+        heterogeneous_vocab: str = AUTO,
     ) -> None:
         has_head = draft_source is not None and draft_method != "draft_model"
         draft_model = None if has_head else draft_source
@@ -83,6 +87,8 @@ class LoadedModels:
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
         self.drafts: dict[str, LanguageModel] = {}
+        self.vocabularies: dict[str, VocabularyPair] = {}
+        self.heterogeneous_vocab = heterogeneous_vocab
         self.head: AnyHead | None = None
         self.head_identity: HeadIdentity | None = None
         if draft_model is not None:
@@ -148,8 +154,9 @@ class LoadedModels:
         self.target.warm_up(
             WarmUpSizes(num_sequences, max_draft + 1, vocab_size, drafts=False, taps=tuple(sorted(taps)))
         )
-        for draft in self.drafts.values():
-            draft.warm_up(WarmUpSizes(num_sequences, max_draft, vocab_size, drafts=True))
+        for name, draft in self.drafts.items():
+            width = draft.traits.vocab_size if name in self.vocabularies else vocab_size
+            draft.warm_up(WarmUpSizes(num_sequences, max_draft, width, drafts=True))
 
     def draft_for(self, method: Method) -> LanguageModel | None:
         return self.drafts.get(draft_of(method))
@@ -160,6 +167,7 @@ class LoadedModels:
         return {
             "machine": asdict(this_machine()),
             "drafters": list(drafters),
+            **{f"{name} vocabulary": pair.method for name, pair in self.vocabularies.items()},
             **({} if self.head is None else {"head": repr((self.head.config, self.head_options.window))}),
             **{
                 role: (model.traits, options, type(model.body).__name__)
@@ -174,7 +182,10 @@ class LoadedModels:
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
             return draft
-        check_vocabulary(self.tokenizer, load_tokenizer(source, options))
+        pair = pair_of(self.tokenizer, load_tokenizer(source, options), self.heterogeneous_vocab)
+        if pair is not None:
+            logger.info("%s: %s; heterogeneous_vocab changes that", os.fspath(source), pair)
+            self.vocabularies["draft_model"] = pair
         return load_model(source, options)
 
     def _attach_head(self, source: ModelSource | None) -> AnyHead:

@@ -61,11 +61,15 @@ class DraftModel:
 
 
 def draft_of(llm: LLM) -> Draft:
-    """Raises ForedraftError where there is neither a draft model nor a head."""
+    """Raises ForedraftError where there is neither a draft model nor a head, and for a draft with another vocabulary."""
     if llm.head is not None:
         return HeadOnTexts(llm)
     if llm.draft is None:
         raise ForedraftError("there is no draft model to evaluate: give one")
+    if llm.vocabularies is not None:
+        raise ForedraftError(
+            "a draft with another vocabulary cannot be evaluated token by token: measure it with foredraft bench or tune"
+        )
     return DraftModel(llm.draft)
 
 

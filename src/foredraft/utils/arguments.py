@@ -16,6 +16,9 @@ NO_TREES = "none"
 QUANTIZATIONS = ("int8", "int4", "int4-all", "none")
 """int4 leaves a model's head in eight bits, int4-all does not."""
 
+HETEROGENEOUS_VOCAB = (AUTO, "slem", "tli", "none")
+"""How a draft model with another vocabulary is used: chosen by the overlap of both, one of two ways, or not at all."""
+
 FOUR_BITS = ("int4", "int4-all")
 _THREADS_PER_CORE = 4
 
@@ -69,6 +72,14 @@ def check_head_options(window: int | None, settings: Mapping[str, Any] | None) -
     check_numbers(head_window=(window, 0))
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
         raise ForedraftError(f"head_settings must be a mapping from names to values, not {shown(settings)}")
+
+
+def check_heterogeneous_vocab(method: str | None) -> None:
+    """Raises ForedraftError for a way to use a draft with another vocabulary that is not known; None passes."""
+    if method is not None and method not in HETEROGENEOUS_VOCAB:
+        raise ForedraftError(
+            f"heterogeneous_vocab must be one of {', '.join(HETEROGENEOUS_VOCAB)}, not {shown(method)}"
+        )
 
 
 def check_token_tree(tree: object) -> Sequence[Sequence[int]] | str:

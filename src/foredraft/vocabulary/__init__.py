@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from foredraft.vocabulary.byte_vocabulary import ByteVocabulary
     from foredraft.vocabulary.comparison import check_vocabulary
     from foredraft.vocabulary.history import TranslatedHistory
-    from foredraft.vocabulary.overlap import Overlap, overlap_of
+    from foredraft.vocabulary.overlap import SAMPLE, Overlap, overlap_of
     from foredraft.vocabulary.pair import METHODS, VocabularyPair, pair_of
     from foredraft.vocabulary.shared_ids import SharedIds
 
 __all__ = [
     "METHODS",
+    "SAMPLE",
     "ByteVocabulary",
     "Overlap",
     "SharedIds",
@@ -32,7 +33,7 @@ __getattr__ = attributes(
         "byte_vocabulary": ("ByteVocabulary",),
         "comparison": ("check_vocabulary",),
         "history": ("TranslatedHistory",),
-        "overlap": ("Overlap", "overlap_of"),
+        "overlap": ("SAMPLE", "Overlap", "overlap_of"),
         "pair": ("METHODS", "VocabularyPair", "pair_of"),
         "shared_ids": ("SharedIds",),
     },

@@ -16,25 +16,28 @@ class SharedIds:
     target_ids, draft_ids: [N] int64, entry i of one for entry i of the other. Raises VocabularyError where there are none.
     """
 
-    def __init__(self, pair: VocabularyPair, draft_width: int) -> None:
-        """draft_width: of the draft model's logits."""
+    def __init__(self, pair: VocabularyPair, draft_width: int, target_width: int) -> None:
+        """draft_width, target_width: of the logits."""
         ours, theirs = _ids_by_bytes(pair.target), _ids_by_bytes(pair.draft)
         shared = {index: ours[part] for part, index in theirs.items() if part in ours}
         shared |= pair.special_to_target
-        pairs = sorted({target: draft for draft, target in shared.items() if draft < draft_width}.items())
+        pairs = sorted(
+            {target: draft for draft, target in shared.items() if draft < draft_width and target < target_width}.items()
+        )
         if not pairs:
             raise VocabularyError("the draft model's vocabulary has no token of the target's: use another draft")
         self.target_ids, self.draft_ids = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
         self._to_draft = dict(pairs)
+        self._target_width = target_width
 
     def to_draft(self, target_id: int) -> int:
         """Of a token that is shared."""
         return self._to_draft[target_id]
 
-    def to_target(self, logits: Tensor, vocab_size: int) -> Tensor:
+    def to_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's ids, of which only the shared ones can be drawn: the softmax of these is the draft's own
-        distribution given that a shared token comes. [R, V draft] -> [R, vocab_size]"""
-        out = logits.new_full((logits.shape[0], vocab_size), -torch.inf)
+        distribution given that a shared token comes. [R, V draft] -> [R, target_width]"""
+        out = logits.new_full((logits.shape[0], self._target_width), -torch.inf)
         device = logits.device
         return out.index_copy_(1, self.target_ids.to(device), logits.index_select(1, self.draft_ids.to(device)))
 
