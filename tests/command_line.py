@@ -23,9 +23,6 @@ from foredraft.cli import app
 PROMPT = "def read_lines(path):"
 
 
-BABYLLAMA = Path(__file__).parents[2] / "shared" / "models" / "babyllama105"
-
-
 QUICK = ("--num-threads", "1")
 
 

@@ -10,8 +10,9 @@ import pytest
 from transformers import AutoConfig
 
 from foredraft.model import EMBEDDED
-from tests.command_line import BABYLLAMA, QUICK, assert_refused, json_lines, run
+from tests.command_line import QUICK, assert_refused, json_lines, run
 from tests.heads.random_heads import embedded_head, save_eagle3
+from tests.vocabulary.permuted import permuted_draft
 
 
 def test_inspect_says_that_the_embedded_pair_fits() -> None:
@@ -24,13 +25,28 @@ def test_inspect_says_that_the_embedded_pair_fits() -> None:
 
 
 def test_inspect_ends_with_2_where_two_models_do_not_fit() -> None:
-    if not BABYLLAMA.is_dir():
-        pytest.skip("needs ../shared/models/babyllama105, a draft of another vocabulary")
-    result = run("inspect", "--draft-model", BABYLLAMA, "--json")
+    result = run("inspect", "--draft-model", permuted_draft(), "--heterogeneous-vocab", "none", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["fits"] is False
     (line,) = result.stderr.splitlines()
-    assert "105 tokens against 4096" in line
+    assert "the draft model's vocabulary is not the target's: token 0 is" in line
+
+
+def test_inspect_says_how_a_draft_with_another_vocabulary_is_used(tmp_path: Path) -> None:
+    options = ("--draft-model", permuted_draft(), "--no-load", *QUICK)
+    shown = run("inspect", *options)
+    assert shown.exit_code == 0, shown.stderr
+    assert re.search(
+        r"vocabularies: different; tli: .*on the built-in text 100 % of the draft's ids agree in place, "
+        r"and it has ([0-9.]+) bytes per id against \1\n",
+        shown.stdout,
+    )
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time")
+    (found,) = json_lines(run("inspect", "--json", "--coverage", text, "--heterogeneous-vocab", "slem", *options))
+    assert found["fits"] is True
+    assert found["vocabularies"]["method"] == "slem"
+    assert found["vocabularies"]["text"] == "given"
 
 
 def test_inspect_of_nothing_is_one_line() -> None:
@@ -71,7 +87,8 @@ def test_inspect_describes_a_head(tmp_path: Path) -> None:
 def test_mistakes_about_heads_are_one_line(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Hello.")
-    assert_refused(run("inspect", "--no-load", "--coverage", text, *QUICK), "--coverage", "give --draft-model a head")
+    target = ("--model", EMBEDDED / "target")
+    assert_refused(run("inspect", *target, "--no-load", "--coverage", text, *QUICK), "--coverage", "give --draft-model")
     other = save_eagle3(AutoConfig.from_pretrained(EMBEDDED / "draft", hidden_size=128), tmp_path / "other")
     assert_refused(run("inspect", "--no-load", "--draft-model", other, *QUICK), "belongs to another target")
 

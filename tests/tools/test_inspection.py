@@ -24,9 +24,9 @@ from foredraft.model.packed import packs
 from foredraft.tools.inspection import inspect_models, resident_bytes
 from foredraft.tools.inspection.heads import coverage_of
 from tests.heads.random_heads import HEAD_METHODS, embedded_head
+from tests.vocabulary.permuted import permuted_draft
 
 TARGET, DRAFT = EMBEDDED / "target", EMBEDDED / "draft"
-BABYLLAMA = Path(__file__).parents[3] / "shared" / "models" / "babyllama105"
 
 # architectures whose cache or vocabulary is unlike the plain case: grouped heads, sliding windows, routed experts,
 # latent attention, an odd head size
@@ -110,13 +110,33 @@ def test_sliding_windows_are_named(tmp_path: Path) -> None:
     assert report.attention == {"sliding (8)": 2, "full": 2}
 
 
-def test_another_vocabulary_does_not_fit_and_is_not_loaded() -> None:
-    if not BABYLLAMA.is_dir():
-        pytest.skip("needs ../shared/models/babyllama105, a draft of another vocabulary")
-    found = inspect_models(TARGET, BABYLLAMA, LoadOptions(device="cpu"))
+def test_another_vocabulary_that_is_not_wanted_does_not_fit_and_is_not_loaded() -> None:
+    found = inspect_models(TARGET, permuted_draft(), LoadOptions(device="cpu"), heterogeneous_vocab="none")
     assert not found.fits
-    assert "105 tokens against 4096" in str(found.reason)
+    assert "the draft model's vocabulary is not the target's" in str(found.reason)
+    assert found.vocabularies is None
     assert found.target.measured is None
+
+
+def test_two_vocabularies_are_compared_without_the_weights(tmp_path: Path) -> None:
+    for file in permuted_draft().iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    found = inspect_models(TARGET, tmp_path, LoadOptions(device="cpu"), load=False).vocabularies
+    assert found is not None
+    assert (found.method, found.agreement, found.text, found.is_chosen) == ("tli", 1.0, "built-in", True)
+    assert found.target_bytes_per_id == found.draft_bytes_per_id
+    options = LoadOptions(device="cpu")
+    forced = inspect_models(TARGET, tmp_path, options, load=False, heterogeneous_vocab="slem", text="a b").vocabularies
+    assert forced is not None
+    assert (forced.method, forced.text, forced.is_chosen) == ("slem", "given", False)
+
+
+def test_one_vocabulary_is_the_same_and_agrees_with_itself() -> None:
+    found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"), load=False).vocabularies
+    assert found is not None
+    assert (found.method, found.agreement) == ("same", 1.0)
+    assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).vocabularies is None
 
 
 def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions, set_threads
 from foredraft.cli.options import JsonOption
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import EMBEDDED
+from foredraft.sampling import AUTO
 from foredraft.utils import startup
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ def inspect(
     ] = _QUALITY_TOKENS,
     coverage: Annotated[
         Path | None,
-        typer.Option(metavar="TEXTFILE", help="With a head: also the share of this text's tokens that it can draft."),
+        typer.Option(
+            metavar="TEXTFILE",
+            help="With a head: also the share of this text's tokens that it can draft. With a draft model: compare the "
+            "vocabularies on this text.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,6 +62,10 @@ def inspect(
 
     --draft-model may be a head of the target: what it reads and drafts, and
     what a drafted token costs beside a pass of the target.
+
+    Of a draft model with another vocabulary: the share of its ids that agree
+    in place with the target's on a text, the bytes per id of both, and how
+    drafts would be verified (slem or tli). --no-load needs no weights for it.
 
     The exit code is 0 if they fit and 2 if not. What does not fit is not loaded.
 
@@ -69,8 +78,8 @@ def inspect(
         raise ForedraftError("--quality has to load the target: leave out --no-load")
     text = None if quality is None else read_text(quality)
     inspection = _inspect(models, load, None if coverage is None else read_text(coverage))
-    if coverage is not None and inspection.head is None:
-        raise ForedraftError("--coverage is of a head's vocabulary: give --draft-model a head")
+    if coverage is not None and inspection.head is None and inspection.draft is None:
+        raise ForedraftError("--coverage is of a draft's vocabulary: give --draft-model")
     report = None if text is None or not inspection.fits else _measure_quality(models, text, quality_tokens)
     if as_json:
         typer.echo(json.dumps(inspection.as_dict() | {"quality": None if report is None else asdict(report)}))
@@ -92,7 +101,14 @@ def _inspect(models: ModelOptions, load: bool, text: str | None) -> Inspection:
     startup.ready()
     set_threads(models.num_threads)
     with spinner("inspecting"):
-        return inspect_models(_target(models), draft, models.load_options(), load=load, text=text)
+        return inspect_models(
+            _target(models),
+            draft,
+            models.load_options(),
+            load=load,
+            text=text,
+            heterogeneous_vocab=models.heterogeneous_vocab or AUTO,
+        )
 
 
 def _measure_quality(models: ModelOptions, text: str, max_tokens: int) -> QualityReport:

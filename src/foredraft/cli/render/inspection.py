@@ -11,7 +11,7 @@ from rich.table import Table
 from foredraft.cli.render.units import bytes_text
 
 if TYPE_CHECKING:
-    from foredraft.tools.inspection import HeadReport, Inspection, MemoryReport, ModelReport
+    from foredraft.tools.inspection import HeadReport, Inspection, MemoryReport, ModelReport, VocabularyReport
     from foredraft.tools.quality import QualityReport
     from foredraft.utils.machine import MachineReport
 
@@ -42,11 +42,32 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     """What holds for the pair and the machine, a line each."""
     fits = "yes" if inspection.fits else f"no: {inspection.reason}"
     return [
+        *_vocabulary_lines(inspection.vocabularies),
         *_memory_lines(inspection.memory),
         f"machine: {_machine(inspection.machine)}",
         f"exactness: {inspection.exactness}",
         f"fits: {fits}",
     ]
+
+
+def _vocabulary_lines(report: VocabularyReport | None) -> list[str]:
+    if report is None:
+        return []
+    way = _WAYS[report.method]
+    if report.agreement is None:
+        return [f"vocabularies: {way}"]
+    chosen = "" if report.is_chosen else ", as asked for"
+    return [
+        f"vocabularies: {way}{chosen}; on the {report.text} text {100 * report.agreement:.0f} % of the draft's ids agree in place, "
+        f"and it has {report.draft_bytes_per_id:.2f} bytes per id against {report.target_bytes_per_id:.2f}"
+    ]
+
+
+_WAYS = {
+    "same": "the same",
+    "slem": "different; slem: the draft's text is encoded with the target's tokenizer and compared",
+    "tli": "different; tli: the draft model draws from the tokens that both have",
+}
 
 
 def _memory_lines(memory: MemoryReport) -> list[str]:

@@ -2,7 +2,7 @@
 
 from foredraft.tools.inspection.inspect import exactness_of, inspect_models
 from foredraft.tools.inspection.memory import resident_bytes
-from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
+from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport, VocabularyReport
 
 __all__ = [
     "Costs",
@@ -10,6 +10,7 @@ __all__ = [
     "Inspection",
     "MemoryReport",
     "ModelReport",
+    "VocabularyReport",
     "exactness_of",
     "inspect_models",
     "resident_bytes",

@@ -10,17 +10,18 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.models import head_format, options_of_draft
-from foredraft.errors import ModelError, VocabularyError
+from foredraft.errors import ModelError
 from foredraft.heads import attach_head, head_method_of
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
+from foredraft.sampling import AUTO
 from foredraft.text.tokenizing import encode_prompt
 from foredraft.tools.inspection.heads import measured_costs, predict_head
 from foredraft.tools.inspection.memory import memory_report, resident_bytes
 from foredraft.tools.inspection.prediction import predict
 from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
+from foredraft.tools.inspection.vocabularies import compare_vocabularies
 from foredraft.utils.machine import this_machine
-from foredraft.vocabulary import check_vocabulary
 
 logger = logging.getLogger("foredraft")
 
@@ -29,12 +30,18 @@ Source = str | os.PathLike[str]
 
 
 def inspect_models(
-    target: Source, draft: Source | None, options: LoadOptions, *, load: bool = True, text: str | None = None
+    target: Source,
+    draft: Source | None,
+    options: LoadOptions,
+    *,
+    load: bool = True,
+    text: str | None = None,
+    heterogeneous_vocab: str = AUTO,
 ) -> Inspection:
     """Predict everything first; load only what fits, and then measure.
 
     draft: a draft model or a head; None inspects the target alone. load: False only predicts. text: of which the share that a
-    head can draft is reported.
+    head can draft is reported, and on which the vocabularies of two models are compared. heterogeneous_vocab: see LLM.
 
     Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
     """
@@ -53,7 +60,8 @@ def inspect_models(
     # libraries, configurations and tokenizers are loaded by now, weights are not
     process_bytes = resident_bytes() if options.torch_device().type == "cpu" else 0
     memory = memory_report(reports, options, process_bytes, is_loaded=False, head=head)
-    reason = _difference(tokenizers) or _too_big(memory)
+    difference, vocabularies = compare_vocabularies(tokenizers, heterogeneous_vocab, text)
+    reason = difference or _too_big(memory)
     if load and reason is None:
         reports, head, memory = _measure(sources, reports, head, options, process_bytes)
     return Inspection(
@@ -65,6 +73,7 @@ def inspect_models(
         machine=this_machine(),
         exactness=exactness_of(reports[0]),
         head=head,
+        vocabularies=vocabularies,
     )
 
 
@@ -93,17 +102,6 @@ def _load_tokenizer(source: Source, options: LoadOptions) -> PreTrainedTokenizer
 def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | None) -> list[int]:
     """Of the text, as far as there are both."""
     return [] if tokenizer is None or text is None else encode_prompt(tokenizer, text)
-
-
-def _difference(tokenizers: list[PreTrainedTokenizerBase | None]) -> str | None:
-    target, draft = tokenizers[0], tokenizers[-1]
-    if len(tokenizers) < 2 or target is None or draft is None:
-        return None
-    try:
-        check_vocabulary(target, draft)
-    except VocabularyError as error:
-        return str(error)
-    return None
 
 
 def _too_big(memory: MemoryReport) -> str | None:

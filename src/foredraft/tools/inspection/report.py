@@ -99,6 +99,24 @@ class HeadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class VocabularyReport:
+    """How a draft model's vocabulary goes with the target's, from their tokenizers.
+
+    method: "same" where it is the same one, else how the draft is used, see LLM(heterogeneous_vocab=). agreement: the share of the
+    draft's ids that are one id of the target at the same place, on the text; target_bytes_per_id, draft_bytes_per_id: on the same.
+    None where tokens of one vocabulary, which both share, cannot be read as bytes. text: "built-in" or "given". is_chosen: by
+    these numbers, and not by the user.
+    """
+
+    method: str
+    agreement: float | None
+    target_bytes_per_id: float | None
+    draft_bytes_per_id: float | None
+    text: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReport:
     """Of target and draft, or head, together.
 
@@ -122,7 +140,8 @@ class MemoryReport:
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """fits: whether target and draft can work together on this machine. reason: why not, in one line. head: in the place of a
-    draft model."""
+    draft model. vocabularies: None without a draft model, or where one of the two has no tokenizer, or they cannot be used
+    together."""
 
     fits: bool
     reason: str | None
@@ -132,6 +151,7 @@ class Inspection:
     machine: MachineReport
     exactness: str
     head: HeadReport | None = None
+    vocabularies: VocabularyReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, for JSON."""
