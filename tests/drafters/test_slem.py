@@ -17,6 +17,7 @@ from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model, lo
 from foredraft.testing import check_drafter
 from foredraft.testing.requests import request_for
 from foredraft.vocabulary import VocabularyPair, pair_of
+from foredraft.vocabulary.byte_vocabulary import num_pending, num_whole
 from tests.text.toy_tokenizers import MODELS
 from tests.vocabulary.permuted import permuted_draft
 
@@ -102,6 +103,19 @@ def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(method: str
         fresh = build("draft_model", context_for(permuted, method))
         assert ids == drafts_of(fresh, [request_for(0, list(history), 4)]).draft_ids[0]
         history = [*history, *ids[:taken], own]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_behind_a_part_of_a_character_the_draft_goes_on_with_it_or_nothing_is_proposed(
+    method: str, permuted: LanguageModel
+) -> None:
+    context = context_for(permuted, method)
+    assert context.vocabularies is not None
+    target = context.vocabularies.target
+    history = [*ids_of("a "), *(target.single_byte_ids[byte] for byte in "😀".encode()[:2])]
+    (ids,) = drafts_of(build("draft_model", context), [request_for(0, history, 4)]).draft_ids
+    written = target.joined([*history, *ids])
+    assert ids == [] or num_whole(written) + num_pending(written) == len(written) > 4
 
 
 @pytest.mark.parametrize("method", METHODS)

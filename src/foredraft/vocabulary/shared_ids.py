@@ -29,6 +29,7 @@ class SharedIds:
         self.target_ids, self.draft_ids = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
         self._to_draft = dict(pairs)
         self._target_width = target_width
+        self._on_device = (self.target_ids, self.draft_ids)
 
     def to_draft(self, target_id: int) -> int:
         """Of a token that is shared."""
@@ -38,8 +39,10 @@ class SharedIds:
         """Logits over the target's ids, of which only the shared ones can be drawn: the softmax of these is the draft's own
         distribution given that a shared token comes. [R, V draft] -> [R, target_width]"""
         out = logits.new_full((logits.shape[0], self._target_width), -torch.inf)
-        device = logits.device
-        return out.index_copy_(1, self.target_ids.to(device), logits.index_select(1, self.draft_ids.to(device)))
+        if self._on_device[0].device != logits.device:
+            self._on_device = (self.target_ids.to(logits.device), self.draft_ids.to(logits.device))
+        target_ids, draft_ids = self._on_device
+        return out.index_copy_(1, target_ids, logits.index_select(1, draft_ids))
 
 
 def _ids_by_bytes(vocabulary: ByteVocabulary) -> dict[bytes, int]:
