@@ -22,6 +22,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 import foredraft
 from foredraft import ForedraftError
 from foredraft.model import EMBEDDED
+from tests.vocabulary.permuted import permuted_draft
 
 PROMPTS = ["def add(a, b):", "Once upon a time there was a big dog and"]
 
@@ -130,6 +131,19 @@ def test_a_seeded_text_does_not_depend_on_the_draft(
         {"draft_model": draft_model, "speculative_tokens": 7},
     ):
         assert foredraft.generate(model, inputs, **settings, **other).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": True, "seed": 3}], ids=str)
+def test_a_draft_with_another_tokenizer(
+    model: PreTrainedModel, tokenizer: Any, inputs: Any, settings: dict[str, Any]
+) -> None:
+    draft = AutoModelForCausalLM.from_pretrained(permuted_draft(), dtype=torch.float32).eval()
+    both = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(permuted_draft())}
+    plain = foredraft.generate(model, inputs, method="none", max_new_tokens=24, **settings)
+    drafted = foredraft.generate(model, inputs, draft_model=draft, max_new_tokens=24, **both, **settings)
+    assert drafted.tolist() == plain.tolist()
+    with pytest.raises(ForedraftError, match="give tokenizer= too"):
+        foredraft.generate(model, inputs, draft_model=draft, assistant_tokenizer=both["assistant_tokenizer"])
 
 
 def test_torchs_seed_holds_for_the_rest(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:

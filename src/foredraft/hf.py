@@ -36,6 +36,7 @@ from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams
 from foredraft.utils.arguments import check_numbers
+from foredraft.vocabulary import VocabularyPair, pair_of
 
 _UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
@@ -46,12 +47,14 @@ def generate(
     *,
     draft_model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,
 ) -> Tensor:
     """`model.generate(...)`, speculatively and batched. -> ids [B, L + new], as from generate
 
-    inputs: ids [B, L], or what a tokenizer returned. tokenizer: for stop_strings. settings: whatever generate takes
-    (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
+    inputs: ids [B, L], or what a tokenizer returned. tokenizer: the model's, for stop_strings, and with assistant_tokenizer, the draft
+    model's, for a draft model with another vocabulary. settings: whatever generate takes (max_new_tokens, do_sample, ...), and
+    method, exit_layer, speculative_tokens and seed of custom_generate.
 
     Raises ForedraftError for what cannot be honoured.
     """
@@ -59,9 +62,20 @@ def generate(
         if settings.get(name) is not None:
             raise ForedraftError(f"{name} does not reach custom_generate: use LLM.stream, or draft_model=")
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)
+    settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
+
+
+def _vocabularies(
+    tokenizer: PreTrainedTokenizerBase | None, assistant_tokenizer: PreTrainedTokenizerBase | None
+) -> VocabularyPair | None:
+    if assistant_tokenizer is None:
+        return None
+    if tokenizer is None:
+        raise ForedraftError("assistant_tokenizer is compared with the model's tokenizer: give tokenizer= too")
+    return pair_of(tokenizer, assistant_tokenizer)
 
 
 def _stop_strings_as_criteria(
@@ -93,6 +107,7 @@ def custom_generate(
     exit_layer: int | None = None,
     speculative_tokens: int | str = 4,
     seed: int | None = None,
+    vocabularies: VocabularyPair | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
@@ -101,7 +116,7 @@ def custom_generate(
     method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
     and so the text of a sample without a seed, depends on measured times. seed: sampled text depends on model, prompt and
     settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator,
-    so torch.manual_seed holds. generate passes no tokenizer: for stop_strings call `foredraft.generate`, or give a
+    so torch.manual_seed holds. vocabularies: of both models where they differ (foredraft.vocabulary.pair_of). generate passes no tokenizer: for stop_strings call `foredraft.generate`, or give a
     StopStringCriteria.
 
     Raises ForedraftError for what cannot be honoured.
@@ -110,7 +125,7 @@ def custom_generate(
     _refuse(config, model_kwargs)
     with _evaluating([model] if draft_model is None else [model, draft_model]):
         prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-        engine = _engine(model, draft_model, method, exit_layer, len(prompts), config)
+        engine = _engine(model, draft_model, method, exit_layer, len(prompts), config, vocabularies)
         return _write(engine, prompts, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
 
 
@@ -266,6 +281,7 @@ def _engine(
     exit_layer: int | None,
     num_rows: int,
     config: GenerationConfig,
+    vocabularies: VocabularyPair | None,
 ) -> Engine:
     check_numbers(exit_layer=(exit_layer, 1))
     has_exit_layer = exit_layer is not None
@@ -274,10 +290,11 @@ def _engine(
     target = _language_model(model)
     head = None if exit_layer is None else EarlyExit.after(target, exit_layer)
     drafts = {} if draft_model is None else {"draft_model": _language_model(draft_model)}
-    for draft in drafts.values():
+    for draft in drafts.values() if vocabularies is None else ():
         check_logit_width(target, draft)
+    pairs = {} if vocabularies is None else {"draft_model": vocabularies}
     limits = Limits(max_num_seqs=num_rows)  # cache memory for these rows alone
-    drafters, pool = build_drafters(target, drafts, methods, limits, head=head)
+    drafters, pool = build_drafters(target, drafts, methods, limits, head=head, vocabularies=pairs)
     return Engine(
         target,
         drafters,

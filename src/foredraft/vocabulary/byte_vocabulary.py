@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,6 +34,7 @@ class ByteVocabulary:
             raise VocabularyError(
                 f"{type(tokenizer).__name__} is written in Python, and only those of `tokenizers` can be read as bytes"
             )
+        self.num_tokens = len(tokenizer)
         to_bytes, added = surface_of(backend), backend.get_added_tokens_decoder()
         tokens = cast("dict[str, int]", backend.get_vocab(True))
         self.special = {index: token.content for index, token in added.items() if token.special}
@@ -114,6 +116,18 @@ class ByteVocabulary:
         num_special = next((i for i, index in enumerate(ids) if index not in self.special), 0)
         bare = cast("list[int]", tokenizer("a", add_special_tokens=False)["input_ids"])
         return tuple(ids[:num_special]), b" " if self.joined(bare) == b" a" else b""
+
+
+_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, ByteVocabulary] = WeakKeyDictionary()
+
+
+def byte_vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> ByteVocabulary:
+    """The same, made once for each tokenizer, which it does not hold, and anew where tokens were added. Raises VocabularyError as
+    ByteVocabulary does."""
+    known = _CACHE.get(tokenizer)
+    if known is None or known.num_tokens != len(tokenizer):
+        known = _CACHE[tokenizer] = ByteVocabulary(tokenizer)
+    return known
 
 
 _CONTINUATION = bytes(range(0x80, 0xC0))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import VocabularyError
-from foredraft.vocabulary.byte_vocabulary import ByteVocabulary
+from foredraft.vocabulary.byte_vocabulary import ByteVocabulary, byte_vocabulary_of
 from foredraft.vocabulary.comparison import check_vocabulary
 from foredraft.vocabulary.overlap import SAMPLE, Overlap, overlap_of
 
@@ -76,6 +76,6 @@ def pair_of(
 
 def _read(whose: str, tokenizer: PreTrainedTokenizerBase, difference: VocabularyError) -> ByteVocabulary:
     try:
-        return ByteVocabulary(tokenizer)
+        return byte_vocabulary_of(tokenizer)
     except VocabularyError as error:
         raise VocabularyError(f"{difference}; the {whose} tokens cannot be read as bytes: {error}") from None
