@@ -22,7 +22,7 @@ from foredraft.engine.proposal import Drafter
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from recipes.real_models import GEMMA3, SMOLLM2
-from tests.heads.random_heads import random_head
+from tests.heads.random_heads import MASK_TOKEN, random_head
 from tests.real_models import real_model
 
 # Nothing is timed: on a busy machine an example may take a second.
@@ -49,6 +49,12 @@ def embedded(name: str, **options: Any) -> LanguageModel:
     return load_model(EMBEDDED / name, LoadOptions(device="cpu", **options))
 
 
+def with_mask_token(draft: LanguageModel) -> LanguageModel:
+    """It drafts by "pard" too. It has not learned to read the mask: only its first token is good."""
+    draft.hf.config.pard_token = MASK_TOKEN
+    return draft
+
+
 @pytest.fixture(scope="session")
 def target() -> LanguageModel:
     """The embedded target, in bfloat16."""
@@ -58,7 +64,7 @@ def target() -> LanguageModel:
 @pytest.fixture(scope="session")
 def draft() -> LanguageModel:
     """The embedded draft, in bfloat16."""
-    return embedded("draft", dtype="bfloat16")
+    return with_mask_token(embedded("draft", dtype="bfloat16"))
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +76,7 @@ def int8_target() -> LanguageModel:
 @pytest.fixture(scope="session")
 def int8_draft() -> LanguageModel:
     """The embedded draft, its linear layers in int8."""
-    return embedded("draft", quantization="int8")
+    return with_mask_token(embedded("draft", quantization="int8"))
 
 
 @pytest.fixture(scope="session")

@@ -21,10 +21,10 @@ from foredraft.drafters import (
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
-from tests.heads.random_heads import HEAD_METHODS
+from tests.heads.random_heads import OWN_DRAFT_METHODS
 
 VOCAB_SIZE = 16
-NEED_A_MODEL = ("draft_model", *SELF_DRAFTS, *HEAD_METHODS)
+NEED_A_MODEL = ("draft_model", *SELF_DRAFTS, *OWN_DRAFT_METHODS)
 
 UNREGISTERED: dict[str, Callable[[], Drafter]] = {
     "scripted": lambda: ScriptedDrafter(

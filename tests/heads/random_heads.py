@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,6 +17,10 @@ from foredraft.heads import AnyHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel
 
 HEAD_METHODS = ("eagle", "medusa", "early_exit")
+OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard")
+"""Methods that do not draft with the embedded draft model: they need a checkpoint of their own."""
+
+MASK_TOKEN = 300
 
 
 @cache
@@ -34,7 +39,19 @@ def random_head(method: str, target: LanguageModel) -> AnyHead | None:
 
 def head_settings(method: str) -> dict[str, Path]:
     """Arguments of LLM beside method, with the embedded target."""
+    if method == "pard":
+        return {"draft_model": embedded_pard()}
     return {"draft_model": embedded_head(method)} if method in HEAD_METHODS else {}
+
+
+@cache
+def embedded_pard() -> Path:
+    """The embedded draft, as a model with mask tokens: it has not learned to read them, and only its first token is good. The mask
+    is a token that texts have too."""
+    folder = Path(shutil.copytree(EMBEDDED / "draft", Path(mkdtemp()) / "pard"))
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "spd_type": "pard", "pard_token": MASK_TOKEN}))
+    return folder
 
 
 def save_eagle3(config: PretrainedConfig, folder: Path, *, draft_vocab_size: int | None = None, seed: int = 0) -> Path:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.merged import MergedDrafter
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
+    from foredraft.drafters.pard import PardDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
     from foredraft.drafters.slem import SlemDrafter
     from foredraft.drafters.suffix import SuffixDrafter
@@ -34,6 +35,7 @@ __getattr__ = attributes(
         "merged": ("MergedDrafter",),
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
+        "pard": ("PardDrafter",),
         "scripted": ("ScriptedDrafter",),
         "slem": ("SlemDrafter",),
         "suffix": ("SuffixDrafter",),
@@ -49,6 +51,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "eagle": lambda context: __getattr__("EagleDrafter").build(context),
         "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
+        "pard": lambda context: __getattr__("PardDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
@@ -91,6 +94,7 @@ __all__ = [
     "MergedDrafter",
     "NgramDrafter",
     "NoDrafter",
+    "PardDrafter",
     "ScriptedDrafter",
     "SlemDrafter",
     "SuffixDrafter",

@@ -50,18 +50,22 @@ class Draft:
 
     def append(self, token: int, prob_row: int, *, row_failed: bool) -> None:
         """One more token; a row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
-        if row_failed:
-            self.is_open = False
-            return
-        self.ids.append(token)
-        self.prob_rows.append(prob_row)
+        self.is_open = self.is_open and not row_failed
+        if self.is_open:
+            self.ids.append(token)
+            self.prob_rows.append(prob_row)
 
 
 def extend(drafts: Sequence[Draft], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
     """One more token for each draft. logits: [len(drafts), V'], cut or filled up to vocab_size. token_probs: of the tokens drawn so
     far; what is drawn here is added."""
-    logits = fit_vocabulary(logits, vocab_size)
     rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
+    append_choices(drafts, rows, fit_vocabulary(logits, vocab_size), token_probs)
+
+
+def append_choices(drafts: Sequence[Draft], rows: Sequence[Row], logits: Tensor, token_probs: list[TokenProbs]) -> None:
+    """The token that each row chooses, for the draft of the same index; rows of one draft in the order of its places. logits: [R, V].
+    token_probs: as in extend."""
     certain = [i for i, row in enumerate(rows) if not row.spec.draws]
     if certain:
         choice = choose(select(logits, certain), [rows[i] for i in certain])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from foredraft.drafters._drafts import Draft, as_proposal, extend
-from foredraft.drafters._trees import DraftTree, grow, growing_nodes, trees_for
+from foredraft.drafters._drafts import Draft, as_proposal
+from foredraft.drafters._slots import Slots, draft_slots
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
@@ -42,9 +42,9 @@ class MedusaDrafter:
         drafting = [draft for draft in drafts if draft.max_len > 0]
         if drafting:
             with torch.inference_mode():
-                logits = dict(zip(map(id, drafting), self._logits([draft.request for draft in drafting]), strict=True))
-                self._write([draft for draft in drafting if draft.request.shape is None], logits, token_probs)
-                self._grow(trees_for(drafting), logits)
+                logits = self._logits([draft.request for draft in drafting])
+                slots = [Slots(draft, self._rows(place, draft)) for place, draft in enumerate(drafting)]
+                draft_slots(slots, logits, self._vocab_size, token_probs)
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -58,26 +58,13 @@ class MedusaDrafter:
         return request.max_len if request.shape is not None else min(request.max_len, num_heads)
 
     def _logits(self, requests: Sequence[DraftRequest]) -> Tensor:
-        """[len(requests), heads, D]"""
+        """[len(requests) * heads, V]"""
         features = [request.features for request in requests if request.features is not None]
         last = torch.cat([each.since(len(each) - 1) for each in features])
-        logits: Tensor = self._head(last.to(self._head.dtype))
-        return logits
+        return self._head.on_target(self._head(last.to(self._head.dtype)).flatten(0, 1))
 
-    def _write(self, drafts: list[Draft], logits: Mapping[int, Tensor], token_probs: list[TokenProbs]) -> None:
-        """logits: [heads, D] for each draft, by its identity"""
-        while drafts:
-            chosen = torch.stack([logits[id(draft)][draft.request.num_forced + len(draft.ids)] for draft in drafts])
-            extend(drafts, self._head.on_target(chosen), self._vocab_size, token_probs)
-            drafts = [draft for draft in drafts if draft.has_room]
-
-    def _grow(self, trees: Sequence[DraftTree], logits: Mapping[int, Tensor]) -> None:
-        """All nodes of a depth have the logits of one head."""
-        for depth in range(self._head.config.num_heads):
-            growing = [tree for tree in trees if tree.request.num_forced + depth < self._head.config.num_heads]
-            places = list(growing_nodes(growing, depth))
-            if places:
-                rows = [logits[id(tree.draft)][tree.request.num_forced + depth] for tree, _ in places]
-                grow(growing, depth, self._head.on_target(torch.stack(rows)), self._vocab_size)
-        for tree in trees:
-            tree.finish()
+    def _rows(self, place: int, draft: Draft) -> range:
+        """Of these logits, for the draft of the request at this place."""
+        num_heads, num_forced = self._head.config.num_heads, draft.request.num_forced
+        first = place * num_heads + num_forced
+        return range(first, first + min(draft.max_len, num_heads - num_forced))

@@ -27,10 +27,14 @@ DRAFT_METHODS = MappingProxyType(
         "draft_model": "a draft model: give draft_model=",
         "eagle": "an EAGLE head: give draft_model=",
         "medusa": "Medusa heads: give draft_model=",
+        "pard": "a draft model with mask tokens: give draft_model=",
         EARLY_EXIT: "a layer: give exit_layer=, or the directory of a trained exit as draft_model=",
     }
 )
 """The methods that draft with what draft_model= names, and what they need."""
+
+LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
+"""Those of them whose draft is a language model of its own; the others draft with a head."""
 
 
 def choose_methods(
@@ -68,7 +72,7 @@ def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method:
     """Raises ForedraftError for an exit_layer that no method of these names uses, or beside a head."""
     if exit_layer is not None and EARLY_EXIT not in names:
         raise ForedraftError(f'exit_layer is for the method "early_exit", and the method is "{"+".join(names)}"')
-    if exit_layer is not None and draft_method != "draft_model":
+    if exit_layer is not None and draft_method not in LANGUAGE_MODEL_METHODS:
         raise ForedraftError("exit_layer and a head cannot be combined: leave one of them out")
 
 

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine.methods import DRAFT_METHODS, EARLY_EXIT, Method, Methods, draft_of, name_of, names_of
+from foredraft.engine.methods import (
+    DRAFT_METHODS,
+    EARLY_EXIT,
+    LANGUAGE_MODEL_METHODS,
+    Method,
+    Methods,
+    draft_of,
+    name_of,
+    names_of,
+)
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
 from foredraft.heads import TEXT, AnyHead, CompiledEagle, EarlyExit, HeadOptions, attach_head, head_method_of
 from foredraft.kernels import WeightFormat, quantize_int8, unquantized
@@ -24,6 +33,8 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
+from foredraft.model.hub import config_of
+from foredraft.model.mask_token import mask_token_of
 from foredraft.sampling import AUTO
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
@@ -69,7 +80,7 @@ class LoadedModels:
         exit_layer: int | None = None,
         heterogeneous_vocab: str = AUTO,
     ) -> None:
-        has_head = draft_source is not None and draft_method != "draft_model"
+        has_head = draft_source is not None and draft_method not in LANGUAGE_MODEL_METHODS
         draft_model = None if has_head else draft_source
         if not has_head and head_options is not None and head_options.are_given:
             raise ForedraftError(
@@ -156,7 +167,9 @@ class LoadedModels:
         )
         for name, draft in self.drafts.items():
             width = draft.traits.vocab_size if name in self.vocabularies else vocab_size
-            draft.warm_up(WarmUpSizes(num_sequences, max_draft, width, drafts=True))
+            # behind the tokens that stood since, one with mask tokens reads a whole draft in one pass
+            sizes = (max_draft, True) if draft.mask_token is None else (2 * max_draft, False)
+            draft.warm_up(WarmUpSizes(num_sequences, sizes[0], width, drafts=sizes[1]))
 
     def draft_for(self, method: Method) -> LanguageModel | None:
         return self.drafts.get(draft_of(method))
@@ -221,7 +234,9 @@ def draft_method_of(
     named = [] if methods is None else [name for name in names_of(methods) if name in using]
     if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
         return named[0] if named else "draft_model"
-    return head_method_of(os.fspath(draft_source), revision) or "draft_model"
+    name = os.fspath(draft_source)
+    method = head_method_of(name, revision)
+    return method or ("draft_model" if mask_token_of(config_of(name, revision)) is None else "pard")
 
 
 def _identity_of(head: AnyHead, name: str, options: LoadOptions) -> HeadIdentity:

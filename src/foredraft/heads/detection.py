@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 from torch import Tensor
 
 from foredraft.heads.files import HeadFiles, weight_files
 from foredraft.heads.formats import FORMATS, early_exit
-from foredraft.model.checkpoint import CONFIG, raw_config
+from foredraft.model.hub import config_of
 
 _EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
@@ -26,9 +24,9 @@ def head_method_of(name: str, revision: str | None = None) -> str | None:
     name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
     method= from the user.
     """
+    config = config_of(name, revision)
     if not Path(name).is_dir():
-        return _method_by_config(_hub_config(name, revision))
-    config = raw_config(name)
+        return _method_by_config(config)
     try:
         files = HeadFiles(name, config, _without_weights(Path(name)))
     except Exception:  # whoever loads it says what is wrong
@@ -47,15 +45,6 @@ def _without_weights(folder: Path) -> dict[str, Tensor]:
         else:
             names += torch.load(path, map_location="meta", weights_only=True)
     return dict.fromkeys(names, torch.empty(0, device="meta"))
-
-
-def _hub_config(name: str, revision: str | None) -> dict[str, Any]:
-    """Empty if it cannot be had."""
-    try:
-        config = json.loads(Path(hf_hub_download(name, CONFIG, revision=revision)).read_bytes())
-    except Exception:
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def _method_by_config(config: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
+from foredraft.model.mask_token import mask_token_of
 from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
 
@@ -89,6 +90,11 @@ class LanguageModel:
     def warm_up(self, sizes: WarmUpSizes) -> None:
         """Prepare such passes, so that no request waits for it."""
         self.body.warm_up(sizes)
+
+    @property
+    def mask_token(self) -> int | None:
+        """What it reads at places that are not written yet, if it was trained to; see mask_token.py."""
+        return mask_token_of(self.hf.config.to_dict())
 
     @property
     def device(self) -> torch.device:

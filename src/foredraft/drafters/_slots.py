@@ -1,0 +1,62 @@
+"""Drafts from the logits of several places at once, none of which depends on the tokens that stand at the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from torch import Tensor
+
+from foredraft.drafters._drafts import Draft, append_choices, extend, fit_vocabulary
+from foredraft.drafters._trees import grow, growing_nodes, trees_for
+from foredraft.sampling import TokenProbs, select
+
+
+class Slots(NamedTuple):
+    """rows: of the logits for each place of the draft, from the first on; as many as max_len for a chain."""
+
+    draft: Draft
+    rows: range
+
+
+def draft_slots(slots: Sequence[Slots], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
+    """Write all these drafts, chains and trees. logits: [R, V'], cut or filled up to vocab_size. token_probs: as in extend."""
+    logits = fit_vocabulary(logits, vocab_size)
+    chains = [each for each in slots if each.draft.request.shape is None]
+    depends = [each.draft.request.sampler.changes_logits for each in chains]
+    _write_at_once([each for each, waits in zip(chains, depends, strict=True) if not waits], logits, token_probs)
+    _write_in_turn([each for each, waits in zip(chains, depends, strict=True) if waits], logits, token_probs)
+    _grow([each for each in slots if each.draft.request.shape is not None], logits)
+
+
+def _write_at_once(slots: Sequence[Slots], logits: Tensor, token_probs: list[TokenProbs]) -> None:
+    """Where nothing changes the logits, what is chosen at a place depends on its position alone."""
+    if not slots:
+        return
+    drafts = [each.draft for each in slots for _ in each.rows]
+    places = [range(place) for each in slots for place in range(len(each.rows))]
+    rows = [draft.row._replace(drafted=before) for draft, before in zip(drafts, places, strict=True)]
+    append_choices(drafts, rows, select(logits, [row for each in slots for row in each.rows]), token_probs)
+
+
+def _write_in_turn(slots: Sequence[Slots], logits: Tensor, token_probs: list[TokenProbs]) -> None:
+    """Penalties and constraints go by the tokens before."""
+    while slots:
+        rows = [each.rows[len(each.draft.ids)] for each in slots]
+        extend([each.draft for each in slots], select(logits, rows), logits.shape[1], token_probs)
+        slots = [each for each in slots if each.draft.has_room]
+
+
+def _grow(slots: Sequence[Slots], logits: Tensor) -> None:
+    """All nodes of a depth have the logits of one place."""
+    trees = trees_for([each.draft for each in slots])
+    rows = {id(tree): each.rows for tree, each in zip(trees, slots, strict=True)}
+    for depth in count():
+        growing = [tree for tree in trees if depth < len(rows[id(tree)])]
+        wanted = [rows[id(tree)][depth] for tree, _ in growing_nodes(growing, depth)]
+        if not wanted:
+            break
+        grow(growing, depth, logits[wanted], logits.shape[1])
+    for tree in trees:
+        tree.finish()

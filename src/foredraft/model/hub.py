@@ -1,0 +1,22 @@
+"""What a checkpoint's config.json says, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from foredraft.model.checkpoint import CONFIG, raw_config
+
+
+def config_of(name: str, revision: str | None = None) -> dict[str, Any]:
+    """name: a directory or a hub id. Defaults are left out; empty if it cannot be had."""
+    if Path(name).is_dir():
+        return raw_config(name)
+    try:
+        config = json.loads(Path(hf_hub_download(name, CONFIG, revision=revision)).read_bytes())
+    except Exception:
+        return {}
+    return config if isinstance(config, dict) else {}
