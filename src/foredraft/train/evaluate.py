@@ -9,7 +9,6 @@ import numpy as np
 
 from foredraft.bench import Interval, Workload
 from foredraft.bench.statistics import Samples, bootstrap
-from foredraft.engine.methods import DRAFT_METHODS
 from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
@@ -17,7 +16,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.tokenizing import encode_prompt
 from foredraft.train.blocks import spread_indices
 from foredraft.train.expected import Expectation, expect
-from foredraft.train.text_acceptance import Draft, TextAcceptance, acceptance_on, draft_of
+from foredraft.train.text_acceptance import Draft, TextAcceptance, acceptance_on, draft_of, drafter_of
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
 
@@ -178,11 +177,6 @@ def _tau_interval(texts: Sequence[Expectation]) -> Interval | None:
     """Of all tokens over all rounds, by resampling the texts."""
     samples = Samples.of([(text.num_tokens, text.num_rounds) for text in texts])
     return bootstrap(len(texts), samples.rate)
-
-
-def drafter_of(llm: LLM) -> str:
-    """The method that drafts with the draft model or the head."""
-    return next((name for name in llm.method.split("+") if name in DRAFT_METHODS), "draft_model")
 
 
 def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, gamma: int) -> float:

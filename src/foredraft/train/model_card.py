@@ -25,7 +25,13 @@ def language_model(command: str, target: str | None, start: Start, recipe: Recip
     if target is None:
         return Student(command, "A language model", _origin(start), library, "next-token loss")
     tags = "tags: [speculative-decoding, draft-model]"
-    return Student(command, f"A draft model for `{target}`", _origin(start), (*library, tags), distilled_by(recipe))
+    loss = distilled_by(recipe)
+    if start.parallel_tokens is not None:
+        loss += (
+            f", at each of {start.parallel_tokens} places that it writes in one pass, behind mask tokens, with conditional drop "
+            "(PARD, arXiv:2504.18583)"
+        )
+    return Student(command, f"A draft model for `{target}`", _origin(start), (*library, tags), loss)
 
 
 def distilled_by(recipe: Recipe) -> str:

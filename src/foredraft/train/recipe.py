@@ -41,13 +41,18 @@ class Data:
 class Start:
     """What the student is made from, one of: init, a draft to train further; architecture, a config.json; layers, the number
     of the target's layers to keep. tokenizer: a folder, if there is no target to take it from. own_head: untie the head from
-    the embeddings."""
+    the embeddings. parallel_tokens: how many tokens a draft learns to write in one pass (PARD); None: one."""
 
     init: str | None = None
     architecture: Path | None = None
     layers: int | None = None
     tokenizer: str | None = None
     own_head: bool = False
+    parallel_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallel_tokens is not None and self.parallel_tokens < 2:
+            raise ForedraftError(f"--parallel-tokens must be at least 2, not {self.parallel_tokens}")
 
 
 @dataclass(frozen=True, slots=True)

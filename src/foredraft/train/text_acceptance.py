@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from foredraft.engine.methods import DRAFT_METHODS
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -60,6 +62,39 @@ class DraftModel:
         yield torch.nn.functional.pad(_logits(self._model, ids, len(ids) - 1), (0, 0, 1, 0))
 
 
+class ParallelDraftModel:
+    """A draft model on texts that writes a whole draft in one pass, behind mask tokens: what it would draft at a place depends on the
+    tokens before its draft alone."""
+
+    depends_on_place, drafts_first = True, True
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+
+    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
+        """See Draft. It reads the masks behind every token of the text, in a pass for each."""
+        assert self._model.mask_token is not None
+        cache, masks = self._model.scratch_cache([len(ids) + depth]), [self._model.mask_token] * (depth - 1)
+        first = self._model.read([Read(0, ids[:-1], len(ids) - 1)], cache)
+        yield torch.nn.functional.pad(first, (0, 0, 1, 0))
+        drafts = []
+        for num_tokens in range(len(ids) - 1, 0, -1) if masks else ():
+            cache.keep_prefix_of(0, ids, at_most=num_tokens)
+            drafts.append(self._model.read([Read(0, masks, len(masks))], cache).clone())
+        for place in range(1, depth):
+            rows = torch.stack([each[place - 1] for each in reversed(drafts)])
+            yield torch.nn.functional.pad(rows, (0, 0, place + 1, 0), value=-torch.inf)[: len(ids)]
+
+
+_DRAFTS: Mapping[str, Callable[[LanguageModel], Draft]] = MappingProxyType({"pard": ParallelDraftModel})
+"""By the method that drafts with a draft model, where that is not token by token."""
+
+
+def drafter_of(llm: LLM) -> str:
+    """The method that drafts with the draft model or the head."""
+    return next((name for name in llm.method.split("+") if name in DRAFT_METHODS), "draft_model")
+
+
 def draft_of(llm: LLM) -> Draft:
     """Raises ForedraftError where there is neither a draft model nor a head, and for a draft with another vocabulary."""
     if llm.head is not None:
@@ -70,7 +105,7 @@ def draft_of(llm: LLM) -> Draft:
         raise ForedraftError(
             "a draft with another vocabulary cannot be evaluated token by token: measure it with foredraft bench or tune"
         )
-    return DraftModel(llm.draft)
+    return _DRAFTS.get(drafter_of(llm), DraftModel)(llm.draft)
 
 
 def acceptance_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
+from foredraft.model.mask_token import mask_token_of
 from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
+from foredraft.train.head_kinds import MakeObjective
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
 from foredraft.train.objectives import Distillation, NextToken, Objective, in_precision
 from foredraft.train.optimiser import Optimiser
+from foredraft.train.parallel_drafts import ParallelDistillation, check_window, kept_shares, with_mask_token
 from foredraft.train.recipe import Data, MemoryUse, Outcome, Recipe, Start, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder, save_model
 from foredraft.train.students import (
@@ -45,6 +49,8 @@ def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch =
     """
     if (start.init is None) == (start.architecture is None):
         raise ForedraftError("give --architecture and --tokenizer, or --init: where the model comes from")
+    if start.parallel_tokens is not None:
+        raise ForedraftError("parallel_tokens is for drafts, which have a target: use train_distill")
     tokenizer = start.tokenizer or start.init
     if tokenizer is None:
         raise ForedraftError("give --tokenizer: the folder of the tokenizer that the model is to use")
@@ -88,7 +94,7 @@ class _Run:
         folder.check_arguments(arguments)
         self.watch.stage("loading")
         teacher, student = self._models(folder)
-        objectives, served = self._objectives(teacher)
+        objectives, served = self._objectives(teacher, student)
         folder.begin(arguments)
         written = self._written(texts)
         texts = texts.with_held_out(
@@ -97,7 +103,7 @@ class _Run:
         tasks = self._tasks(texts, written, objectives)
         trainer = Trainer(
             student,
-            int(student.config.get_text_config().vocab_size),
+            self._num_logits(student),
             partial(save_model, student, self.tokenizer),
             Optimiser(student, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
             tasks,
@@ -131,7 +137,8 @@ class _Run:
         if folder.checkpoints:
             return load_for_training(str(folder.checkpoints[-1]))
         student = self._new_student(teacher)
-        return with_own_head(student) if self.start.own_head else student
+        student = with_own_head(student) if self.start.own_head else student
+        return student if self.start.parallel_tokens is None else with_mask_token(student, len(self.tokenizer))
 
     def _new_student(self, teacher: PreTrainedModel | None) -> PreTrainedModel:
         if self.start.init is not None:
@@ -143,15 +150,31 @@ class _Run:
         assert self.start.layers is not None
         return with_fewer_layers(teacher, self.start.layers, self.recipe.seed)
 
-    def _objectives(self, teacher: PreTrainedModel | None) -> tuple[list[Objective], Objective]:
+    def _num_logits(self, student: PreTrainedModel) -> int:
+        """For each token of a text."""
+        vocab_size = int(student.config.get_text_config().vocab_size)
+        return ceil(vocab_size * sum(kept_shares(self.start.parallel_tokens or 1)))
+
+    def _objectives(
+        self, teacher: PreTrainedModel | None, student: PreTrainedModel
+    ) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
         dtype = self.recipe.dtype
         if teacher is None:
             next_token = in_precision(NextToken(), dtype)
             return [next_token], next_token
         losses, served = losses_of(self.recipe)
-        objectives = [in_precision(Distillation(teacher, loss), dtype) for loss in losses]
-        return objectives, in_precision(Distillation(teacher, served), dtype)
+        make = self._distillation(teacher, student)
+        return [in_precision(make(loss), dtype) for loss in losses], in_precision(make(served), dtype)
+
+    def _distillation(self, teacher: PreTrainedModel, student: PreTrainedModel) -> MakeObjective:
+        num_places = self.start.parallel_tokens
+        if num_places is None:
+            return lambda loss: Distillation(teacher, loss)
+        mask_token = mask_token_of(student.config.to_dict())
+        assert mask_token is not None
+        check_window(student, self.recipe.context)
+        return lambda loss: ParallelDistillation(teacher, num_places, mask_token, loss)
 
     def _written(self, texts: TrainingTexts) -> WrittenTexts:
         if self.target is None:

@@ -81,6 +81,13 @@ def distill(
     own_head: Annotated[
         bool, typer.Option("--own-head", help="Untie the draft's head from its embeddings: memory, no time.")
     ] = False,
+    parallel_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel-tokens",
+            help="Teach it to write this many tokens in one pass, behind mask tokens (PARD). Default: one.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a draft for a target from the target's own distribution, or fit an existing draft.
@@ -91,7 +98,9 @@ def distill(
     check_inputs(data, recipe, architecture, target, init)
     from foredraft.train import Start, train_distill
 
-    start = Start(init=init, architecture=architecture, layers=layers, own_head=own_head)
+    start = Start(
+        init=init, architecture=architecture, layers=layers, own_head=own_head, parallel_tokens=parallel_tokens
+    )
     with watching() as watch:
         settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
         outcome = train_distill(target, data.of(documents), start, settings, out, watch)

@@ -1,0 +1,132 @@
+"""What a draft model is trained on that shall write several tokens in one pass: the target's distribution at every place of its drafts,
+behind mask tokens, with conditional drop of tokens (PARD, arXiv:2504.18583)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foredraft.errors import ForedraftError
+from foredraft.model.mask_token import MASK_TOKEN, mask_token_of
+from foredraft.train.blocks import IGNORED
+from foredraft.train.losses import DistillationLoss, LossSums
+
+_KEPT, _LEAST_KEPT = 0.7, 0.2
+"""The share of the drafts of one place that go on to the next, and the least share of all: the paper's."""
+
+_ROWS_OF_EMBEDDINGS = 16
+
+
+def with_mask_token(student: PreTrainedModel, num_tokens: int) -> PreTrainedModel:
+    """The student with a mask token, unless it has one: an id behind the num_tokens of the tokenizer, so that no text holds it. It
+    begins as the mean of all embeddings."""
+    if mask_token_of(student.config.to_dict()) is not None:
+        return student
+    student.config.update({MASK_TOKEN: num_tokens, "spd_type": "pard"})
+    if student.get_input_embeddings().weight.shape[0] <= num_tokens:
+        student.resize_token_embeddings(num_tokens + 1, pad_to_multiple_of=_ROWS_OF_EMBEDDINGS, mean_resizing=False)
+    for layer in (student.get_input_embeddings(), student.get_output_embeddings()):
+        rows = layer.weight.data
+        rows[num_tokens:] = rows[:num_tokens].mean(0)
+    return student
+
+
+def kept_shares(num_places: int) -> list[float]:
+    """Of all positions of a text, how many drafts are trained at each place."""
+    return [1.0, *(max(_KEPT**place, _LEAST_KEPT) for place in range(1, num_places))]
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelDistillation:
+    """target: whose distributions the drafts are compared with. num_places: tokens of a draft. mask_token: the student's."""
+
+    target: PreTrainedModel
+    num_places: int
+    mask_token: int
+    loss: DistillationLoss
+
+    def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        """ids, next_ids: [B, L]. -> sums over the positions that have a next token; a position's numbers are means over the
+        places of all drafts"""
+        rows = draft_rows(ids, self.num_places)
+        is_predicted = next_ids != IGNORED
+        with torch.no_grad():
+            target_logits = self.target(input_ids=ids, use_cache=False).logits[is_predicted]
+        logits = _read(student, ids, rows, self.mask_token)
+        predicts = rows.predicting(is_predicted)
+        width = min(logits.shape[-1], target_logits.shape[-1])
+        laws = self.loss.distribution(target_logits[:, :width])
+        numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
+        wanted = numbers.gather(1, rows.positions.clamp(max=ids.shape[1] - 1))[predicts]
+        sums = self.loss(logits[predicts][:, :width], laws.select(wanted), progress)
+        num_positions = int(is_predicted.sum())
+        share = num_positions / sums.num_rows
+        return LossSums(sums.loss * share, sums.acceptance * share, sums.agreement * share, num_positions)
+
+
+class DraftRows(NamedTuple):
+    """What a student reads: the L rows of each text, and behind them mask tokens. anchors, positions, places: [B, S]. A row at place 0 is
+    the token of the text at its position, which is its anchor. One at place j is the j-th mask behind the anchor, at the position
+    j behind it, and gives the token behind that: the draft token with j others before it."""
+
+    anchors: Tensor
+    positions: Tensor
+    places: Tensor
+
+    def predicting(self, is_predicted: Tensor) -> Tensor:
+        """[B, S]: whether the token that a row gives is there and counts. is_predicted: [B, L], where the next token does"""
+        length = is_predicted.shape[1]
+        return (self.positions < length) & is_predicted.gather(1, self.positions.clamp(max=length - 1))
+
+    def mask(self) -> Tensor:
+        """[B, 1, S, S] bool, who sees whom: the text up to the anchor, and of masks the own draft's up to oneself."""
+        to_text = self.places[:, None] == 0
+        sees_text = to_text & (self.anchors[:, None] <= self.anchors[..., None])
+        same_draft = ~to_text & (self.anchors[:, None] == self.anchors[..., None])
+        return (sees_text | (same_draft & (self.places[:, None] <= self.places[..., None])))[:, None]
+
+
+def draft_rows(ids: Tensor, num_places: int) -> DraftRows:
+    """Drafts behind all positions of texts, ids [B, L], fewer from place to place: which ones go on is random, and follows from the
+    texts, so that a run that is resumed reads the same."""
+    batch, length = ids.shape
+    generator = torch.Generator().manual_seed(int(ids.sum()))
+    order = torch.rand(batch, length, generator=generator).argsort(1)
+    anchors, places = [torch.arange(length).expand(batch, -1)], [torch.zeros(batch, length, dtype=torch.int64)]
+    for place, share in list(enumerate(kept_shares(num_places)))[1:]:
+        kept = order[:, : max(1, round(share * length))]
+        anchors.append(kept)
+        places.append(torch.full_like(kept, place))
+    joined = [torch.cat(parts, dim=1).to(ids.device) for parts in (anchors, places)]
+    return DraftRows(joined[0], joined[0] + joined[1], joined[1])
+
+
+def _read(student: PreTrainedModel, ids: Tensor, rows: DraftRows, mask_token: int) -> Tensor:
+    """[B, S, V]"""
+    masks = torch.full((len(ids), rows.places.shape[1] - ids.shape[1]), mask_token, device=ids.device)
+    bias = torch.zeros(rows.mask().shape, dtype=student.dtype, device=ids.device)
+    logits: Tensor = student(
+        input_ids=torch.cat([ids, masks], dim=1),
+        position_ids=rows.positions.clamp(max=_last_position(student, rows)),
+        attention_mask=bias.masked_fill_(~rows.mask(), torch.finfo(student.dtype).min),
+        use_cache=False,
+    ).logits
+    return logits
+
+
+def _last_position(student: PreTrainedModel, rows: DraftRows) -> int:
+    """Rows beyond the context predict nothing, but must have a position that the model knows."""
+    longest = getattr(student.config.get_text_config(), "max_position_embeddings", None)
+    return int(rows.positions.max()) if longest is None else longest - 1
+
+
+def check_window(student: PreTrainedModel, context: int) -> None:
+    """Raises ForedraftError for a student whose attention ends within a block: the mask of drafts knows of no window."""
+    config = student.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and window < context:
+        raise ForedraftError(f"--context {context} is longer than the draft's window: give at most {window}")
