@@ -23,7 +23,7 @@ from foredraft.policy import Controller, DraftBudget, FixedPolicy
 from foredraft.sampling import StructuredOutputs
 from tests.conftest import MakeEngine
 from tests.heads.fitted_heads import fitted_settings
-from tests.heads.random_heads import embedded_pard
+from tests.heads.random_heads import head_settings
 
 PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], [0, *range(500, 540)], [0, 9])
 KINDS: tuple[dict[str, Any], ...] = (
@@ -109,11 +109,13 @@ def test_random_trees_are_invisible(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa", "pard", "early_exit", "ngram", "suffix"])
+@pytest.mark.parametrize(
+    "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "early_exit", "ngram", "suffix"]
+)
 def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
     """Alone, and in a batch with requests of chains and of fewer tokens."""
     settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa"} else {}
-    settings |= {"draft_model": embedded_pard()} if method == "pard" else {}
+    settings |= head_settings(method) if method in {"pard", "peagle"} else {}
     settings |= {"exit_layer": 6} if method == "early_exit" else {}
     llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, **settings)
     plain = llm.with_drafter("none")

@@ -188,6 +188,53 @@ def speculators(name: str, layer: Any, **settings: Any) -> None:
     write_eagle(name, config, checkpoint, inputs, passes)
 
 
+def peagle(name: str, layer: Any, **settings: Any) -> None:
+    """The class's own training pass, with no draft dropped: of its rows those of the text, and of the draft behind the last of them."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.losses import resolve_loss_config
+    from speculators.models.peagle import core
+    from speculators.models.peagle.config import PEagleSpeculatorConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layer._attn_implementation = "eager"
+    about = SpeculatorsConfig(
+        algorithm="peagle",
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=NUM_DRAFTS)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+    settings = {"draft_vocab_size": DRAFT_VOCAB_SIZE, "eagle_aux_hidden_state_layer_ids": [1, 2, 4], **settings}
+    made = PEagleSpeculatorConfig(
+        transformer_layer_config=layer, speculators_config=about, mask_token_id=VOCAB_SIZE - 1, **settings
+    )
+    model = core.PEagleDraftModel(made).float().eval()
+    randomise(model)
+    d2t, t2d = tables()
+    model.load_vocab_mappings(t2d, d2t)
+    inputs = inputs_of(3 * WIDTHS["hidden_size"])
+    rows, drafted = torch.arange(len(inputs.ids)), torch.full((NUM_DRAFTS - 1,), NUM_ROWS - 1)
+    depths = torch.cat([torch.zeros_like(rows), torch.arange(1, NUM_DRAFTS)])
+    core.generate_cod_sample_indices = lambda **_: (torch.cat([rows, drafted]), depths)
+    logits: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda _, args, out: logits.append(out))
+    model(
+        hidden_states=inputs.features[None],
+        input_ids=inputs.ids[None],
+        document_ids=torch.zeros(1, len(inputs.ids), dtype=torch.int64),
+        verifier_last_hidden_states=torch.zeros(1, len(inputs.ids), WIDTHS["hidden_size"]),
+        loss_config=resolve_loss_config("kl_div", "eager"),
+        num_depths=NUM_DRAFTS,
+    )
+    wanted = torch.cat([torch.arange(NUM_ROWS), torch.arange(len(rows), len(depths))])
+    found = logits[0][0, wanted]
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        checkpoint = load_file(Path(folder) / "model.safetensors")
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+    given = {"ids": inputs.ids[:NUM_ROWS], "features": inputs.features[:NUM_ROWS]}
+    write(name, config, checkpoint, given, {"logits": found, "drafted": ids_of(d2t)[found[NUM_ROWS - 1 :].argmax(-1)]})
+
+
 # SafeAILab
 
 
@@ -385,6 +432,8 @@ def goldens(medusa_source: Path) -> dict[str, Callable[[str], None]]:
             draft_vocab_size=VOCAB_SIZE,
             eagle_aux_hidden_state_layer_ids=[2, 8],
         ),
+        "peagle": lambda name: peagle(name, Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2})),
+        "peagle_3_1": lambda name: peagle(name, llama(num_hidden_layers=2), fc_norm=True, norm_before_residual=True),
         "safeailab_eagle3": safeailab_eagle3,
         "safeailab_eagle3_wide_target": lambda name: safeailab_eagle3(name, target_hidden_size=24),
         "safeailab_eagle1": lambda name: safeailab_eagle1(name, bias=True),
@@ -412,7 +461,7 @@ LLAMA3 = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for program in ("eagle", "medusa", "deepspec", "specforge"):
-        parser.add_argument(f"--{program}", type=Path, required=True, help="a checkout")
+        parser.add_argument(f"--{program}", type=Path, default=Path(program), help="a checkout")
     parser.add_argument("names", nargs="*", help="which files; all by default")
     arguments = parser.parse_args()
     sys.path[:0] = [str(arguments.eagle), str(arguments.deepspec), str(arguments.specforge)]

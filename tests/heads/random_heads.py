@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from foredraft.heads import AnyHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel
 
-HEAD_METHODS = ("eagle", "medusa", "early_exit")
+HEAD_METHODS = ("eagle", "peagle", "medusa", "early_exit")
 OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard")
 """Methods that do not draft with the embedded draft model: they need a checkpoint of their own."""
 
@@ -29,6 +29,8 @@ def embedded_head(method: str) -> Path:
     config, folder = AutoConfig.from_pretrained(EMBEDDED / "target"), Path(mkdtemp())
     if method == "early_exit":
         return save_early_exit(config, folder)
+    if method == "peagle":
+        return save_peagle(config, folder)
     return save_eagle3(config, folder, draft_vocab_size=1024) if method == "eagle" else save_medusa(config, folder)
 
 
@@ -92,6 +94,36 @@ def save_eagle3(config: PretrainedConfig, folder: Path, *, draft_vocab_size: int
         "draft_vocab_size": size,
     }
     return _save(folder, settings, tensors, "model.safetensors")
+
+
+def save_peagle(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
+    """config: the target's. In speculators' form: the head of save_eagle3 with one more layer, and a mask token that texts have too."""
+    old = save_eagle3(config, folder / "eagle3", draft_vocab_size=1024, seed=seed)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): each for name, each in load_file(old / "model.safetensors").items()
+    }
+    settings, width = json.loads((old / "config.json").read_text()), config.hidden_size
+    for name in [name for name in tensors if name.startswith("layers.0.") and "hidden_norm" not in name]:
+        is_wide = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        tensors[name.replace("layers.0.", "layers.1.")] = (
+            tensors[name][..., :width].clone() if is_wide else tensors[name].clone()
+        )
+    generator = torch.Generator().manual_seed(seed)
+    tensors["mask_hidden"] = torch.randn(1, 1, 3 * width, generator=generator)
+    about = ("architectures", "draft_vocab_size")
+    return _save(
+        folder,
+        {
+            "architectures": ["PEagleSpeculator"],
+            "speculators_model_type": "peagle",
+            "mask_token_id": MASK_TOKEN,
+            "draft_vocab_size": settings["draft_vocab_size"],
+            "norm_before_residual": False,
+            "transformer_layer_config": {key: value for key, value in settings.items() if key not in about},
+        },
+        tensors,
+        "model.safetensors",
+    )
 
 
 def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed: int = 0) -> Path:

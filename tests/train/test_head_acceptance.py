@@ -21,7 +21,7 @@ PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    d
 NUM_HEADS = 3
 
 
-@pytest.fixture(scope="module", params=("eagle", "medusa"))
+@pytest.fixture(scope="module", params=("eagle", "peagle", "medusa"))
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(EMBEDDED / "target", embedded_head(request.param), speculative_tokens=3, num_threads=1)
 

@@ -51,8 +51,8 @@ class ModelOptions:
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, pard, eagle, medusa, early_exit, self-int8 or self-int4, or several joined by "
-            "+ to choose from. Default: what --draft-model is for, else suffix."
+            help="none, ngram, suffix, draft_model, pard, eagle, peagle, medusa, early_exit, self-int8 or self-int4, or several "
+            "joined by + to choose from. Default: what --draft-model is for, else suffix."
         ),
     ] = None
     exit_layer: Annotated[

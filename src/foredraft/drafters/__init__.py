@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.pard import PardDrafter
+    from foredraft.drafters.peagle import PEagleDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
     from foredraft.drafters.slem import SlemDrafter
     from foredraft.drafters.suffix import SuffixDrafter
@@ -36,6 +37,7 @@ __getattr__ = attributes(
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
         "pard": ("PardDrafter",),
+        "peagle": ("PEagleDrafter",),
         "scripted": ("ScriptedDrafter",),
         "slem": ("SlemDrafter",),
         "suffix": ("SuffixDrafter",),
@@ -52,6 +54,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
         "pard": lambda context: __getattr__("PardDrafter").build(context),
+        "peagle": lambda context: __getattr__("PEagleDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
@@ -94,6 +97,7 @@ __all__ = [
     "MergedDrafter",
     "NgramDrafter",
     "NoDrafter",
+    "PEagleDrafter",
     "PardDrafter",
     "ScriptedDrafter",
     "SlemDrafter",

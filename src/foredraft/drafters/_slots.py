@@ -20,6 +20,23 @@ class Slots(NamedTuple):
     rows: range
 
 
+def num_places(draft: Draft) -> int:
+    """A tree has as many as its longest branch has tokens."""
+    shape = draft.request.shape
+    return draft.max_len if shape is None else shape.cut(draft.max_len).depth
+
+
+def slots_of(drafts: Sequence[Draft], num_passed_over: Sequence[int] | None = None) -> list[Slots]:
+    """Of logits that hold the places of one draft after the other. num_passed_over: for each draft, how many rows stand before those
+    of its places; None: none."""
+    slots, first = [], 0
+    for draft, passed_over in zip(drafts, num_passed_over or [0] * len(drafts), strict=True):
+        last = first + passed_over + num_places(draft)
+        slots.append(Slots(draft, range(first + passed_over, last)))
+        first = last
+    return slots
+
+
 def draft_slots(slots: Sequence[Slots], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
     """Write all these drafts, chains and trees. logits: [R, V'], cut or filled up to vocab_size. token_probs: as in extend."""
     logits = fit_vocabulary(logits, vocab_size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._histories import HistoryReader
-from foredraft.drafters._slots import Slots, draft_slots
+from foredraft.drafters._slots import draft_slots, num_places, slots_of
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
@@ -61,33 +61,17 @@ class PardDrafter(HistoryReader):
         token_probs: list[TokenProbs] = []
         for group in self._passes(self._catch_up([draft for draft in drafts if draft.max_len > 0])):
             with torch.inference_mode():
-                draft_slots(_slots_of(group), self._read(group), self._vocab_size, token_probs)
+                draft_slots(slots_of(group), self._read(group), self._vocab_size, token_probs)
         return as_proposal(drafts, token_probs)
 
     def _read(self, drafts: Sequence[Draft]) -> Tensor:
         """[R, V'], a row for each place of these drafts"""
         reads = []
         for draft in drafts:
-            tokens, num_places = self._rest(draft).tokens, _num_places(draft)
-            masks = [self._mask_token] * (num_places - 1)
-            reads.append(Read(draft.request.seq_id, [*tokens, *masks], num_places))
+            tokens, count = self._rest(draft).tokens, num_places(draft)
+            masks = [self._mask_token] * (count - 1)
+            reads.append(Read(draft.request.seq_id, [*tokens, *masks], count))
         return self._model.read(reads, self._cache)
 
     def _num_rows(self, draft: Draft) -> int:
-        return super()._num_rows(draft) + _num_places(draft) - 1
-
-
-def _num_places(draft: Draft) -> int:
-    """A tree has as many as its longest branch has tokens."""
-    shape = draft.request.shape
-    return draft.max_len if shape is None else shape.cut(draft.max_len).depth
-
-
-def _slots_of(drafts: Sequence[Draft]) -> list[Slots]:
-    """Of logits that hold the places of one draft after the other."""
-    slots, first = [], 0
-    for draft in drafts:
-        last = first + _num_places(draft)
-        slots.append(Slots(draft, range(first, last)))
-        first = last
-    return slots
+        return super()._num_rows(draft) + num_places(draft) - 1

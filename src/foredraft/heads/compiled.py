@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ class CompiledEagle:
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""
         return self._fusion.fuse(features)
+
+    @cached_property
+    def mask_state(self) -> Tensor:
+        """See EagleHead.mask_state."""
+        return self._fusion.mask_state
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""

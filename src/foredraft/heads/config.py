@@ -80,6 +80,8 @@ class EagleConfig(HeadConfig):
     norm_output: whether the state fed back has passed the final norm (EAGLE-3.1).
     input_norm: whether layer 0 normalizes its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
     owns_embeddings: whether the file has some; otherwise the target's are used.
+    mask_token: the id of rows that stand for tokens not written yet, in a head that drafts in one pass (P-EAGLE, arXiv:2602.01469);
+    None: it does not.
     training_len: the longest text it was trained on, where the file gives one. No limit on positions.
     """
 
@@ -95,6 +97,7 @@ class EagleConfig(HeadConfig):
     input_norm: bool = True
     final_norm: bool = True
     owns_embeddings: bool = False
+    mask_token: int | None = None
     training_len: int | None = None
 
     @property

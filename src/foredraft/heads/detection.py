@@ -11,15 +11,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foredraft.heads.files import HeadFiles, weight_files
-from foredraft.heads.formats import FORMATS, early_exit
+from foredraft.heads.formats import FORMATS, early_exit, speculators
 from foredraft.model.hub import config_of
 
 _EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
+_METHODS = {early_exit.KIND: early_exit.FORMAT.method, speculators.PARALLEL_KIND: speculators.PARALLEL.method}
+"""By speculators_model_type."""
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 
 
 def head_method_of(name: str, revision: str | None = None) -> str | None:
-    """The method that drafts with this checkpoint, "eagle", "medusa" or "early_exit"; None for one that is no head, or not to be read.
+    """The method that drafts with this checkpoint, "eagle", "peagle", "medusa" or "early_exit"; None for one that is no head, or not to be read.
 
     name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
     method= from the user.
@@ -48,8 +50,9 @@ def _without_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _method_by_config(config: Mapping[str, Any]) -> str | None:
-    if config.get("speculators_model_type") == early_exit.KIND:
-        return early_exit.FORMAT.method
+    kind = config.get("speculators_model_type")
+    if kind in _METHODS:
+        return _METHODS[kind]
     if config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
         return "medusa"
     if config.get("model_type") == "eagle" or any(key in config for key in _EAGLE_KEYS):

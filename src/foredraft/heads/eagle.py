@@ -124,6 +124,8 @@ class EagleHead(nn.Module):
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(LlamaRMSNorm(config.target_hidden_size, eps) for _ in config.taps)
             self.fc = nn.Linear(self._fc_width(), hidden_size, bias=config.fc_bias)
+            if config.mask_token is not None:
+                self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.feature_size))
             self.windows = [_narrower(config.window(index), window) for index in range(config.num_layers)]
             self.layers = nn.ModuleList(EagleLayer(config, index, each) for index, each in enumerate(self.windows))
             self.norm = LlamaRMSNorm(hidden_size, eps) if config.final_norm else nn.Identity()
@@ -166,6 +168,11 @@ class EagleHead(nn.Module):
             parts = features.chunk(len(self.fc_norm), dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(features) if self.config.applies_fc else features
+
+    @property
+    def mask_state(self) -> Tensor:
+        """[1, H], in the place of fused features in rows of the mask token"""
+        return self.fuse(self.mask_hidden[0])
 
     def forward(self, batch: RaggedBatch, states: Tensor) -> HeadReading:
         """One pass. states: [R, H], for each row fused features or the state of the row before it."""

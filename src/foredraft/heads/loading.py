@@ -78,6 +78,9 @@ def _check_widths(config: EagleConfig, target: TargetShape) -> None:
         )
     if config.owns_embeddings and config.layer.vocab_size < target.vocab_size:
         raise ModelError(f"its embeddings are of {config.layer.vocab_size} ids, and the target has {target.vocab_size}")
+    num_embeddings = config.layer.vocab_size if config.owns_embeddings else target.vocab_size
+    if config.mask_token is not None and not 0 <= config.mask_token < num_embeddings:
+        raise ModelError(f"its mask token is {config.mask_token}, and there are embeddings of {num_embeddings} ids")
     if config.target_ids is None and not config.owns_lm_head and config.draft_vocab_size != config.layer.vocab_size:
         raise ModelError("it drafts a part of the vocabulary, and has neither a table nor an lm_head")
 

@@ -41,8 +41,9 @@ def save_eagle3(
     Raises ValueError for a head that the form cannot hold: another kind, or one that reads a state after the final norm.
     """
     config = head.config
-    if config.kind != "eagle3" or min(config.taps) < 0:
-        raise ValueError(f"speculators' form holds EAGLE-3 over inputs of layers, not {config.kind} over {config.taps}")
+    if config.kind != "eagle3" or min(config.taps) < 0 or config.mask_token is not None:
+        kind = config.kind if config.mask_token is None else "P-EAGLE"
+        raise ValueError(f"this form holds EAGLE-3 over inputs of layers, not {kind} over {config.taps}")
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = _stored(weights, dtype) | _tables(config)
     _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))

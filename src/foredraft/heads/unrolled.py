@@ -28,12 +28,13 @@ def unroll_states(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps
 
     features: [B, L, F], of the tokens at positions 0 .. L - 1. next_ids: [B, L], the tokens at positions 1 .. L. Row P of step j
     reads token P + 1 + j, as the text has it, with the target's features of P (j = 0) or the head's own state of its row
-    before. It sees the rows of step 0 up to P, and its own chain. -> for each step [B, L, H], of which the last j rows mean nothing
+    before; a head that drafts in one pass reads its mask token and mask state from step 1 on. It sees the rows of step 0 up to P,
+    and its own chain. -> for each step [B, L, H], of which the last j rows mean nothing
     """
     states = head.fuse(features)
     stores: list[_KeysAndValues] = [[] for _ in head.layers]
     for step in range(num_steps):
-        ids = functional.pad(next_ids[:, step:], (0, step))
+        ids = _ids_of_step(head, next_ids, step)
         embeds = head.embed(ids.flatten()).view(*ids.shape, -1).to(states.dtype)
         x = head.fc(torch.cat((embeds, states), dim=-1)) if head.config.kind == "eagle1" else states
         positions = torch.arange(step, step + ids.shape[1], device=ids.device)[None]
@@ -42,7 +43,17 @@ def unroll_states(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps
             x = _layer(layer, embeds, x, angles, store)
         normalized = head.norm(x)
         yield normalized
-        states = normalized if head.config.norm_output else x
+        if head.config.mask_token is None:
+            states = normalized if head.config.norm_output else x
+        else:
+            states = head.mask_state.expand_as(x)
+
+
+def _ids_of_step(head: EagleHead, next_ids: Tensor, step: int) -> Tensor:
+    """[B, L], what each row reads"""
+    if step and head.config.mask_token is not None:
+        return torch.full_like(next_ids, head.config.mask_token)
+    return functional.pad(next_ids[:, step:], (0, step))
 
 
 def _layer(layer: Any, embeds: Tensor, x: Tensor, angles: tuple[Tensor, Tensor], store: _KeysAndValues) -> Tensor:

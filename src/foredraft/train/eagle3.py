@@ -55,7 +55,8 @@ class Eagle3Kind:
     def load(self, source: str, target: LanguageModel) -> EagleHead:
         """See HeadKind."""
         checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
-        if not isinstance(checkpoint.config, EagleConfig) or checkpoint.config.kind != "eagle3":
+        config = checkpoint.config
+        if not isinstance(config, EagleConfig) or config.kind != "eagle3" or config.mask_token is not None:
             raise ForedraftError(f"{source}: an EAGLE-3 head is needed")
         if not checkpoint.config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))

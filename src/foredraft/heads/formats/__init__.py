@@ -19,6 +19,7 @@ from foredraft.heads.formats.base import HeadFormat
 
 FORMATS: Sequence[HeadFormat] = (
     early_exit.FORMAT,
+    speculators.PARALLEL,
     speculators.FORMAT,
     medusa_vllm.FORMAT,
     medusa_legacy.FORMAT,

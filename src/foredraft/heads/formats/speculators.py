@@ -1,4 +1,4 @@
-"""EAGLE-3 and 3.1 as `speculators` (0.2 to 0.9) writes them."""
+"""EAGLE-3, 3.1 and P-EAGLE as `speculators` (0.2 to 0.9) writes them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from foredraft.heads.formats.layers import count_layers, read_layers
 from foredraft.heads.settings import Settings
 
 _KIND = "speculators_model_type"
+PARALLEL_KIND = "peagle"
 _WITHOUT_EFFECT = (
     "architectures",
     "auto_map",
@@ -35,12 +36,18 @@ def matches(files: HeadFiles) -> bool:
     return _KIND in files.config
 
 
+def matches_parallel(files: HeadFiles) -> bool:
+    return files.config.get(_KIND) == PARALLEL_KIND
+
+
 def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings = Settings(files.config)
     kind = settings.get(_KIND)
-    if kind != "eagle3":
-        raise ModelError(f"config.json: {_KIND} is {shown(kind)}: only eagle3 is supported")
+    if kind not in ("eagle3", PARALLEL_KIND):
+        raise ModelError(f"config.json: {_KIND} is {shown(kind)}: only eagle3 and {PARALLEL_KIND} are supported")
     fields = _fields(settings)
+    if kind == PARALLEL_KIND:
+        fields["mask_token"] = settings.integer("mask_token_id")
     taps = taps_of(settings.integers("eagle_aux_hidden_state_layer_ids"), target, offset=0)
     draft_vocab_size = settings.integer("draft_vocab_size", 32000)
     inner = settings.nested("transformer_layer_config")
@@ -71,3 +78,4 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 FORMAT = HeadFormat("speculators", matches, read)
+PARALLEL = HeadFormat("speculators, P-EAGLE", matches_parallel, read, method="peagle")

@@ -146,11 +146,11 @@ def _weights_by_precision(module: nn.Module) -> dict[str, int]:
 def _step_bytes(
     config: AnyHeadConfig, module: nn.Module, target: PretrainedConfig, pass_bytes: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Of the matrices that a drafted token reads (all drafted tokens of Medusa together), the target's lm_head where it is used.
+    """Of the matrices that a drafted token reads (all drafted tokens of Medusa and P-EAGLE together), the target's lm_head where it is used.
     target: its configuration. pass_bytes: of one of its passes, by precision; None: not known, so that an early exit's layers are
     left out."""
     num_uses = config.num_heads if isinstance(config, MedusaConfig) and config.shares_lm_head else 1
-    once = isinstance(config, EagleConfig) and config.kind == "eagle3"
+    once = isinstance(config, EagleConfig) and config.kind == "eagle3" and config.mask_token is None
     matrices = [
         (linear.weight, num_uses if name == "lm_head" else 1)
         for name, linear in module.named_modules()

@@ -1,0 +1,96 @@
+"""Histories read by a head with keys and values of its own: what drafters have in common that draft with one.
+
+A head's row P pairs the token at P + 1 with the target's features of P, fused to the head's width. Rows of draft tokens have
+something else in their place, and are read anew once they stand: so a head never goes on from its own guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters._drafts import Draft
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.proposal import DraftRequest, Features
+from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.model import Read
+
+
+class FusedReader:
+    """head: its keys and values are taken from the pool. max_rows: of one pass. context_len: the longest sequence. A sequence
+    whose history the target has not read yet, or whose cache finds no room, gets a proposal of zero."""
+
+    def __init__(
+        self, head: EagleHead | CompiledEagle, vocab_size: int, pool: MemoryPool, context_len: int, max_rows: int = 512
+    ) -> None:
+        self.taps = head.config.taps
+        self._head = head
+        self._vocab_size = vocab_size
+        self._max_rows = max_rows
+        self._cache = KVCache(pool, head.bytes_per_token, context_len)
+        self._num_fused: dict[int, int] = {}
+
+    @property
+    def bytes_held(self) -> int:
+        """Of the engine's cache memory."""
+        return self._cache.bytes_held
+
+    def forget(self, seq_ids: list[int]) -> None:
+        self._cache.drop(seq_ids)
+        for seq_id in seq_ids:
+            self._num_fused.pop(seq_id, None)
+
+    def _has_room(self, draft: Draft) -> bool:
+        """Forget what was read of tokens that did not stand, and make room for those to come."""
+        request = draft.request
+        seq_id, tokens = request.seq_id, request.tokens
+        num_features = len(_features_of(request))
+        # the last row is always read again: it gives the first draft token
+        kept = min(self._num_fused.get(seq_id, 0), num_features - 1)
+        self._cache.keep_prefix_of(seq_id, tokens[1 : num_features + 1], at_most=kept)
+        self._num_fused[seq_id] = self._cache.num_held(seq_id)
+        if self._cache.reserve(seq_id, len(tokens) - 1 + draft.max_len - 1):
+            return True
+        self.forget([seq_id])
+        return False
+
+    def _fused(self, drafts: Sequence[Draft], at_most: int | None = None) -> tuple[list[Read], Tensor]:
+        """What is left to read with the target's features, and their states [R, H]."""
+        reads, features = [], []
+        for draft in drafts:
+            request = draft.request
+            start = self._cache.num_held(request.seq_id)
+            new = _features_of(request).since(start)[:at_most]
+            reads.append(Read(request.seq_id, request.tokens[start + 1 : start + 1 + len(new)], 1))
+            features.append(new)
+            self._num_fused[request.seq_id] = start + len(new)
+        return reads, self._head.fuse(torch.cat(features).to(self._head.dtype))
+
+    def _num_rows(self, draft: Draft) -> int:
+        """Of the pass that reads what is left."""
+        return self._num_unread(draft)
+
+    def _num_unread(self, draft: Draft) -> int:
+        return len(_features_of(draft.request)) - self._cache.num_held(draft.request.seq_id)
+
+    def _passes(self, drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
+        """Groups whose rows make passes of at most max_rows rows; what one has beyond that is read before."""
+        group, num_rows = list[Draft](), 0
+        for draft in drafts:
+            while self._num_unread(draft) > self._max_rows:
+                self._head.read(*self._fused([draft], self._max_rows), self._cache)
+            length = self._num_rows(draft)
+            if group and num_rows + length > self._max_rows:
+                yield group
+                group, num_rows = [], 0
+            group.append(draft)
+            num_rows += length
+        if group:
+            yield group
+
+
+def _features_of(request: DraftRequest) -> Features:
+    assert request.features is not None
+    return request.features
