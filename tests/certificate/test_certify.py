@@ -70,7 +70,9 @@ def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str)
 @pytest.mark.parametrize("method", OWN_DRAFT_METHODS)
 def test_no_check_fails_with_a_head(method: str) -> None:
     """These heads are not trained, and the draft with mask tokens not to read them: what shows only where their drafts are accepted takes more than this budget to see."""
-    llm = LLM(method=method, **(head_settings(method) if method in ("peagle", "pard") else fitted_settings(method)))
+    llm = LLM(
+        method=method, **(head_settings(method) if method in ("peagle", "dflash", "pard") else fitted_settings(method))
+    )
     certificate = check(llm, SamplingParams(max_tokens=96, temperature=0.8), budget=40.0)
     assert all(result.passed for result in certificate.checks)
     assert {result.name for result in certificate.checks} >= {"identity", "teacher-forced", "distribution"}

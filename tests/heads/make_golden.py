@@ -24,7 +24,7 @@ import ast
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,6 +235,109 @@ def peagle(name: str, layer: Any, **settings: Any) -> None:
     write(name, config, checkpoint, given, {"logits": found, "drafted": ids_of(d2t)[found[NUM_ROWS - 1 :].argmax(-1)]})
 
 
+# DFlash
+
+
+BLOCK_SIZE = 4
+
+
+def write_dflash(
+    name: str,
+    model: Any,
+    config: dict[str, Any],
+    inputs: Inputs,
+    ends: dict[str, Tensor],
+    logits: Tensor,
+    *,
+    without: Sequence[str] = (),
+) -> None:
+    """The block behind NUM_ROWS tokens with features. ends: of the target, where the head has none of its own."""
+    checkpoint = {key: tensor for key, tensor in model.state_dict().items() if key not in without}
+    given = {"ids": inputs.ids[: NUM_ROWS + 1], "features": inputs.features[:NUM_ROWS], **ends}
+    write(name, config, checkpoint, given, {"logits": logits})
+
+
+def zlab(name: str, **changes: Any) -> None:
+    from dflash.model import DFlashDraftModel
+
+    config = Qwen3Config(
+        **{**WIDTHS, "num_hidden_layers": 2, "sliding_window": 3, "use_sliding_window": True, **changes}
+    )
+    config.num_target_layers, config.block_size = 8, BLOCK_SIZE
+    config.dflash_config = {"mask_token_id": VOCAB_SIZE - 1, "target_layer_ids": [0, 3], "block_size": BLOCK_SIZE}
+    config.architectures = ["DFlashDraftModel"]
+    model = DFlashDraftModel(config).float().eval()
+    randomise(model)
+    inputs = inputs_of(2 * WIDTHS["hidden_size"])
+    embeddings, lm_head = ends_of()
+    block = torch.tensor([int(inputs.ids[NUM_ROWS]), *[VOCAB_SIZE - 1] * (BLOCK_SIZE - 1)])
+    with torch.no_grad():
+        hidden = model(
+            position_ids=torch.arange(NUM_ROWS + BLOCK_SIZE)[None],
+            noise_embedding=embeddings[block][None],
+            target_hidden=inputs.features[None, :NUM_ROWS],
+        )
+        logits = (hidden @ lm_head.T)[0]
+    raw = json.loads(config.to_json_string())
+    write_dflash(name, model, raw, inputs, {"embeddings": embeddings, "lm_head": lm_head}, logits)
+
+
+def ends_of() -> tuple[Tensor, Tensor]:
+    """A target's embeddings and lm_head, [VOCAB_SIZE, H] both."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(2, VOCAB_SIZE, WIDTHS["hidden_size"], generator=generator).bfloat16().float().unbind(0)
+
+
+def speculators_dflash(name: str, **settings: Any) -> None:
+    """The class's own training pass, with one anchor."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.models.dflash import core
+    from speculators.models.dflash.config import DFlashSpeculatorConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layer = Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2})
+    layer._attn_implementation = "eager"
+    about = SpeculatorsConfig(
+        algorithm="dflash",
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK_SIZE - 1)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+    made = DFlashSpeculatorConfig(
+        transformer_layer_config=layer,
+        speculators_config=about,
+        draft_vocab_size=DRAFT_VOCAB_SIZE,
+        aux_hidden_state_layer_ids=[1, 4],
+        mask_token_id=VOCAB_SIZE - 1,
+        block_size=BLOCK_SIZE,
+        **settings,
+    )
+    model = core.DFlashDraftModel(made).float().eval()
+    randomise(model)
+    d2t, t2d = tables()
+    model.load_vocab_mappings(t2d, d2t)
+    inputs = inputs_of(2 * WIDTHS["hidden_size"])
+    core.select_anchors = lambda *_: (torch.tensor([NUM_ROWS]), torch.tensor([True]))
+    num_rows = NUM_ROWS + BLOCK_SIZE
+    missing = num_rows - len(inputs.ids)  # behind the anchor, where nothing is read
+    with torch.no_grad():
+        _, logits, *_ = model._backbone_forward(
+            nn.functional.pad(inputs.features, (0, 0, 0, missing))[None],
+            nn.functional.pad(inputs.ids, (0, missing))[None],
+            torch.ones(1, num_rows),
+            torch.zeros(1, num_rows, WIDTHS["hidden_size"]),
+            torch.zeros(1, num_rows, dtype=torch.int64),
+            max_anchors=1,
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+        kept = set(load_file(Path(folder) / "model.safetensors"))
+    embeddings = model.embed_tokens.weight.detach()
+    without = [key for key in model.state_dict() if key not in kept]
+    write_dflash(name, model, config, inputs, {"embeddings": embeddings}, logits[0], without=without)
+
+
 # SafeAILab
 
 
@@ -434,6 +537,10 @@ def goldens(medusa_source: Path) -> dict[str, Callable[[str], None]]:
         ),
         "peagle": lambda name: peagle(name, Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2})),
         "peagle_3_1": lambda name: peagle(name, llama(num_hidden_layers=2), fc_norm=True, norm_before_residual=True),
+        "dflash": zlab,
+        "dflash_sliding": lambda name: zlab(name, layer_types=["sliding_attention", "full_attention"]),
+        "speculators_dflash": speculators_dflash,
+        "speculators_dflash_from_anchor": lambda name: speculators_dflash(name, sample_from_anchor=True),
         "safeailab_eagle3": safeailab_eagle3,
         "safeailab_eagle3_wide_target": lambda name: safeailab_eagle3(name, target_hidden_size=24),
         "safeailab_eagle1": lambda name: safeailab_eagle1(name, bias=True),

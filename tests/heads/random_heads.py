@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 from foredraft.heads import AnyHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel
 
-HEAD_METHODS = ("eagle", "peagle", "medusa", "early_exit")
+HEAD_METHODS = ("eagle", "peagle", "dflash", "medusa", "early_exit")
 OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard")
 """Methods that do not draft with the embedded draft model: they need a checkpoint of their own."""
 
@@ -31,6 +31,8 @@ def embedded_head(method: str) -> Path:
         return save_early_exit(config, folder)
     if method == "peagle":
         return save_peagle(config, folder)
+    if method == "dflash":
+        return save_dflash(config, folder)
     return save_eagle3(config, folder, draft_vocab_size=1024) if method == "eagle" else save_medusa(config, folder)
 
 
@@ -124,6 +126,45 @@ def save_peagle(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
         tensors,
         "model.safetensors",
     )
+
+
+def save_dflash(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
+    """config: the target's. In z-lab's form, two layers and a block of five rows, and a mask token that texts have too."""
+    width, head_dim = config.hidden_size, config.hidden_size // config.num_attention_heads
+    kv_width = config.num_key_value_heads * head_dim
+    shapes = {"fc.weight": (width, 2 * width)}
+    for index in range(2):
+        shapes |= {
+            f"layers.{index}.self_attn.q_proj.weight": (width, width),
+            f"layers.{index}.self_attn.k_proj.weight": (kv_width, width),
+            f"layers.{index}.self_attn.v_proj.weight": (kv_width, width),
+            f"layers.{index}.self_attn.o_proj.weight": (width, width),
+            f"layers.{index}.mlp.gate_proj.weight": (2 * width, width),
+            f"layers.{index}.mlp.up_proj.weight": (2 * width, width),
+            f"layers.{index}.mlp.down_proj.weight": (width, 2 * width),
+        }
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.randn(shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    tensors |= {f"layers.{index}.{name}.weight": torch.ones(width) for index in range(2) for name in norms}
+    names = ("q_norm", "k_norm")
+    tensors |= {f"layers.{index}.self_attn.{name}.weight": torch.ones(head_dim) for index in range(2) for name in names}
+    tensors |= {"hidden_norm.weight": torch.ones(width), "norm.weight": torch.ones(width)}
+    settings = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": head_dim,
+        "num_target_layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "block_size": 5,
+        "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 5]},
+    }
+    return _save(folder, settings, tensors, "model.safetensors")
 
 
 def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed: int = 0) -> Path:

@@ -45,14 +45,14 @@ class ModelOptions:
         str | None,
         Option(
             "--draft-model",
-            help="The draft model, or a head of the target (EAGLE, Medusa).",
+            help="The draft model, or a head of the target (EAGLE, DFlash, Medusa).",
         ),
     ] = None
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, pard, eagle, peagle, medusa, early_exit, self-int8 or self-int4, or several "
-            "joined by + to choose from. Default: what --draft-model is for, else suffix."
+            help="none, ngram, suffix, draft_model, pard, eagle, peagle, dflash, medusa, early_exit, self-int8 or self-int4, or "
+            "several joined by + to choose from. Default: what --draft-model is for, else suffix."
         ),
     ] = None
     exit_layer: Annotated[

@@ -11,6 +11,7 @@ from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.drafters.context import DrafterContext
+    from foredraft.drafters.dflash import DFlashDrafter
     from foredraft.drafters.draft_model import DraftModelDrafter
     from foredraft.drafters.eagle import EagleDrafter
     from foredraft.drafters.early_exit import EarlyExitDrafter
@@ -29,6 +30,7 @@ __getattr__ = attributes(
     __name__,
     {
         "context": ("DrafterContext",),
+        "dflash": ("DFlashDrafter",),
         "draft_model": ("DraftModelDrafter",),
         "eagle": ("EagleDrafter",),
         "early_exit": ("EarlyExitDrafter",),
@@ -50,6 +52,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "ngram": lambda context: __getattr__("NgramDrafter")(),
         "suffix": lambda context: __getattr__("SuffixDrafter")(),
         "draft_model": lambda context: _DRAFT_MODELS[context.vocabulary_method](context),
+        "dflash": lambda context: __getattr__("DFlashDrafter").build(context),
         "eagle": lambda context: __getattr__("EagleDrafter").build(context),
         "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
@@ -89,6 +92,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
 __all__ = [
     "REGISTRY",
     "SELF_DRAFTS",
+    "DFlashDrafter",
     "DraftModelDrafter",
     "DrafterContext",
     "EagleDrafter",

@@ -27,6 +27,7 @@ DRAFT_METHODS = MappingProxyType(
         "draft_model": "a draft model: give draft_model=",
         "eagle": "an EAGLE head: give draft_model=",
         "medusa": "Medusa heads: give draft_model=",
+        "dflash": "a DFlash head: give draft_model=",
         "peagle": "a P-EAGLE head: give draft_model=",
         "pard": "a draft model with mask tokens: give draft_model=",
         EARLY_EXIT: "a layer: give exit_layer=, or the directory of a trained exit as draft_model=",

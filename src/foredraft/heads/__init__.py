@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from foredraft.heads.config import (
         Ambiguity,
         AnyHeadConfig,
+        DFlashConfig,
         EagleConfig,
         ExitConfig,
         HeadCheckpoint,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         TargetShape,
     )
     from foredraft.heads.detection import head_method_of
+    from foredraft.heads.dflash import DFlashHead
     from foredraft.heads.eagle import EagleHead, HeadReading
     from foredraft.heads.early_exit import EarlyExit
     from foredraft.heads.loading import load_head
@@ -33,6 +35,8 @@ __all__ = [
     "AnyHead",
     "AnyHeadConfig",
     "CompiledEagle",
+    "DFlashConfig",
+    "DFlashHead",
     "EagleConfig",
     "EagleHead",
     "EarlyExit",
@@ -56,6 +60,7 @@ __getattr__ = attributes(
         "config": (
             "Ambiguity",
             "AnyHeadConfig",
+            "DFlashConfig",
             "EagleConfig",
             "ExitConfig",
             "HeadCheckpoint",
@@ -66,6 +71,7 @@ __getattr__ = attributes(
         "attaching": ("AnyHead", "TargetEnds", "attach_head"),
         "calibration": ("TEXT",),
         "compiled": ("CompiledEagle",),
+        "dflash": ("DFlashHead",),
         "detection": ("head_method_of",),
         "eagle": ("EagleHead", "HeadReading"),
         "early_exit": ("EarlyExit",),

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from foredraft.errors import ModelError
 from foredraft.heads.calibration import MIN_TOKENS, calibrate
 from foredraft.heads.compiled import CompiledEagle
-from foredraft.heads.config import EagleConfig, ExitConfig, HeadCheckpoint, MedusaConfig, TargetShape
+from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, MedusaConfig, TargetShape
+from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import EarlyExit
 from foredraft.heads.loading import load_head
@@ -25,7 +26,7 @@ from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
 
-AnyHead = EagleHead | CompiledEagle | MedusaHead | EarlyExit
+AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit
 
 logger = logging.getLogger("foredraft")
 
@@ -54,6 +55,9 @@ def attach_head(
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):
         return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype).to(target.device)
+    if isinstance(checkpoint.config, DFlashConfig):
+        checkpoint = ends.with_rows(checkpoint)
+        return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype).to(target.device)
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)

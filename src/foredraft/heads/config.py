@@ -1,7 +1,7 @@
 """What a head is: one description for the checkpoints of every form.
 
-A head drafts from hidden states of the target. Three kinds of description: an EAGLE head is one or more decoder layers with
-keys and values of their own, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the
+A head drafts from hidden states of the target. Four kinds of description: an EAGLE head is one or more decoder layers with
+keys and values of their own, a DFlash head some over keys and values that hidden states give, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the
 target's own layers.
 """
 
@@ -114,16 +114,68 @@ class EagleConfig(HeadConfig):
 
     def window(self, layer: int) -> int | None:
         """How many tokens, its own included, a row of this layer sees; None: all."""
-        types = getattr(self.layer, "layer_types", None)
-        if types is None or types[layer] != "sliding_attention":
-            return None
-        window: int | None = self.layer.sliding_window
-        return window
+        return window_of(self.layer, layer)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Of keys and values, over all layers."""
-        per_layer = 2 * self.layer.num_key_value_heads * self.layer.head_dim
-        return int(self.num_layers * per_layer * dtype.itemsize)
+        return bytes_of_layers(self.layer, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig(HeadConfig):
+    """A block drafter with injected features (DFlash, z-lab).
+
+    layer: the decoder layers, of Qwen3's form. Its num_hidden_layers is the number of layers in the file.
+    block_size: rows of a block: the pending token, and mask tokens. mask_token: their id.
+    drafts_from_anchor: whether the row of the pending token drafts too, and each row the token behind its own position; otherwise the
+    rows of the mask draft, each the token of its own position.
+    is_causal: for each layer, whether a row of the block sees no later ones.
+    owns_embeddings: whether the file has some; otherwise the target's are used.
+    """
+
+    layer: PretrainedConfig = field(compare=False)
+    block_size: int
+    mask_token: int
+    is_causal: tuple[bool, ...]
+    drafts_from_anchor: bool = False
+    owns_embeddings: bool = False
+    kind: Literal["dflash"] = "dflash"
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layer.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.layer.num_hidden_layers)
+
+    @property
+    def num_places(self) -> int:
+        """The most tokens of a draft."""
+        return self.block_size if self.drafts_from_anchor else self.block_size - 1
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens, its own included, a row of this layer sees; None: all."""
+        return window_of(self.layer, layer)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Of keys and values, over all layers."""
+        return bytes_of_layers(self.layer, dtype)
+
+
+def window_of(layers: PretrainedConfig, index: int) -> int | None:
+    """How many tokens, its own included, a row of this layer sees; None: all."""
+    types = getattr(layers, "layer_types", None)
+    if types is None or types[index] != "sliding_attention":
+        return None
+    window: int | None = layers.sliding_window
+    return window
+
+
+def bytes_of_layers(layers: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Of the keys and values of a token, over all layers."""
+    per_layer = 2 * layers.num_key_value_heads * layers.head_dim
+    return int(layers.num_hidden_layers * per_layer * dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +211,7 @@ class ExitConfig(HeadConfig):
     kind: Literal["early_exit"] = "early_exit"
 
 
-AnyHeadConfig = EagleConfig | MedusaConfig | ExitConfig
+AnyHeadConfig = EagleConfig | DFlashConfig | MedusaConfig | ExitConfig
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,21 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foredraft.heads.files import HeadFiles, weight_files
-from foredraft.heads.formats import FORMATS, early_exit, speculators
+from foredraft.heads.formats import FORMATS, dflash, early_exit, speculators
 from foredraft.model.hub import config_of
 
 _EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
-_METHODS = {early_exit.KIND: early_exit.FORMAT.method, speculators.PARALLEL_KIND: speculators.PARALLEL.method}
+_METHODS = {
+    early_exit.KIND: early_exit.FORMAT.method,
+    speculators.PARALLEL_KIND: speculators.PARALLEL.method,
+    dflash.KIND: dflash.SPECULATORS.method,
+}
 """By speculators_model_type."""
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 
 
 def head_method_of(name: str, revision: str | None = None) -> str | None:
-    """The method that drafts with this checkpoint, "eagle", "peagle", "medusa" or "early_exit"; None for one that is no head, or not to be read.
+    """The method that drafts with this checkpoint, "eagle", "peagle", "dflash", "medusa" or "early_exit"; None for one that is no head, or not to be read.
 
     name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
     method= from the user.
@@ -53,6 +57,8 @@ def _method_by_config(config: Mapping[str, Any]) -> str | None:
     kind = config.get("speculators_model_type")
     if kind in _METHODS:
         return _METHODS[kind]
+    if dflash.ARCHITECTURE in (config.get("architectures") or ()):
+        return dflash.FORMAT.method
     if config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
         return "medusa"
     if config.get("model_type") == "eagle" or any(key in config for key in _EAGLE_KEYS):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.errors import ModelError
-from foredraft.heads.config import EagleConfig, ExitConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import empty_exit
 from foredraft.heads.files import HeadFiles
@@ -49,6 +50,8 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
     """The head's module with empty weights, on the meta device."""
     if isinstance(checkpoint.config, EagleConfig):
         return EagleHead(checkpoint.config, _no_target, _no_target)
+    if isinstance(checkpoint.config, DFlashConfig):
+        return DFlashHead(checkpoint.config, _no_target, _no_target)
     if isinstance(checkpoint.config, ExitConfig):
         return empty_exit(checkpoint.config)
     return MedusaHead(checkpoint.config, _no_target)
@@ -64,11 +67,11 @@ def _check_target(checkpoint: HeadCheckpoint, target: TargetShape) -> None:
         raise ModelError(
             f"its vocabulary table reaches id {int(config.target_ids.max())}, and the target has {target.vocab_size} ids"
         )
-    if isinstance(config, EagleConfig):
+    if isinstance(config, EagleConfig | DFlashConfig):
         _check_widths(config, target)
 
 
-def _check_widths(config: EagleConfig, target: TargetShape) -> None:
+def _check_widths(config: EagleConfig | DFlashConfig, target: TargetShape) -> None:
     borrowed = [
         name for name, owns in (("embeddings", config.owns_embeddings), ("lm_head", config.owns_lm_head)) if not owns
     ]

@@ -3,6 +3,7 @@ behind mask tokens, with conditional drop of tokens (PARD, arXiv:2504.18583)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,6 +68,17 @@ class ParallelDistillation:
         share = num_positions / sums.num_rows
         return LossSums(sums.loss * share, sums.acceptance * share, sums.agreement * share, num_positions)
 
+    def shapes(self, student: PreTrainedModel, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        batch, length = ids.shape
+        num_rows = length + sum(_num_kept(share, length) for share in kept_shares(self.num_places)[1:])
+        logits: Tensor = student(
+            input_ids=torch.zeros(batch, num_rows, dtype=torch.int64),
+            attention_mask=torch.zeros(batch, 1, num_rows, num_rows, dtype=student.dtype),
+            use_cache=False,
+        ).logits
+        yield logits.flatten(0, 1)
+
 
 class DraftRows(NamedTuple):
     """What a student reads: the L rows of each text, and behind them mask tokens. anchors, positions, places: [B, S]. A row at place 0 is
@@ -98,11 +110,15 @@ def draft_rows(ids: Tensor, num_places: int) -> DraftRows:
     order = torch.rand(batch, length, generator=generator).argsort(1)
     anchors, places = [torch.arange(length).expand(batch, -1)], [torch.zeros(batch, length, dtype=torch.int64)]
     for place, share in list(enumerate(kept_shares(num_places)))[1:]:
-        kept = order[:, : max(1, round(share * length))]
+        kept = order[:, : _num_kept(share, length)]
         anchors.append(kept)
         places.append(torch.full_like(kept, place))
     joined = [torch.cat(parts, dim=1).to(ids.device) for parts in (anchors, places)]
     return DraftRows(joined[0], joined[0] + joined[1], joined[1])
+
+
+def _num_kept(share: float, length: int) -> int:
+    return max(1, round(share * length))
 
 
 def _read(student: PreTrainedModel, ids: Tensor, rows: DraftRows, mask_token: int) -> Tensor:

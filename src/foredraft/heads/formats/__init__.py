@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from foredraft.heads.formats import (
     deepspec,
+    dflash,
     early_exit,
     medusa_legacy,
     medusa_vllm,
@@ -19,6 +20,8 @@ from foredraft.heads.formats.base import HeadFormat
 
 FORMATS: Sequence[HeadFormat] = (
     early_exit.FORMAT,
+    dflash.SPECULATORS,
+    dflash.FORMAT,
     speculators.PARALLEL,
     speculators.FORMAT,
     medusa_vllm.FORMAT,

@@ -14,6 +14,7 @@ from foredraft.heads import (
     AnyHead,
     AnyHeadConfig,
     CompiledEagle,
+    DFlashConfig,
     EagleConfig,
     EarlyExit,
     ExitConfig,
@@ -53,7 +54,7 @@ def predict_head(
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     predicted = weights["int8"] if is_rounded else num_parameters * dtype.itemsize
     feature_bytes = config.feature_size * dtype.itemsize
-    own_bytes = config.bytes_per_token(dtype) if isinstance(config, EagleConfig) else 0
+    own_bytes = config.bytes_per_token(dtype) if isinstance(config, EagleConfig | DFlashConfig) else 0
     return HeadReport(
         name=name,
         kind=config.kind,
@@ -111,13 +112,13 @@ def tap_name(tap: int, num_layers: int) -> str:
 def _num_layers(config: AnyHeadConfig) -> int:
     if isinstance(config, ExitConfig):
         return config.layer
-    return config.num_layers if isinstance(config, EagleConfig) else config.num_heads
+    return config.num_heads if isinstance(config, MedusaConfig) else config.num_layers
 
 
 def _with_rows(checkpoint: HeadCheckpoint) -> HeadCheckpoint:
     """As `TargetEnds.with_rows` completes it; the rows have no numbers."""
     config = checkpoint.config
-    if not isinstance(config, EagleConfig) or not checkpoint.borrows_rows:
+    if not isinstance(config, EagleConfig | DFlashConfig) or not checkpoint.borrows_rows:
         return checkpoint
     return checkpoint.with_lm_head(torch.empty(config.draft_vocab_size, config.hidden_size, device="meta"))
 
@@ -146,7 +147,7 @@ def _weights_by_precision(module: nn.Module) -> dict[str, int]:
 def _step_bytes(
     config: AnyHeadConfig, module: nn.Module, target: PretrainedConfig, pass_bytes: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Of the matrices that a drafted token reads (all drafted tokens of Medusa and P-EAGLE together), the target's lm_head where it is used.
+    """Of the matrices that a drafted token reads (all drafted tokens together, of a head that drafts in one pass), the target's lm_head where it is used.
     target: its configuration. pass_bytes: of one of its passes, by precision; None: not known, so that an early exit's layers are
     left out."""
     num_uses = config.num_heads if isinstance(config, MedusaConfig) and config.shares_lm_head else 1

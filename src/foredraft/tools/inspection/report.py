@@ -52,7 +52,7 @@ class ModelReport:
 class HeadReport:
     """One head.
 
-    kind: "eagle1" (and 2), "eagle3" or "medusa". form: whose files they are. num_layers: decoder layers; the number of heads of
+    kind: "eagle1" (and 2), "eagle3", "dflash" or "medusa". form: whose files they are. num_layers: decoder layers; the number of heads of
     Medusa. taps: the hidden states of the target that it reads, numbered as in model/taps.py; reads: the same in words.
     coverage: the share of a text's tokens that it can draft; None without a text. borrows: what it takes from the target.
     training_len: of texts, where the files give it. open_settings: by the name of a setting that the files leave open, the

@@ -1,0 +1,200 @@
+"""Block drafters with injected features (DFlash, z-lab) as plain PyTorch modules, over our cache.
+
+The target's features of each token, fused to the head's width, give keys and values of every layer: the context. A block of rows, the
+pending token and mask tokens behind it, is read over the context in one pass; its rows see each other too, and each gives the
+token of its own position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+from foredraft.engine.cache import KVCache, Region
+from foredraft.heads.config import DFlashConfig, HeadCheckpoint
+from foredraft.heads.vocabulary import to_target_vocabulary
+
+Embed = Callable[[Tensor], Tensor]
+LMHead = Callable[[Tensor], Tensor]
+_Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """rows: of the pass. start: the first one's position, behind the context that the region holds."""
+
+    region: Region
+    rows: slice
+    start: int
+
+
+class DFlashAttention(nn.Module):
+    """Attention of one layer over context and block."""
+
+    def __init__(self, config: DFlashConfig, index: int) -> None:
+        super().__init__()
+        layer = config.layer
+        self.index, self.head_dim = index, layer.head_dim
+        self.is_causal, self.window = config.is_causal[index], config.window(index)
+        width, kv_width = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
+        self.q_proj = nn.Linear(layer.hidden_size, width, bias=layer.attention_bias)
+        self.k_proj = nn.Linear(layer.hidden_size, kv_width, bias=layer.attention_bias)
+        self.v_proj = nn.Linear(layer.hidden_size, kv_width, bias=layer.attention_bias)
+        self.o_proj = nn.Linear(width, layer.hidden_size, bias=layer.attention_bias)
+        self.q_norm = LlamaRMSNorm(layer.head_dim, layer.rms_norm_eps)
+        self.k_norm = LlamaRMSNorm(layer.head_dim, layer.rms_norm_eps)
+
+    def keys_and_values(self, x: Tensor, angles: _Angles) -> tuple[Tensor, Tensor]:
+        """x: [R, H] -> [Hkv, R, D] each"""
+        key = self.k_norm(self._heads(self.k_proj(x)))
+        _, key = apply_rotary_pos_emb(key, key, *angles, unsqueeze_dim=0)
+        return key, self._heads(self.v_proj(x))
+
+    def forward(self, x: Tensor, angles: _Angles, spans: Sequence[BlockSpan]) -> Tensor:
+        """The rows of each span attend to its context, and to the rows of the span. x: [R, H] -> [R, H]"""
+        query = self.q_norm(self._heads(self.q_proj(x)))
+        query, _ = apply_rotary_pos_emb(query, query, *angles, unsqueeze_dim=0)
+        key, value = self.keys_and_values(x, angles)
+        attended = []
+        for span in spans:
+            keys, values = span.region.write(self.index, key[:, span.rows], value[:, span.rows], span.start)
+            end = span.start + span.rows.stop - span.rows.start
+            attended.append(
+                functional.scaled_dot_product_attention(
+                    query[None, :, span.rows],
+                    keys[None, :, :end],
+                    values[None, :, :end],
+                    attn_mask=self._mask(span.start, end, x.device),
+                    enable_gqa=True,
+                )[0]
+            )
+        out: Tensor = self.o_proj(torch.cat(attended, dim=1).transpose(0, 1).flatten(1))
+        return out
+
+    def _mask(self, start: int, end: int, device: torch.device) -> Tensor | None:
+        """[end - start, end] bool, which keys a row sees; None: all"""
+        if not self.is_causal and self.window is None:
+            return None
+        ahead = torch.arange(end, device=device) - torch.arange(start, end, device=device)[:, None]
+        seen = ahead <= 0 if self.is_causal else torch.ones_like(ahead, dtype=torch.bool)
+        return seen if self.window is None else seen & (ahead.abs() < self.window)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[R, heads * head_dim] -> [heads, R, head_dim]"""
+        return x.view(x.shape[0], -1, self.head_dim).transpose(0, 1)
+
+
+class DFlashLayer(nn.Module):
+    def __init__(self, config: DFlashConfig, index: int) -> None:
+        super().__init__()
+        width, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        self.input_layernorm = LlamaRMSNorm(width, eps)
+        self.self_attn = DFlashAttention(config, index)
+        self.post_attention_layernorm = LlamaRMSNorm(width, eps)
+        self.mlp = Qwen3MLP(config.layer)
+
+    def forward(self, x: Tensor, angles: _Angles, spans: Sequence[BlockSpan]) -> Tensor:
+        """[R, H] -> [R, H]"""
+        x = x + self.self_attn(self.input_layernorm(x), angles, spans)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class DFlashHead(nn.Module):
+    """embed, lm_head: the target's, used where the head has none of its own. Its weights are on the meta device until they are loaded
+    (`of`)."""
+
+    target_ids: Tensor | None
+
+    def __init__(self, config: DFlashConfig, embed: Embed, lm_head: LMHead) -> None:
+        super().__init__()
+        self.config = config
+        self._target_modules = (embed, lm_head)  # a tuple: the target's weights are not this module's
+        width, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        with torch.device("meta"):
+            if config.owns_embeddings:
+                self.embed_tokens = nn.Embedding(config.layer.vocab_size, width)
+            self.fc = nn.Linear(config.feature_size, width, bias=False)
+            self.hidden_norm = LlamaRMSNorm(width, eps)
+            self.layers = nn.ModuleList(DFlashLayer(config, index) for index in range(config.num_layers))
+            self.norm = LlamaRMSNorm(width, eps)
+            if config.owns_lm_head:
+                self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(config.layer)
+        self.register_buffer("target_ids", config.target_ids, persistent=False)
+
+    @classmethod
+    def of(
+        cls, checkpoint: HeadCheckpoint, embed: Embed, lm_head: LMHead, dtype: torch.dtype = torch.float32
+    ) -> DFlashHead:
+        """The head of a checkpoint, for inference."""
+        assert isinstance(checkpoint.config, DFlashConfig)
+        head = cls(checkpoint.config, embed, lm_head)
+        head.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
+        return head.requires_grad_(False).eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.fc.weight.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of its own keys and values."""
+        return self.config.bytes_per_token(self.dtype)
+
+    @torch.inference_mode()
+    def inject(self, region: Region, tokens: Sequence[int], features: Tensor) -> None:
+        """Put the keys and values of these tokens behind the context that the region holds; room must have been reserved. features:
+        [len(tokens), feature_size], the target's"""
+        start = len(region.tokens)
+        context = self.hidden_norm(self.fc(features.to(self.dtype)))
+        angles = self._angles(range(start, start + len(tokens)))
+        for index, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            key, value = attention.keys_and_values(context, angles)
+            region.write(index, key, value, start)
+        region.tokens.extend(tokens)
+
+    @torch.inference_mode()
+    def read(self, seq_ids: Sequence[int], pending: Sequence[int], cache: KVCache) -> Tensor:
+        """A block for each sequence, from its pending token on, behind the context that the cache holds: one pass. The cache holds the
+        same context afterwards. Room for the block must have been reserved. -> logits [len(seq_ids), block_size, D]"""
+        size, spans = self.config.block_size, list[BlockSpan]()
+        for index, seq_id in enumerate(seq_ids):
+            region = cache.region(seq_id)
+            spans.append(BlockSpan(region, slice(index * size, (index + 1) * size), len(region.tokens)))
+        ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.fc.weight.device)
+        ids[:, 0] = torch.tensor(list(pending))
+        embed = self.embed_tokens if self.config.owns_embeddings else self._target_modules[0]
+        x = embed(ids.flatten()).to(self.dtype)
+        angles = self._angles([span.start + place for span in spans for place in range(size)])
+        for layer in self.layers:
+            x = layer(x, angles, spans)
+        return self._logits(self.norm(x)).view(len(seq_ids), size, -1)
+
+    def on_target(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
+        return to_target_vocabulary(logits, self.target_ids, self.config.vocab_size)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[n, H] -> [n, D]"""
+        if self.config.owns_lm_head:
+            logits: Tensor = self.lm_head(x)
+        else:
+            logits = self._target_modules[1](x)
+            logits = logits if self.target_ids is None else logits[:, self.target_ids]
+        return logits * self.config.logit_scale
+
+    def _angles(self, positions: Sequence[int]) -> _Angles:
+        """cos and sin, [R, head_dim] each"""
+        index = torch.tensor([list(positions)], device=self.fc.weight.device)
+        cos, sin = self.rotary_emb(self.fc.weight, index)
+        return cos[0], sin[0]
