@@ -13,8 +13,10 @@ from torch import Tensor
 
 from foredraft.engine.engine import Engine
 from foredraft.engine.step import Step
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, RaggedBatch, Reading, WarmUpSizes, load_tokenizer
 from foredraft.model.language_model import Body
+from foredraft.policy import FixedPolicy
 from foredraft.sampling import SamplingParams, StructuredOutputs, token_probs
 from foredraft.text.frontend import Frontend
 from foredraft.trace.probabilities import TargetProbabilities, draft_probabilities, target_probabilities
@@ -104,11 +106,20 @@ def outputs(engine: Engine, frontend: Frontend, kind: str, within: AbstractConte
     return [texts, [output.prompt_logprobs for output in found], trace.said]
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "suffix"])
+@pytest.mark.parametrize(
+    ("drafter", "shape"),
+    [
+        ("draft_model", None),
+        ("suffix", None),
+        ("draft_model", TreeShape((ROOT, ROOT, 0, 0))),
+    ],
+    ids=["draft_model", "suffix", "draft_model, trees"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_those_of_the_cpu(
     kind: str,
     drafter: str,
+    shape: TreeShape | None,
     make_engine: MakeEngine,
     target: LanguageModel,
     draft: LanguageModel,
@@ -121,7 +132,9 @@ def test_texts_are_those_of_the_cpu(
     found = []
     for own in (None, device):
         ends = [tokenizer.eos_token_id]
-        engine = make_engine(drafter, model=lifted(target, own), draft_model=lifted(draft, own), seed=1, end_ids=ends)
+        policy = None if shape is None else FixedPolicy("DraftModelDrafter", shape)
+        models = {"model": lifted(target, own), "draft_model": lifted(draft, own)}
+        engine = make_engine(drafter, **models, seed=1, end_ids=ends, policy=policy)
         frontend = Frontend(engine, tokenizer, {})
         found.append(outputs(engine, frontend, kind, nullcontext() if own is None else own))
     assert found[0] == found[1]

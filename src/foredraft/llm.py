@@ -468,8 +468,6 @@ def _load(
         exit_layer,
         settings.heterogeneous_vocab or AUTO,
     )
-    if engine_settings.shape is not None and not models.target.body.reads_trees:
-        raise ForedraftError("speculative_token_tree: trees are read on a CPU, and not on this device")
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0
     models.warm_up(engine_settings.limits.max_num_seqs, max(engine_settings.max_speculative_tokens, fixed_len))

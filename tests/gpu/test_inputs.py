@@ -7,7 +7,7 @@ from array import array
 import torch
 
 from foredraft.gpu import Bucket, Inputs, Noise
-from foredraft.gpu.inputs import BY_KEY, NO_SPAN
+from foredraft.gpu.inputs import BY_KEY, NO_SPAN, SlotPaths
 from foredraft.kernels import CacheSpan, DrawSpec, StackBatch
 
 FULL = StackBatch([9] * 8, [9] * 8, None, [9] * 4, [CacheSpan(0, 8, 9, 9, array("q", [9] * 4))] * 4)
@@ -28,18 +28,21 @@ def test_filling(device: torch.device) -> None:
 
 
 def test_slots(device: torch.device) -> None:
-    inputs = Inputs(Bucket(8, 4, 4, is_contiguous=False), num_layers=2, device=device)
+    inputs = Inputs(Bucket(8, 4, 4, num_slots=8), num_layers=2, device=device)
     assert inputs.slots is not None
     assert inputs.starts is not None
-    assert inputs.first_rows is not None
+    assert inputs.first_slots is not None
+    assert inputs.path_slots is not None
     stores = array("q", [1, 2, 3, 4])
     spans = [CacheSpan(0, 3, 0, 64, stores), CacheSpan(3, 2, 7, 128, stores)]
     for _ in range(2):
-        inputs.fill(FULL._replace(slots=[9] * 8))
-        inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [5, 3, 1, 20, 10], [2, 4], spans))
+        inputs.fill(FULL._replace(slots=[9] * 8), SlotPaths([9] * 8, [9] * 8))
+        paths = SlotPaths([5, 3, 1, 20, 10], [0, 0, 0, 3, 3])
+        inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [5, 3, 1, 20, 10], [2, 4], spans), paths)
         assert inputs.slots.tolist() == [5, 3, 1, 20, 10, 0, 0, 0]
         assert inputs.starts.tolist() == [0, 7, 0, 0]
-        assert inputs.first_rows.tolist() == [0, 3, 0, 0]
+        assert inputs.first_slots.tolist() == [0, 0, 0, 3, 3, 0, 0, 0]
+        assert inputs.path_slots.tolist() == [5, 3, 1, 20, 10, 0, 0, 0]
     assert Inputs(Bucket(8, 4, 4), num_layers=2, device=device).slots is None
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.gpu import Graphs, at_once
 from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, Read, WarmUpSizes
@@ -25,6 +26,7 @@ from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.probe import probe
 from foredraft.model.taps import FINAL_NORM
+from foredraft.policy import FixedPolicy
 from foredraft.sampling import SamplingParams
 from tests.model.reference import hidden_states
 from tests.model.zoo import DEVICE_FORMS, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
@@ -86,6 +88,31 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
     error = (torch.cat(parts) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < 1e-4
     assert cache.region(0).tokens == tokens
+
+
+@pytest.mark.parametrize("name", ["two heads", pytest.param("mistral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parents", [[-1, 0, 0, 1, 2], [-1, 0, 1, 1, 2, 2, 3]], ids=["two branches", "behind a stem"])
+def test_a_row_of_a_tree_has_the_bits_of_the_chain_it_lies_on(name: str, parents: list[int]) -> None:
+    """Beside another sequence's chain; and the cache keeps the path of the text, from which the next pass reads on."""
+    model, history = loaded(name, True), random_tokens(WINDOW + 1)
+    tokens, other = [*range(1, len(parents) + 1)], random_tokens(3, 1)
+    ends = [node for node in range(len(parents)) if node not in parents]
+    for end in ends:
+        path = path_to(parents, end)
+        cache, plain = (room_for(model, len(history) + len(parents) + 1, len(other)) for _ in range(2))
+        for each in (cache, plain):
+            model.read([Read(0, history, 0)], each)
+        reads = [Read(0, tokens, len(tokens), parents), Read(1, other, len(other))]
+        logits = model.read(reads, cache)
+        chain = [tokens[node] for node in path]
+        expected = model.read([Read(0, chain, len(chain)), Read(1, other, len(other))], plain)
+        assert torch.equal(logits[path], expected[: len(chain)])
+        assert torch.equal(logits[len(tokens) :], expected[len(chain) :])
+        assert cache.keep_prefix_of(0, [*history, *chain, 9]) == 1
+        for layer in cache.region(0).layers:
+            for ours, theirs in zip(cache.region(0).layer(layer), plain.region(0).layer(layer), strict=True):
+                assert torch.equal(ours, theirs)
+        assert torch.equal(model.read([Read(0, [9], 1)], cache), model.read([Read(0, [9], 1)], plain))
 
 
 @pytest.mark.parametrize("name", ["two heads", *(pytest.param(n, marks=pytest.mark.slow) for n in STACK_FORMS)])
@@ -214,15 +241,17 @@ PARAMS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, TreeShape((ROOT, ROOT, 0))], ids=["chains", "trees"])
 @pytest.mark.parametrize("params", list(PARAMS))
-def test_drafts_do_not_show_in_the_text(params: str) -> None:
+def test_drafts_do_not_show_in_the_text(params: str, shape: TreeShape | None) -> None:
     """Through the engine, two texts at a time; the draft model is another one of the same form."""
     target, draft = loaded("two heads"), loaded("two heads, biases")
     texts = []
     for draft_len in (0, 3):
         pool = MemoryPool(1 << 26)
         drafter = DraftModelDrafter(draft, VOCAB_SIZE, pool)
-        engine = Engine(target, drafter, pool, speculative_tokens=draft_len)
+        policy = FixedPolicy("DraftModelDrafter", shape)
+        engine = Engine(target, drafter, pool, speculative_tokens=draft_len, policy=policy)
         sequences = [engine.add(random_tokens(length, length), PARAMS[params]) for length in (2, 5)]
         while engine.has_work:
             engine.step()

@@ -13,7 +13,7 @@ from foredraft.engine.cache import Regions
 from foredraft.engine.proposal import CERTAIN, DraftRequest
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.model import LanguageModel, Read
-from foredraft.sampling import Row, top_choices
+from foredraft.sampling import Row, select, top_choices
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ def grow_over(
         for tree in going_on:
             tokens = tree.request.tokens
             cache.region(tree.request.seq_id).keep_prefix_of(tokens, at_most=len(tokens))
-        return model.read([read_of(tree, depth) for tree in going_on], cache)[last_level(going_on, depth)]
+        return select(model.read([read_of(tree, depth) for tree in going_on], cache), last_level(going_on, depth))
 
     grow_all(trees, logits, vocab_size, read)
 

@@ -19,7 +19,7 @@ from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead, HeadReading
 from foredraft.model import Read
-from foredraft.sampling import TokenProbs, draw_specs
+from foredraft.sampling import TokenProbs, draw_specs, select
 
 
 class EagleDrafter(FusedReader):
@@ -99,7 +99,7 @@ class EagleDrafter(FusedReader):
             states.update({(id(tree), node): state for (tree, node), state in zip(nodes, reading.states, strict=True)})
             for tree in going_on:
                 self._cache.keep_prefix_of(tree.request.seq_id, tree.request.tokens[1:], at_most=num_read[id(tree)])
-            return self._head.on_target(reading.logits[last_level(going_on, depth)])
+            return self._head.on_target(select(reading.logits, last_level(going_on, depth)))
 
         grow_all(trees, self._head.on_target(reading.logits), self._vocab_size, read)
 

@@ -98,7 +98,7 @@ class EngineBuilder:
         settings = self.settings
         has_trees = settings.shape is not None or settings.auto_trees
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
-        if len(growing) < 2 or not (has_trees and self.models.target.body.reads_trees):
+        if len(growing) < 2 or not has_trees:
             return drafters
         merged: dict[str, Drafter] = {MERGED: MergedDrafter(growing)}
         return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
@@ -113,13 +113,12 @@ class EngineBuilder:
             return FixedPolicy(NO_DRAFT)
         settings, key = self.settings, self.models.cost_key(self.methods, names)
         growing = [name for name, drafter in drafters.items() if grows_trees(drafter)]
-        may_grow = settings.auto_trees and self.models.target.body.reads_trees
         store = None if self.models.is_in_memory else CostFile.of(key)
         return Controller(
             names,
             max_draft=settings.max_speculative_tokens,
             shape=settings.shape if names[0] in growing else None,
-            tree_drafters=growing if may_grow else (),
+            tree_drafters=growing if settings.auto_trees else (),
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from foredraft.engine.proposal import Proposal, Verdict
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.token_tree import ROOT, TreeShape, depths_of
-from foredraft.sampling import NO_FAILURES, Failures
+from foredraft.sampling import NO_FAILURES, Failures, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
         """[num_accepted + 1, V], of the new tokens."""
         if self.parents is None:
             return self.logits[: self.num_accepted + 1]
-        return self.logits[[0, *(node + 1 for node in self.path)]]
+        return select(self.logits, [0, *(node + 1 for node in self.path)])
 
     @property
     def first_failed(self) -> int | None:

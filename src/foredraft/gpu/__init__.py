@@ -5,7 +5,7 @@ Whoever has no Triton has no `kernels` and no `passes`; ask `why_not` before imp
 
 from foredraft.gpu.buckets import Bucket, Noise, bucket_for, drafting_buckets, verification_buckets
 from foredraft.gpu.graphs import Graphs, Runner, at_once
-from foredraft.gpu.inputs import Inputs
+from foredraft.gpu.inputs import Inputs, SlotPaths
 from foredraft.gpu.start import on, why_not
 from foredraft.gpu.weights import DeviceLayer, DeviceStack, Linear, Shape
 
@@ -19,6 +19,7 @@ __all__ = [
     "Noise",
     "Runner",
     "Shape",
+    "SlotPaths",
     "at_once",
     "bucket_for",
     "drafting_buckets",

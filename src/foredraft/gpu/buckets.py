@@ -18,14 +18,19 @@ class Noise(IntEnum):
 
 class Bucket(NamedTuple):
     """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are computed. depth: tokens that the model
-    generates; 0 if it only reads. noise: what they are chosen with. is_contiguous: whether every row's slot is its position."""
+    generates; 0 if it only reads. noise: what they are chosen with. num_slots: those that the rows' paths name (SlotPaths); 0 where every
+    row's slot is its position."""
 
     num_rows: int
     num_spans: int
     num_wanted: int
     depth: int = 0
     noise: Noise = Noise.NONE
-    is_contiguous: bool = True
+    num_slots: int = 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        return not self.num_slots
 
     @property
     def is_graph(self) -> bool:
@@ -46,14 +51,14 @@ def bucket_for(
     depth: int = 0,
     noise: Noise = Noise.NONE,
     *,
-    is_contiguous: bool = True,
+    num_slots: int = 0,
 ) -> Bucket:
     """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
     most; a model's pass is paid by its weights up to far more rows than that."""
     rows = _power(num_rows)
     # decoding and verification want all of their rows: of those there are few sizes
     wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
-    return Bucket(rows, _power(num_spans), wanted, depth, noise, is_contiguous)
+    return Bucket(rows, _power(num_spans), wanted, depth, noise, _power(num_slots) if num_slots else 0)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,19 @@ BY_KEY = -1.0
 """In place of a uniform number: the token is chosen with shared noise."""
 
 
+class SlotPaths(NamedTuple):
+    """Which slots a row sees from its span's start on. slots: paths, one after the other; rows of one path share it. first_slots:
+    [R], where each row's begins."""
+
+    slots: Sequence[int]
+    first_slots: Sequence[int]
+
+
 class Inputs:
     """Of one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
     all int64. temperatures: [spans] and uniforms [depth, spans] float64, of generated tokens, BY_KEY where noise is shared; keys:
-    [depth, spans] int64, its keys, or None if the bucket has none. slots: [rows], starts and first_rows: [spans] int64, or None
-    if the bucket is contiguous."""
+    [depth, spans] int64, its keys, or None if the bucket has none. slots and first_slots: [rows], starts: [spans], path_slots:
+    [slots], all int64 (SlotPaths), or None if the bucket is contiguous."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
@@ -45,16 +53,17 @@ class Inputs:
             self._key_part = self._shared.host_parts(noise_sizes[1:])[0]
         self.slots: Tensor | None = None
         self.starts: Tensor | None = None
-        self.first_rows: Tensor | None = None
+        self.first_slots: Tensor | None = None
+        self.path_slots: Tensor | None = None
         if not bucket.is_contiguous:
-            slot_sizes = [rows, spans, spans]
+            slot_sizes = [rows, spans, rows, bucket.num_slots]
             self._slots = PinnedBuffer(slot_sizes, torch.int64, device)
-            self.slots, self.starts, self.first_rows = self._slots.device_parts(slot_sizes)
+            self.slots, self.starts, self.first_slots, self.path_slots = self._slots.device_parts(slot_sizes)
             self._slot_parts = self._slots.host_parts(slot_sizes)
-        self.fill(StackBatch([], [], None if bucket.is_contiguous else [], [], []))
+        self.fill(StackBatch([], [], None if bucket.is_contiguous else [], [], []), SlotPaths([], []))
 
-    def fill(self, batch: StackBatch) -> None:
-        """Copy a batch to the device. What the bucket has beyond it becomes padding."""
+    def fill(self, batch: StackBatch, paths: SlotPaths | None = None) -> None:
+        """Copy a batch to the device. What the bucket has beyond it becomes padding. paths: where slots are not positions"""
         self._whole.wait()
         ids, positions, row_spans, wanted, capacities, stores = self._parts
         for part, numbers in ((ids, batch.ids), (positions, batch.positions), (wanted, batch.wanted)):
@@ -70,16 +79,18 @@ class Inputs:
         by_span[:, len(batch.spans) :] = 0
         self._whole.send()
         if batch.slots is not None:
-            self._fill_slots(batch, batch.slots)
+            assert paths is not None
+            self._fill_slots(batch, batch.slots, paths)
 
-    def _fill_slots(self, batch: StackBatch, slots: Sequence[int]) -> None:
+    def _fill_slots(self, batch: StackBatch, slots: Sequence[int], paths: SlotPaths) -> None:
         self._slots.wait()
-        row_slots, starts, first_rows = self._slot_parts
+        row_slots, starts, first_slots, path_slots = self._slot_parts
         for part in self._slot_parts:
             part[:] = 0
         row_slots[: len(slots)] = slots
         starts[: len(batch.spans)] = [span.start for span in batch.spans]
-        first_rows[: len(batch.spans)] = [span.first_row for span in batch.spans]
+        first_slots[: len(paths.first_slots)] = paths.first_slots
+        path_slots[: len(paths.slots)] = paths.slots
         self._slots.send()
 
     def fill_noise(self, specs: Sequence[DrawSpec]) -> None:

@@ -79,7 +79,7 @@ def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer
 
 
 def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape, parts: int = 1) -> Tensor:
-    """Causal attention of each row over the keys of its own sequence. queries: [T, Hq, D] -> [T, Hq * D]; rows of no sequence
+    """Causal attention of each row over the keys of its own sequence, in a tree those of its path, in the order of position. queries: [T, Hq, D] -> [T, Hq * D]; rows of no sequence
     become zero.
 
     The softmax is summed up as it goes (arXiv:2205.14135), block after block of keys at fixed places. parts, a power of two:
@@ -104,9 +104,9 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
         inputs.row_spans,
         inputs.stores[index],
         inputs.capacities,
-        inputs.positions if inputs.slots is None else inputs.slots,
+        inputs.positions if inputs.path_slots is None else inputs.path_slots,
         inputs.positions if inputs.starts is None else inputs.starts,
-        inputs.positions if inputs.first_rows is None else inputs.first_rows,
+        inputs.positions if inputs.first_slots is None else inputs.first_slots,
         shape.scale,
         layer.window,
         GROUPS=groups,

@@ -112,9 +112,9 @@ def attend(
     row_spans,
     stores,
     capacities,
-    slots,
+    path_slots,
     starts,
-    first_rows,
+    first_slots,
     scale,
     window,
     GROUPS: tl.constexpr,
@@ -164,7 +164,7 @@ def attend(
             slot = place
             if HAS_SLOTS:
                 cached = tl.load(starts + span)
-                new = slots + tl.load(first_rows + span) + place - cached
+                new = path_slots + tl.load(first_slots + row) + place - cached
                 slot = tl.load(new, mask=seen & (place >= cached), other=0)
                 slot = tl.where(place < cached, place, slot)
             key = tl.load(keys + slot[:, None] * WIDTH + wide[None, :], mask=mask, other=0.0)

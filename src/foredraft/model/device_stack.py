@@ -26,6 +26,7 @@ from foredraft.gpu import (
     Noise,
     Runner,
     Shape,
+    SlotPaths,
     at_once,
     bucket_for,
     drafting_buckets,
@@ -33,7 +34,7 @@ from foredraft.gpu import (
     verification_buckets,
 )
 from foredraft.kernels import DrawSpec, StackBatch
-from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.batch import Branch, RaggedBatch, Reading, branches_of
 from foredraft.model.generation import Generated
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stored import is_linear
@@ -53,8 +54,6 @@ class DeviceStackBody:
 
     kernels = None
 
-    reads_trees = False
-
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
         from foredraft.gpu import passes  # Triton is there where this is used
 
@@ -72,9 +71,11 @@ class DeviceStackBody:
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         with on(self._device):
-            bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), is_contiguous=batch.is_contiguous)
+            paths = None if batch.is_contiguous else slot_paths(batch)
+            num_slots = 0 if paths is None else len(paths.slots)
+            bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), num_slots=num_slots)
             inputs = self._inputs_of(bucket)
-            inputs.fill(self._located(batch))
+            inputs.fill(self._located(batch), paths)
             logits, *features = self._compute(inputs, 0, tuple(taps))
             hidden = features[0][: len(batch.ids)].clone() if features else None
             return Reading(logits[: len(batch.wanted)].clone(), hidden)
@@ -155,6 +156,20 @@ class DeviceStackBody:
 
     def _located(self, batch: RaggedBatch) -> StackBatch:
         return batch.located(len(self._stack.layers), self._keys_like)
+
+
+def slot_paths(batch: RaggedBatch) -> SlotPaths:
+    """Of all rows: a chain has one path, a tree one for each of its branches."""
+    slots: list[int] = []
+    first_slots = [0] * len(batch.ids)
+    for span in batch.spans:
+        rows = range(span.num_rows)
+        own = [batch.slots[span.first_row + row] for row in rows]
+        for branch in [Branch([*rows], own)] if span.paths is None else branches_of(span.paths):
+            for row in branch.rows:
+                first_slots[span.first_row + row] = len(slots)
+            slots += branch.slots
+    return SlotPaths(slots, first_slots)
 
 
 def has_device_form(hf: Any) -> bool:

@@ -39,10 +39,7 @@ class Traits:
 
 class Body(Protocol):
     """What computes a pass. kernels: the compiled ones that its attention runs. is_batch_invariant: whether a row's sums are made
-    in one order in any pass, off the CPU too. reads_trees: whether the rows of a span may be a tree."""
-
-    @property
-    def reads_trees(self) -> bool: ...
+    in one order in any pass, off the CPU too."""
 
     @property
     def is_batch_invariant(self) -> bool: ...

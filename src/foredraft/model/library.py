@@ -26,7 +26,6 @@ class LibraryBody:
     """hf stays as its owner made it. kernels: for attention; None: PyTorch's."""
 
     is_batch_invariant = False
-    reads_trees = True
 
     def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf

@@ -46,7 +46,6 @@ class StackBody:
     weight_format: what its matrices become."""
 
     is_batch_invariant = False
-    reads_trees = True
 
     def __init__(
         self, hf: PreTrainedModel, kernels: Kernels, context_len: int, weight_format: WeightFormat = unquantized
