@@ -51,7 +51,7 @@ LAYERS = (
     {"llm"},
     {"hf", "aio", "certificate"},
     {"__init__"},
-    {"bench", "tools.inspection", "tools.quality", "testing", "trace"},
+    {"bench", "export", "integrations", "tools.inspection", "tools.quality", "testing", "trace"},
     {"server", "tools.demo", "tune"},
     {"train"},
     {"cli"},

@@ -1,0 +1,1 @@
+"""foredraft inside other programs: a folder a program."""

@@ -1,0 +1,99 @@
+"""The class that vLLM makes: its interface, and nothing else of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foredraft.drafters import DrafterContext, SuffixDrafter, build
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.proposal import Drafter
+from foredraft.integrations.vllm.drafting import Drafting
+from foredraft.integrations.vllm.options import ProposerOptions
+from foredraft.integrations.vllm.texts import Texts
+from foredraft.model import LanguageModel, LoadOptions, available_memory, load_model
+from foredraft.policy import Controller, SafePolicy
+from foredraft.sampling import AUTO
+from foredraft.utils.isolation import brief
+
+logger = logging.getLogger("foredraft")
+
+_MEMORY_SHARE = 0.25
+_UNKNOWN_MEMORY = 2 * 2**30
+
+
+class Proposer:
+    """Drafts for vLLM (0.32) by suffix, n-gram, a draft model on the CPU, or several of them, as many tokens as pay.
+
+    Drafts are certain: vLLM judges each as a point mass, so the target's distribution stays what it is. Options come in
+    `additional_config["foredraft"]`, see ProposerOptions. With several tensor-parallel ranks, which must draft alike, nothing is
+    decided by a clock: each step has vLLM's num_speculative_tokens of the first method.
+
+    vllm_config: a VllmConfig; of it only model_config, scheduler_config, speculative_config, parallel_config and additional_config
+    are read. Raises ForedraftError for options that cannot work.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        options = ProposerOptions.of(_table(vllm_config.additional_config))
+        most = int(vllm_config.speculative_config.num_speculative_tokens)
+        max_len = int(vllm_config.model_config.max_model_len)
+        vocab_size = int(vllm_config.model_config.get_vocab_size())
+        alike = int(vllm_config.parallel_config.tensor_parallel_size) > 1
+        tokens = most if alike and options.speculative_tokens == AUTO else options.speculative_tokens
+        self._texts = Texts(max_len, None if isinstance(tokens, str) else min(tokens, most))
+        drafters = _drafters(options, vocab_size, max_len, int(vllm_config.scheduler_config.max_num_seqs))
+        policy = SafePolicy(Controller([*drafters], max_draft=most))
+        self._drafting = Drafting(drafters, policy, self._texts, vocab_size, most)
+        self._has_failed = False
+
+    def load_model(self, target_model: Any) -> None:
+        """vLLM calls this once its target is loaded; nothing is read of it."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """A draft for each row, at most num_speculative_tokens long; none where anything goes wrong.
+
+        sampled_token_ids: what each row got in this step; nothing for one that reads its prompt. num_tokens_no_spec: [B], the length
+        of each row's history; token_ids_cpu: [B, L], the histories.
+        """
+        try:
+            return self._drafting.step(self._texts.read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("drafting failed: %s; this step goes on without drafts", brief(error))
+            self._drafting.reset()
+            return [[] for _ in sampled_token_ids]
+
+
+def _table(additional_config: Any) -> dict[str, Any]:
+    table = additional_config.get("foredraft", {}) if isinstance(additional_config, dict) else {}
+    return dict(table)
+
+
+def _drafters(options: ProposerOptions, vocab_size: int, max_len: int, num_seqs: int) -> dict[str, Drafter]:
+    model = None
+    if options.draft_model is not None:
+        model = load_model(options.draft_model, LoadOptions(device="cpu", quantization=options.draft_quantization))
+    pool = MemoryPool(0 if model is None else options.draft_memory or _memory_for(model, num_seqs))
+    context = DrafterContext(vocab_size, pool, model, context_len=max_len)
+    drafters = {name: build(name, context) for name in options.method}
+    if "suffix" in drafters and options.corpus_tokens:
+        drafters["suffix"] = SuffixDrafter(corpus_tokens=options.corpus_tokens)
+    return drafters
+
+
+def _memory_for(model: LanguageModel, num_seqs: int) -> int:
+    """Bytes for the keys and values of so many full contexts, at most a quarter of the free memory."""
+    free = available_memory(model.device)
+    most = int(_MEMORY_SHARE * free) if free else _UNKNOWN_MEMORY
+    return max(1, min(model.traits.bytes_per_token * model.traits.context_len * num_seqs, most))

@@ -1,0 +1,191 @@
+"""A proposer's drafts change no text of the engine that it drafts for, and nothing that it is given makes it raise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foredraft import ForedraftError
+from foredraft.integrations.vllm import Proposer
+from foredraft.integrations.vllm import proposer as module
+from foredraft.integrations.vllm.options import ProposerOptions
+from foredraft.model import EMBEDDED
+from tests.integrations.vllm.fake_engine import FakeEngine, Target, config_for, hashing, looping
+
+METHODS: list[dict[str, Any]] = [
+    {"method": "suffix"},
+    {"method": "ngram"},
+    {"method": ["suffix", "ngram"]},
+    {"method": "suffix", "corpus_tokens": 400},
+]
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    random = Random(seed)
+    return [[random.randrange(11) for _ in range(random.randint(2, 40))] for _ in range(count)]
+
+
+def written(prompt: Sequence[int], target: Target, max_tokens: int) -> list[int]:
+    tokens = [*prompt]
+    for _ in range(max_tokens):
+        tokens.append(target(tokens))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("target", [looping, hashing])
+@pytest.mark.parametrize("tokens", [3, "auto"])
+@pytest.mark.parametrize("options", METHODS, ids=str)
+def test_texts_are_the_targets_own(options: dict[str, Any], tokens: int | str, target: Target) -> None:
+    """Among rows that move, texts that are cancelled, preempted, and as many as four times the rows."""
+    for seed in range(3):
+        engine = FakeEngine(Proposer(config_for(speculative_tokens=tokens, **options)), target, disturb=seed)
+        given = prompts(16, seed)
+        for prompt, text in zip(given, engine.run(given, 40), strict=True):
+            assert text == written(prompt, target, len(text))
+        assert engine.num_cancelled
+        assert engine.num_preempted
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_what_repeats_is_drafted_and_accepted(method: str) -> None:
+    engine = FakeEngine(Proposer(config_for(method=method, speculative_tokens=4)), looping)
+    engine.run(prompts(8), 60)
+    assert engine.num_accepted > 0.3 * engine.num_drafted > 0
+    assert engine.num_steps < 8 / 4 * 60, "fewer steps than tokens"
+
+
+def test_each_text_is_recognised_wherever_its_row_is() -> None:
+    proposer = Proposer(config_for())
+    engine = FakeEngine(proposer, hashing, disturb=7)
+    engine.run(prompts(25), 30)
+    assert len(proposer._texts) == 25
+
+
+def test_texts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.integrations.vllm.texts.MOST_CALLS_UNSEEN", 20)
+    proposer = Proposer(config_for(method="suffix+ngram"))
+    FakeEngine(proposer, looping).run(prompts(8), 20)
+    FakeEngine(proposer, looping).run(prompts(4, seed=1), 100)
+    assert len(proposer._texts) == 4
+    for drafter in proposer._drafting._group._drafters.values():
+        held = getattr(drafter, "_histories", None) or getattr(drafter, "_tables", {})
+        assert len(held) <= 4
+
+
+def test_a_finished_text_drafts_for_the_next_one_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.integrations.vllm.texts.MOST_CALLS_UNSEEN", 10)
+    accepted = []
+    for corpus_tokens in (0, 4000):
+        proposer = Proposer(config_for(speculative_tokens=4, corpus_tokens=corpus_tokens))
+        for prompt in ([1, 2, 3], [5, 6, 7, 8], [1, 2, 3]):
+            engine = FakeEngine(proposer, hashing)
+            engine.run([prompt], 40)
+        accepted.append(engine.num_accepted)
+    assert accepted[0] < accepted[1]
+
+
+def clocked(costs: tuple[float, float], target: Target = looping, **options: Any) -> FakeEngine:
+    """An engine whose steps take costs[0] and costs[1] for each row, by a clock that the proposer reads."""
+    now = [0.0]
+
+    def on_step(num_rows: int) -> None:
+        now[0] += costs[0] + costs[1] * num_rows
+
+    proposer = Proposer(config_for(**options))
+    proposer._drafting._clock = lambda: now[0]
+    return FakeEngine(proposer, target, on_step=on_step)
+
+
+CHEAP, DEAR = (1e-2, 1e-5), (1e-4, 1e-2)
+"""Seconds of a step, and of each row in it."""
+
+
+def test_auto_drafts_where_rows_are_cheap_and_hardly_where_they_are_dear() -> None:
+    per_step = []
+    for tokens, costs, target in (("auto", CHEAP, looping), ("auto", DEAR, hashing), (4, DEAR, hashing)):
+        engine = clocked(costs, target, method="ngram", speculative_tokens=tokens)
+        engine.run([[1, 2, 3, 4]] * 4, 200)
+        per_step.append(engine.num_drafted / engine.num_steps)
+    assert per_step[0] > 4, "of 16 in four rows"
+    assert per_step[1] < 0.2 * per_step[2], "where drafts are rejected"
+
+
+def test_ranks_draft_alike_whatever_their_clocks_say() -> None:
+    given, runs = prompts(8), []
+    for seconds in (1e-3, 1.0):
+        engine = clocked((seconds, seconds), ranks=2, method="ngram")
+        engine.run(given, 40)
+        runs.append((engine.num_steps, engine.num_drafted))
+    assert runs[0] == runs[1]
+    assert runs[0][1] > 0
+
+
+def test_a_drafter_that_raises_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    proposer = Proposer(config_for(method="ngram", speculative_tokens=3))
+    drafter = proposer._drafting._group._drafters["ngram"]
+    monkeypatch.setattr(drafter, "propose", lambda requests: 1 / 0)
+    engine = FakeEngine(proposer, looping)
+    (text,) = engine.run([[1, 2, 3]], 20)
+    assert text == written([1, 2, 3], looping, 20)
+    assert "drafter ngram failed: ZeroDivisionError" in caplog.text
+
+
+def test_input_that_makes_no_sense_is_answered_with_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    proposer = Proposer(config_for(speculative_tokens=3))
+    tokens, lens = np.zeros((1, 4), dtype=np.int32), np.array([4], dtype=np.int32)
+    assert proposer.propose([[1], [2]], lens, tokens) == [[], []]
+    assert proposer.propose([[1]], None, tokens) == [[]]  # type: ignore[arg-type]
+    assert caplog.text.count("drafting failed") == 1
+    engine = FakeEngine(proposer, looping)
+    assert engine.run([[1, 2]], 30) == [written([1, 2], looping, 30)], "and it goes on drafting"
+    assert engine.num_drafted
+
+
+def test_nothing_is_drafted_past_the_longest_text() -> None:
+    proposer = Proposer(config_for(max_len=24, speculative_tokens=4))
+    tokens = np.zeros((1, 24), dtype=np.int32)
+    tokens[0] = [1, 2] * 12
+    for length in range(20, 25):
+        (draft,) = proposer.propose([[2 - length % 2]], np.array([length], dtype=np.int32), tokens)
+        assert len(draft) <= 24 - length
+
+
+def test_a_draft_model_drafts_on_the_cpu() -> None:
+    config = config_for(
+        vocab_size=4096, method="draft_model", draft_model=str(EMBEDDED / "draft"), speculative_tokens=3
+    )
+    proposer = Proposer(config)
+    engine = FakeEngine(proposer, lambda history: (history[-1] + 1) % 4096)
+    given = [[5, 6, 7], [100, 200]]
+    for prompt, text in zip(given, engine.run(given, 8), strict=True):
+        assert text == written(prompt, lambda history: (history[-1] + 1) % 4096, 8)
+    assert engine.num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["suffix"]}, "unknown option 'methods' of foredraft: known are method,"),
+        ({"method": "eagle"}, "method must be among suffix, ngram, draft_model"),
+        ({"method": []}, "method must be among"),
+        ({"method": "suffix+suffix"}, "each once"),
+        ({"speculative_tokens": 0}, "at least 1, not 0"),
+        ({"speculative_tokens": "most"}, "at least 1, not 'most'"),
+        ({"method": "draft_model"}, "give both, or neither"),
+        ({"draft_model": "gpt2"}, "give both, or neither"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForedraftError, match=message):
+        ProposerOptions.of(options)
+
+
+def test_an_option_of_vllm_that_is_no_table_changes_nothing() -> None:
+    config = config_for()
+    config.additional_config = object()
+    assert module._table(config.additional_config) == {}
+    Proposer(config)
