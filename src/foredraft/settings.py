@@ -56,12 +56,7 @@ class Settings:
         """Raises ForedraftError, with the name of the file and the key, for a file that cannot be read, is no TOML, or has an
         unknown key or a value of the wrong type."""
         path = Path(file)
-        try:
-            values = tomllib.loads(path.read_bytes().decode())
-        except OSError as error:
-            raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ForedraftError(f"{path}: no TOML: {error}") from None
+        values = _read(path)
         values.pop(MEASURED, None)
         for name, value in values.items():
             if name not in _KINDS:
@@ -95,6 +90,24 @@ class Settings:
 
     def _values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def read_measured(file: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The measurements behind the settings of a file, as `Settings.write` got them; empty where it holds none.
+
+    Raises ForedraftError for a file that cannot be read, or is no TOML.
+    """
+    measured = _read(Path(file)).get(MEASURED)
+    return measured if isinstance(measured, dict) else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ForedraftError(f"{path}: no TOML: {error}") from None
 
 
 def _without_none(table: Any) -> Any:

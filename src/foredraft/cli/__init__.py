@@ -5,7 +5,21 @@ reader of a pipe is gone. Slow modules are imported where they are used, so that
 a file or a folder, listed here.
 """
 
-from foredraft.cli import bench, chat, check, demo, generate, inspect, serve, trace, train, tune
+from foredraft.cli import bench, chat, check, demo, export, generate, inspect, serve, trace, train, tune
 from foredraft.cli.app import app, main
 
-__all__ = ["app", "bench", "chat", "check", "demo", "generate", "inspect", "main", "serve", "trace", "train", "tune"]
+__all__ = [
+    "app",
+    "bench",
+    "chat",
+    "check",
+    "demo",
+    "export",
+    "generate",
+    "inspect",
+    "main",
+    "serve",
+    "trace",
+    "train",
+    "tune",
+]

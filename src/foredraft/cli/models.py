@@ -187,7 +187,7 @@ class ModelOptions:
     @property
     def target(self) -> str | None:
         """The target that the options or the settings file name; None is the embedded one."""
-        target: str | None = self._settings().model
+        target: str | None = self.settings().model
         return target
 
     def check(self, *, has_weights: bool = True) -> None:
@@ -195,7 +195,7 @@ class ModelOptions:
 
         has_weights: whether the weights will be loaded, so that they must be there. Raises ForedraftError.
         """
-        settings = self._settings()
+        settings = self.settings()
         arguments.check_threads(settings.num_threads)
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
         arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
@@ -260,7 +260,7 @@ class ModelOptions:
 
         return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """The settings file with the options over it."""
         settings = Settings() if self.settings_file is None else Settings.read(self.settings_file)
         return settings.override(

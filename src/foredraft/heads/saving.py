@@ -1,5 +1,5 @@
-"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators`, Medusa in vLLM's. Early exits have a form
-like that of `speculators`."""
+"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators` and in SafeAILab's, Medusa in vLLM's. Early
+exits have a form like that of `speculators`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from foredraft.model.exits import Exit
 
 WEIGHTS = "model.safetensors"
 _VLLM_BLOCK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
+_FIRST_LAYER = re.compile(r"^layers\.0\.")
+_NOT_SAFEAILAB = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias")
 _SPECULATORS = "0.9.0"
 """The version whose configuration this is."""
 
@@ -47,6 +49,34 @@ def save_eagle3(
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = _stored(weights, dtype) | _tables(config)
     _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
+
+
+def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """In the form that SGLang and TensorRT-LLM load: one layer, called `midlayer`, and layers counted by their outputs.
+
+    Raises ValueError for a head that the form cannot hold, or that its readers would compute in another way.
+    """
+    config = head.config
+    if config.kind != "eagle3" or min(config.taps) < 1:
+        raise ValueError(f"it holds EAGLE-3 over outputs of layers, not {config.kind} over the inputs of {config.taps}")
+    unknown = [name for name in _NOT_SAFEAILAB if getattr(config, name)]
+    if unknown or config.num_layers != 1 or config.family != "llama":
+        beyond = ", ".join(unknown) or f"{config.num_layers} layers of the family {config.family}"
+        raise ValueError(f"its readers know EAGLE-3 with one layer of Llama's form, and this head has {beyond}")
+    weights = {_FIRST_LAYER.sub("midlayer.", name): weight for name, weight in head.state_dict().items()}
+    fields = {
+        **config.layer.to_dict(),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "dtype": str(dtype).removeprefix("torch."),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "tie_word_embeddings": False,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],
+        },
+    }
+    _write(folder, _stored(weights, dtype) | _tables(config), fields)
 
 
 def save_exit(

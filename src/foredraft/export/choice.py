@@ -1,0 +1,128 @@
+"""What is to run on another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foredraft.engine.methods import NO_DRAFT, choose_methods
+from foredraft.errors import ForedraftError
+from foredraft.model.checkpoint import EMBEDDED, is_gguf, raw_config
+from foredraft.sampling import AUTO
+
+if TYPE_CHECKING:
+    from foredraft.heads import HeadCheckpoint
+    from foredraft.settings import Settings
+
+HEAD_METHODS = ("eagle", "medusa")
+MOST_DRAFT_TOKENS = 8
+"""That "auto" drafts where max_speculative_tokens is not set, as for LLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A target and how to draft for it.
+
+    target, draft: hub ids or paths; draft is a draft model, a head or None. methods: names of REGISTRY; () is plain decoding.
+    speculative_tokens: γ, a number above 0 or "auto"; 0 for plain decoding. most_tokens: that "auto" drafts. head: the checkpoint
+    behind `draft` where the method is a head's. quantization, draft_quantization: by which foredraft rounds the models.
+    """
+
+    target: str
+    draft: str | None = None
+    methods: tuple[str, ...] = ()
+    speculative_tokens: int | str = 0
+    most_tokens: int = MOST_DRAFT_TOKENS
+    exit_layer: int | None = None
+    head: HeadCheckpoint | None = None
+    quantization: str | None = None
+    draft_quantization: str | None = None
+    has_trees: bool = False
+
+    @property
+    def draft_model(self) -> str:
+        """The draft, which the method needs. Raises ForedraftError where there is none."""
+        if self.draft is None:
+            raise ForedraftError(f'method "{self.method}" needs a draft: give --draft-model')
+        return self.draft
+
+    @property
+    def method(self) -> str:
+        """As `--method` takes it."""
+        return "+".join(self.methods) or NO_DRAFT
+
+    @property
+    def is_auto(self) -> bool:
+        return self.speculative_tokens == AUTO
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int] | None:
+        """Of target and draft, where the configurations of both lie here."""
+        sizes = [_vocab_size(raw_config(name)) for name in (self.target, self.draft) if name is not None]
+        return (sizes[0], sizes[1]) if len(sizes) == 2 and sizes[0] and sizes[1] else None
+
+
+def choice_of(settings: Settings) -> Choice:
+    """Raises ForedraftError for settings that LLM would refuse too, and for a tree of a fixed shape, which no engine takes."""
+    tree = settings.speculative_token_tree
+    if tree is not None and not isinstance(tree, str):
+        raise ForedraftError(
+            "a tree of a fixed shape cannot be exported: give --speculative-token-tree none and --speculative-tokens"
+        )
+    if settings.head_settings is not None:
+        raise ForedraftError(
+            "head_settings cannot be exported: other engines read the head's files; set them in its config.json"
+        )
+    is_embedded = settings.model is None and settings.draft_model is None and settings.method in (None, "draft_model")
+    draft = str(EMBEDDED / "draft") if is_embedded else settings.draft_model
+    target = settings.model or str(EMBEDDED / "target")
+    methods = _methods(settings, draft)
+    tokens: int | str = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
+    if NO_DRAFT in methods or tokens == 0:
+        return Choice(target, quantization=settings.quantization)
+    return Choice(
+        target,
+        draft,
+        methods,
+        tokens,
+        settings.max_speculative_tokens or MOST_DRAFT_TOKENS,
+        settings.exit_layer,
+        head_of(target, draft) if draft is not None and any(method in HEAD_METHODS for method in methods) else None,
+        settings.quantization,
+        settings.draft_quantization,
+        tree == AUTO,
+    )
+
+
+def is_gguf_name(name: str) -> bool:
+    """Whether it is, or is called, a GGUF file."""
+    return name.endswith(".gguf") or is_gguf(Path(name))
+
+
+def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
+    has_exit_layer = settings.exit_layer is not None
+    draft_method = "draft_model"
+    if draft is not None and settings.method is None:
+        from foredraft.engine.models import draft_method_of
+
+        draft_method = draft_method_of(draft, settings.method, None, settings.exit_layer)
+    chosen = choose_methods(
+        settings.method, has_draft_model=draft is not None, draft_method=draft_method, has_exit_layer=has_exit_layer
+    )
+    return tuple(str(method) for method in chosen)
+
+
+def head_of(target: str, name: str) -> HeadCheckpoint:
+    """The head of this name, checked against the target's shape."""
+    from transformers import AutoConfig
+
+    from foredraft.heads import TargetShape, load_head
+
+    return load_head(name, TargetShape.of(AutoConfig.from_pretrained(target)))
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int:
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", 0))
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,121 @@
+"""What an engine is to an export: what it calls each method, what it cannot express, and how its configuration is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foredraft.errors import ForedraftError
+from foredraft.export.choice import Choice, is_gguf_name
+from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
+from foredraft.export.heads import HeadForm, check_form, written
+
+
+class Translation(NamedTuple):
+    """fields: the engine's own keys and values, without the target's name. differences: what will be different there, a sentence
+    each."""
+
+    fields: Mapping[str, Any]
+    differences: tuple[str, ...] = ()
+
+
+Translate = Callable[[Choice], Translation]
+
+
+class Export(NamedTuple):
+    """text: the engine's configuration. differences: see Translation."""
+
+    text: str
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """name: as `--to` takes it. version: that the configuration is valid for. title: as people write it.
+
+    methods: by foredraft's name. refused: why a method cannot be expressed, and the nearest that can. combinations: several methods
+    together. heads: the form of head that a method needs. plain: of no speculation. render: the configuration as the engine reads it.
+    reads_gguf: whether models are GGUF files, and must be.
+    """
+
+    name: str
+    title: str
+    version: str
+    methods: Mapping[str, Translate]
+    refused: Mapping[str, str]
+    render: Callable[[Choice, Mapping[str, Any]], str]
+    combinations: Mapping[frozenset[str], Translate] = field(default_factory=dict)
+    heads: Mapping[str, HeadForm] = field(default_factory=dict)
+    plain: Translation = field(default_factory=lambda: Translation({}))
+    reads_gguf: bool = False
+
+    def export(self, choice: Choice, head_output: Path | None = None) -> Export:
+        """head_output: where to write a head in the form that the engine loads; the configuration names it then.
+
+        Raises ForedraftError, with the reason and the nearest that can be said, for what the engine cannot express.
+        """
+        self._check_files(choice)
+        choice = self._with_head(choice, head_output)
+        translation = self._translated(choice)
+        differences = (*translation.differences, *self._of_choice(choice))
+        text = f"# {self.title} {self.version}\n{self.render(choice, translation.fields)}"
+        return Export(text if text.endswith("\n") else f"{text}\n", differences)
+
+    def _translated(self, choice: Choice) -> Translation:
+        if not choice.methods:
+            return self.plain
+        if len(choice.methods) > 1:
+            translate = self.combinations.get(frozenset(choice.methods))
+            if translate is None:
+                raise self.refusal(
+                    choice, f"it takes one method; the nearest is one of them: --method {choice.methods[0]}"
+                )
+            return translate(choice)
+        (method,) = choice.methods
+        if method in self.refused:
+            raise self.refusal(choice, self.refused[method])
+        return self.methods[method](choice)
+
+    def _with_head(self, choice: Choice, folder: Path | None) -> Choice:
+        form = next((self.heads[method] for method in choice.methods if method in self.heads), None)
+        if folder is not None:
+            if form is None:
+                raise ForedraftError(
+                    f"--head-output is for heads, and {self.title} is given {choice.method} without one"
+                )
+            return written(choice, form, folder)
+        if form is not None:
+            check_form(choice, self.title, form)
+        return choice
+
+    def refusal(self, choice: Choice, reason: str) -> ForedraftError:
+        return ForedraftError(f"{self.title} {self.version} cannot be given {choice.method}: {reason}")
+
+    def _check_files(self, choice: Choice) -> None:
+        for name in (choice.target, choice.draft):
+            if name is None or is_gguf_name(name) == self.reads_gguf:
+                continue
+            wanted = (
+                "a GGUF file, which llama.cpp's convert_hf_to_gguf.py makes of it"
+                if self.reads_gguf
+                else ("the checkpoint in Hugging Face format that it was made of")
+            )
+            raise ForedraftError(f"{self.title} {self.version} cannot be given {name}: give {wanted}")
+
+    def _of_choice(self, choice: Choice) -> tuple[str, ...]:
+        found = [*ALWAYS, *(DRAFTING if choice.methods else ())]
+        found += [QUANTIZED] if choice.quantization or choice.draft_quantization else []
+        found += [TREES] if choice.has_trees else []
+        return tuple(found)
+
+
+def num_tokens(choice: Choice, engine: str) -> int:
+    """γ of an engine that drafts a fixed number of tokens. Raises ForedraftError for "auto"."""
+    if not isinstance(choice.speculative_tokens, int):
+        raise ForedraftError(
+            f"{engine} drafts a fixed number of tokens and cannot be given auto: the nearest is a number, as foredraft tune "
+            "finds it: --speculative-tokens 4"
+        )
+    return choice.speculative_tokens

@@ -1,0 +1,102 @@
+"""Heads for other engines: which form each loads, and how a head gets into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from foredraft.errors import ForedraftError
+from foredraft.export.choice import Choice
+
+if TYPE_CHECKING:
+    from foredraft.heads import HeadCheckpoint
+
+EAGLE_KINDS: Mapping[str, str] = MappingProxyType({"eagle1": "eagle", "eagle3": "eagle3"})
+"""What engines call the kinds of EAGLE heads, in lower case."""
+
+SaveHead: TypeAlias = Callable[["HeadCheckpoint", str, Path], None]
+"""The head, its target's name and a folder."""
+
+
+class HeadForm(NamedTuple):
+    """names: the forms that an engine loads, as heads/formats calls them. save: writes one of them; raises ValueError for a head that
+    it cannot hold."""
+
+    names: Sequence[str]
+    save: SaveHead
+
+
+def checkpoint_of(choice: Choice) -> HeadCheckpoint:
+    """The head of a choice whose method is a head's."""
+    if choice.head is None:
+        raise ForedraftError(f'method "{choice.method}" needs a head: give its directory or hub id as --draft-model')
+    return choice.head
+
+
+def eagle_kind(choice: Choice) -> str:
+    """The kind of its EAGLE head."""
+    return str(checkpoint_of(choice).config.kind)
+
+
+def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
+    """Raises ForedraftError, with the option that helps, for a head in a form that the engine does not load."""
+    given = checkpoint_of(choice).form
+    if given not in form.names:
+        raise ForedraftError(
+            f"{engine} loads heads in the form of {' or '.join(form.names)}, and {choice.draft} is in that of {given}: give "
+            "--head-output DIR, and the head is written there in the engine's form"
+        )
+
+
+def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
+    """The head in an engine's form, in this folder -> the choice that names it. What is known of the head stays as it is: read
+    again, the files could mean other layers. Raises ForedraftError for a head that the form cannot hold, and for a folder that holds
+    something."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ForedraftError(f"{folder} is not empty: give another --head-output")
+    head = checkpoint_of(choice)
+    if head.borrows_rows:
+        raise ForedraftError(
+            f"{choice.draft} drafts a part of the vocabulary with the target's lm_head, and other engines need the head's own: "
+            "train it without --share-lm-head"
+        )
+    try:
+        form.save(head, choice.target, folder)
+    except ValueError as error:
+        raise ForedraftError(f"{choice.draft} cannot be written in that form: {error}") from None
+    return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0]))
+
+
+def save_speculators(head: HeadCheckpoint, target: str, folder: Path) -> None:
+    from foredraft.heads.eagle import EagleHead
+    from foredraft.heads.saving import save_eagle3
+    from foredraft.model.checkpoint import raw_config
+
+    architectures = raw_config(target).get("architectures", [])
+    save_eagle3(EagleHead.of(head, _no_target, _no_target), folder, target, architectures, _dtype(head))
+
+
+def save_medusa_head(head: HeadCheckpoint, target: str, folder: Path) -> None:
+    from foredraft.heads.medusa import MedusaHead
+    from foredraft.heads.saving import save_medusa
+
+    save_medusa(MedusaHead.of(head, _no_target), folder, target, _dtype(head))
+
+
+def save_safeailab(head: HeadCheckpoint, target: str, folder: Path) -> None:
+    from foredraft.heads.eagle import EagleHead
+    from foredraft.heads.saving import save_safeailab_eagle3
+
+    save_safeailab_eagle3(EagleHead.of(head, _no_target, _no_target), folder, _dtype(head))
+
+
+def _dtype(head: HeadCheckpoint) -> Any:
+    """Of its weights."""
+    return next(iter(head.tensors.values())).dtype
+
+
+def _no_target(_: Any) -> Any:
+    raise RuntimeError("a head is written without its target")

@@ -1,0 +1,79 @@
+"""OpenVINO GenAI: Python."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from foredraft.export.choice import Choice
+from foredraft.export.differences import CONVERTED, FIXED, GREEDY_DRAFTS
+from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.render import Code, as_call
+
+TITLE, VERSION = "OpenVINO GenAI", "2026.4"
+
+_MODEL_FILE = "openvino_model.xml"
+PER_PIPELINE = "The method is the pipeline's; the number of draft tokens is a request's."
+LOOKUP = (
+    "OpenVINO's lookup takes its own occurrence of the last three tokens, and the tokens up to the end of the text."
+)
+
+
+def draft_model(choice: Choice) -> Translation:
+    draft = Code(f"openvino_genai.draft_model({_folder(choice.draft_model)!r}, 'CPU')")
+    return Translation(
+        {"pipeline": {"draft_model": draft}, "request": {"num_assistant_tokens": num_tokens(choice, TITLE)}},
+        (GREEDY_DRAFTS, FIXED, PER_PIPELINE, CONVERTED),
+    )
+
+
+def ngram(choice: Choice) -> Translation:
+    request = {"num_assistant_tokens": num_tokens(choice, TITLE), "max_ngram_size": 3}
+    return Translation(
+        {"pipeline": {"prompt_lookup": True}, "request": request}, (LOOKUP, FIXED, PER_PIPELINE, CONVERTED)
+    )
+
+
+def render(choice: Choice, fields: Mapping[str, Any]) -> str:
+    """The pipeline, and the configuration for its `generate`. In front, how to convert models that are not converted."""
+    names = [choice.target, *([choice.draft] if choice.draft is not None else [])]
+    commands = [f"# {shlex.join(_conversion(name))}" for name in names if not _is_converted(name)]
+    pipeline = as_call("openvino_genai.LLMPipeline", _folder(choice.target), "CPU", **fields.get("pipeline", {}))
+    lines = [*commands, "import openvino_genai", "", f"pipeline = {pipeline}"]
+    lines += ["request = openvino_genai.GenerationConfig()", "request.max_new_tokens = 128"]
+    lines += [f"request.{name} = {value!r}" for name, value in fields.get("request", {}).items()]
+    lines += ["# pipeline.generate(prompt, request)"]
+    return "\n".join(lines) + "\n"
+
+
+def _is_converted(name: str) -> bool:
+    return (Path(name) / _MODEL_FILE).exists()
+
+
+def _folder(name: str) -> str:
+    """Where its converted model lies, or will lie."""
+    return name if _is_converted(name) else f"{Path(name).name}-openvino"
+
+
+def _conversion(name: str) -> tuple[str, ...]:
+    return ("optimum-cli", "export", "openvino", "--model", name, "--task", "text-generation-with-past", _folder(name))
+
+
+METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
+_HEAD = "heads trained here are not converted to its format; the nearest is --method draft_model"
+_COPY = "it rounds no copy of the target; the nearest is an int8 conversion of it as --draft-model, with --method draft_model"
+WHY_NOT: Mapping[str, str] = MappingProxyType(
+    {
+        "suffix": "it has no suffix decoding; the nearest is --method ngram",
+        "eagle": _HEAD,
+        "medusa": "it has no Medusa; the nearest is --method draft_model",
+        "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
+        "self-int8": _COPY,
+        "self-int4": _COPY,
+    }
+)
+
+ENGINE = Engine("openvino", TITLE, VERSION, METHODS, WHY_NOT, render, plain=Translation({}, (CONVERTED,)))

@@ -1,0 +1,111 @@
+"""TensorRT-LLM: YAML for `trtllm-serve TARGET --config FILE`, its PyTorch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from foredraft.errors import ForedraftError
+from foredraft.export.choice import Choice
+from foredraft.export.differences import FIXED, PER_SERVER
+from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
+from foredraft.export.render import as_yaml
+
+TITLE, VERSION = "TensorRT-LLM", "1.4"
+
+MIN_P = "TensorRT-LLM refuses requests with min_p."
+REJECTION = (
+    "Rejection sampling (use_rejection_sampling) is a prototype there; without it, drafts are compared with a sample."
+)
+EXACT_MATCH = (
+    "A draft token stands where it equals a sample of the target, so that fewer stand than here above temperature 0."
+)
+OWN_AUTOMATON = "TensorRT-LLM's suffix automaton knows no hit rates: it drafts all tokens after every match."
+NGRAM = "TensorRT-LLM's n-gram pool does not go on behind the end of the text, as foredraft's does."
+SYNCHRONOUS = "The overlap scheduler is off for this method, for all requests, also where nothing is drafted."
+LAYERS = "The layers that the head reads (eagle3_layers_to_capture) are those that foredraft reads off its files."
+OVERRIDES = "The automaton replaces the head's drafts behind matches of four tokens or more; foredraft asks which pays."
+_SERVED = (PER_SERVER, MIN_P)
+_SAMPLING = {"allow_advanced_sampling": True, "use_rejection_sampling": True}
+"""The first is needed before 1.4, where sampled requests were written greedily without it, and has no effect since."""
+
+
+def draft_model(choice: Choice) -> Translation:
+    config = {"decoding_type": "Draft_Target", "speculative_model": choice.draft_model, **_SAMPLING}
+    return _translation(choice, config, (REJECTION, SYNCHRONOUS), disable_overlap_scheduler=True)
+
+
+def eagle(choice: Choice) -> Translation:
+    return _translation(choice, {**_eagle3(choice), **_SAMPLING}, (REJECTION, LAYERS))
+
+
+def eagle_and_suffix(choice: Choice) -> Translation:
+    """With the automaton TensorRT-LLM itself switches rejection sampling off."""
+    config = {**_eagle3(choice), "allow_advanced_sampling": True, "sa_config": {"threshold": 4}}
+    return _translation(choice, config, (EXACT_MATCH, OVERRIDES, LAYERS))
+
+
+def ngram(choice: Choice) -> Translation:
+    """foredraft takes the latest occurrence, of this text alone."""
+    config = {
+        "decoding_type": "NGram",
+        "max_matching_ngram_size": 3,
+        "is_keep_all": True,
+        "is_use_oldest": False,
+        "is_public_pool": False,
+    }
+    return _translation(choice, config, (EXACT_MATCH, NGRAM, SYNCHRONOUS), disable_overlap_scheduler=True)
+
+
+def suffix(choice: Choice) -> Translation:
+    return _translation(choice, {"decoding_type": "SA", "enable_global_pool": False}, (EXACT_MATCH, OWN_AUTOMATON))
+
+
+def _eagle3(choice: Choice) -> dict[str, Any]:
+    """Its layers to capture are counted by their outputs. Raises ForedraftError for EAGLE-1."""
+    if eagle_kind(choice) != "eagle3":
+        raise ForedraftError(
+            f"{TITLE} {VERSION} cannot be given {choice.draft}, an EAGLE-1 head: its PyTorch backend has EAGLE-3 alone; the "
+            "nearest is --method draft_model"
+        )
+    taps = checkpoint_of(choice).config.taps
+    if min(taps) < 1:
+        raise ForedraftError(
+            f"{TITLE} {VERSION} cannot be given {choice.draft}: it reads the hidden states {list(taps)}, and TensorRT-LLM hands over "
+            "outputs of layers; train a head on others: foredraft train head --taps"
+        )
+    return {
+        "decoding_type": "Eagle3",
+        "speculative_model": choice.draft_model,
+        "eagle3_layers_to_capture": [tap - 1 for tap in taps],
+    }
+
+
+def _translation(choice: Choice, config: Mapping[str, Any], more: tuple[str, ...], **fields: Any) -> Translation:
+    speculative = {**config, "max_draft_len": num_tokens(choice, TITLE)}
+    return Translation({**fields, "speculative_config": speculative}, (*more, FIXED, *_SERVED))
+
+
+def render(choice: Choice, fields: Mapping[str, Any]) -> str:
+    command = f"# trtllm-serve {choice.target} --config FILE, with this as FILE\n"
+    return command + (as_yaml(fields) if fields else "{}\n")
+
+
+METHODS: Mapping[str, Translate] = MappingProxyType(
+    {"draft_model": draft_model, "eagle": eagle, "ngram": ngram, "suffix": suffix}
+)
+_COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
+WHY_NOT: Mapping[str, str] = MappingProxyType(
+    {
+        "medusa": "its PyTorch backend has no Medusa; the nearest is an EAGLE-3 head (--method eagle)",
+        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE-3 head (--method eagle)",
+        "self-int8": _COPY,
+        "self-int4": _COPY,
+    }
+)
+HEADS: Mapping[str, HeadForm] = MappingProxyType({"eagle": HeadForm(("SafeAILab EAGLE-3",), save_safeailab)})
+COMBINATIONS: Mapping[frozenset[str], Translate] = MappingProxyType({frozenset(("suffix", "eagle")): eagle_and_suffix})
+
+ENGINE = Engine("tensorrt-llm", TITLE, VERSION, METHODS, WHY_NOT, render, COMBINATIONS, HEADS)

@@ -1,0 +1,129 @@
+"""vLLM: `vllm serve` with --speculative-config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
+from typing import Any
+
+from foredraft.errors import ForedraftError
+from foredraft.export.choice import Choice
+from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
+from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_medusa_head, save_speculators
+from foredraft.export.render import as_command
+
+TITLE, VERSION = "vLLM", "0.32"
+PROPOSER = "foredraft.integrations.vllm.Proposer"
+LOOKUPS = ("suffix", "ngram")
+HEADS: Mapping[str, HeadForm] = MappingProxyType(
+    {
+        "eagle": HeadForm(
+            ("speculators", "SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2", "vLLM's EAGLE"), save_speculators
+        ),
+        "medusa": HeadForm(("vLLM's Medusa",), save_medusa_head),
+    }
+)
+
+REFUSED = "vLLM refuses requests with min_p or logit_bias while it speculates, and logits processors of your own when it starts."
+SYNCHRONOUS = (
+    "vLLM switches asynchronous scheduling off for this method, for all requests, also where nothing is drafted."
+)
+ROUNDS = "Block verification is foredraft's: vLLM tests tokens one by one."
+PLUG_IN = (
+    "Drafts are foredraft's own, all of them certain, so at a temperature above 0 a draft token stands with the target's "
+    "probability of it. foredraft must be installed where vLLM's workers run."
+)
+AUTO = 'With more than one tensor-parallel rank "auto" drafts by counts alone: ranks must not decide by their clocks.'
+ON_CPU = (
+    "The draft model runs on the CPU of vLLM's worker, by foredraft's kernels, for the plug-in merges it with lookups."
+)
+NATIVE_NGRAM = (
+    "vLLM's n-gram lookup takes its own occurrence of the longest match, and does not go on behind the end of the text as "
+    "foredraft's does."
+)
+FORCED = (
+    "Tokens that a grammar forces are not drafted for free there: drafts are only cut where the grammar forbids them."
+)
+_SERVED = (PER_SERVER, REFUSED, FORCED)
+
+
+def draft_model(choice: Choice) -> Translation:
+    """Raises ForedraftError for vocabularies of different sizes, which vLLM refuses."""
+    sizes = choice.vocab_sizes
+    if sizes is not None and sizes[0] != sizes[1]:
+        raise ForedraftError(
+            f"{TITLE} {VERSION} cannot be given {choice.draft}: its vocabulary has {sizes[1]} ids and the target's "
+            f"{sizes[0]}, and vLLM wants equal sizes; the nearest is --method suffix"
+        )
+    return _native("draft_model", choice, model=choice.draft_model, draft_sample_method="probabilistic")
+
+
+def eagle(choice: Choice) -> Translation:
+    kind = EAGLE_KINDS[eagle_kind(choice)]
+    return _native(kind, choice, model=choice.draft_model, draft_sample_method="probabilistic")
+
+
+def medusa(choice: Choice) -> Translation:
+    native = _native("medusa", choice, model=choice.draft_model)
+    return native._replace(differences=(GREEDY_DRAFTS, *native.differences))
+
+
+def ngram(choice: Choice) -> Translation:
+    """vLLM's own for a fixed number of tokens; "auto" takes the plug-in."""
+    if choice.is_auto:
+        return plug_in(choice)
+    native = _native("ngram", choice, prompt_lookup_max=3, prompt_lookup_min=1)
+    return native._replace(differences=(NATIVE_NGRAM, SYNCHRONOUS, *native.differences))
+
+
+def plug_in(choice: Choice) -> Translation:
+    """foredraft's drafters inside vLLM."""
+    options: dict[str, Any] = {"method": list(choice.methods), "speculative_tokens": choice.speculative_tokens}
+    on_cpu = "draft_model" in choice.methods
+    if on_cpu:
+        options["draft_model"] = choice.draft_model
+    tokens = choice.speculative_tokens if isinstance(choice.speculative_tokens, int) else choice.most_tokens
+    fields = {
+        "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens},
+        "additional_config": {"foredraft": options},
+    }
+    more = [AUTO] if choice.is_auto else [FIXED]
+    return Translation(fields, (PLUG_IN, *more, *([ON_CPU] if on_cpu else []), SYNCHRONOUS, ROUNDS, *_SERVED))
+
+
+def _native(method: str, choice: Choice, **options: Any) -> Translation:
+    tokens = num_tokens(choice, TITLE)
+    return Translation(
+        {"speculative_config": {"method": method, **options, "num_speculative_tokens": tokens}},
+        (FIXED, ROUNDS, *_SERVED),
+    )
+
+
+def _several(methods: Sequence[str]) -> dict[frozenset[str], Translate]:
+    sizes = range(2, len(methods) + 1)
+    return {frozenset(some): plug_in for size in sizes for some in combinations(methods, size)}
+
+
+def render(choice: Choice, fields: Mapping[str, Any]) -> str:
+    return as_command(("vllm", "serve", choice.target), fields)
+
+
+METHODS: Mapping[str, Translate] = MappingProxyType(
+    {"draft_model": draft_model, "eagle": eagle, "medusa": medusa, "ngram": ngram, "suffix": plug_in}
+)
+_COPY = (
+    "it quantizes no copy of the target by itself; the nearest is a quantized checkpoint of it as --draft-model, with --method "
+    "draft_model"
+)
+WHY_NOT: Mapping[str, str] = MappingProxyType(
+    {
+        "self-int8": _COPY,
+        "self-int4": _COPY,
+        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",
+    }
+)
+COMBINATIONS: Mapping[frozenset[str], Translate] = MappingProxyType(_several((*LOOKUPS, "draft_model")))
+
+ENGINE = Engine("vllm", TITLE, VERSION, METHODS, WHY_NOT, render, COMBINATIONS, HEADS)
