@@ -19,9 +19,7 @@ SHARED = (
     "SGLang keeps one trie of the texts of all requests and drafts from it: a user's tokens can show in the speed of "
     "another's. foredraft's lookups stay within a text."
 )
-WINDOW = (
-    "SGLang matches the longest suffix in its trie, not the last three tokens, and takes what came next most often."
-)
+WINDOW = "SGLang matches the longest suffix in its trie, not the last three tokens."
 NO_OVERLAP = "SGLang switches mixed chunked prefill off for this method, and on a CPU the overlap scheduler too."
 ADAPTIVE = "SGLang adapts the number of draft tokens by what was accepted, not by time, and never to none."
 _SERVED = (PER_SERVER, PROCESSORS)

@@ -35,7 +35,10 @@ PLUG_IN = (
     "Drafts are foredraft's own, all of them certain, so at a temperature above 0 a draft token stands with the target's "
     "probability of it. foredraft must be installed where vLLM's workers run."
 )
-AUTO = 'With more than one tensor-parallel rank "auto" drafts by counts alone: ranks must not decide by their clocks.'
+AUTO = (
+    'With more than one tensor-parallel rank "auto" is the full number of tokens in each step, of the first method: ranks must not '
+    "decide by their clocks."
+)
 ON_CPU = (
     "The draft model runs on the CPU of vLLM's worker, by foredraft's kernels, for the plug-in merges it with lookups."
 )

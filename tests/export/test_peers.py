@@ -1,0 +1,37 @@
+"""Exports before the engines' own classes, where `python -m benchmarks.peers.compare --setup ENGINE` has set one up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from foredraft.export import ENGINES
+from tests.export.exporting import TARGET, export, options_of
+from tests.peers import ask
+
+CHECKS = Path(__file__).parent / "vllm_checks.py"
+
+METHODS = [*ENGINES["vllm"].methods, "suffix+ngram", "suffix+ngram+draft_model", "none"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.peer]
+
+
+def test_vllm_and_ray_take_what_is_exported_for_them(tmp_path: Path) -> None:
+    vllm, ray = {}, {}
+    for method in METHODS:
+        (tmp_path / method).mkdir()
+        vllm[method] = options_of(export("vllm", method, tmp_path / method).text)
+        (application,) = yaml.safe_load(export("ray", method, tmp_path / method / "ray").text)["applications"]
+        (ray[method],) = application["args"]["llm_configs"]
+    answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": vllm, "ray": ray})
+    if any(answer.startswith("no Ray") for answer in answers.values()):
+        answers = {name: answer for name, answer in answers.items() if not name.startswith("ray ")}
+    assert answers == dict.fromkeys(answers, "")
+
+
+def test_a_wrong_key_would_be_found() -> None:
+    wrong = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 4}}
+    answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": {"wrong": wrong}})
+    assert "disable_by_batch_size" in answers["wrong"]
