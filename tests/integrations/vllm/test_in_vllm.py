@@ -1,0 +1,38 @@
+"""The proposer inside vLLM's CPU build: greedy texts are those that vLLM writes without speculation. In float32: in bfloat16 vLLM's
+rows depend on their batch, and ties are common."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.exporting import TARGET, export, options_of
+from tests.peers import ask
+
+PROMPTS = [f"def area_{name}(width, height):\n    return width * height\n\n" for name in ("one", "two", "three")] + [
+    f"Once upon a time there was a little {name}" for name in ("girl", "boy", "dog", "bird", "fish")
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.peer]
+
+
+def answer(options: dict[str, Any]) -> Any:
+    given = {"model": TARGET, "prompts": PROMPTS, "max_tokens": 64, "options": options}
+    return ask("vllm", Path(__file__).parent / "vllm_texts.py", given)
+
+
+@cache
+def plain() -> Any:
+    return answer({})
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens"), [("suffix", "auto"), ("suffix", 4), ("suffix+ngram+draft_model", "auto"), ("draft_model", 3)]
+)
+def test_greedy_texts_are_those_without_speculation(method: str, tokens: int | str, tmp_path: Path) -> None:
+    found = answer(options_of(export("vllm", method, tmp_path, tokens).text))
+    assert found["texts"] == plain()["texts"]
+    assert found["accepted"] > 0
