@@ -36,3 +36,11 @@ def test_greedy_texts_are_those_without_speculation(method: str, tokens: int | s
     found = answer(options_of(export("vllm", method, tmp_path, tokens).text))
     assert found["texts"] == plain()["texts"]
     assert found["accepted"] > 0
+
+
+def test_and_under_preemption(tmp_path: Path) -> None:
+    """Four texts of three blocks each do not fit eight blocks, and one is kept for padding."""
+    options = options_of(export("vllm", "suffix", tmp_path, 4).text)
+    found = answer({**options, "num_gpu_blocks_override": 9, "block_size": 32})
+    assert found["texts"] == plain()["texts"]
+    assert found["preempted"] > 0
