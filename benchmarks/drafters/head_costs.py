@@ -68,7 +68,7 @@ def made(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
 
 def measure(args: argparse.Namespace, precision: str, heads: dict[str, Path]) -> tuple[System, list[Measured]]:
     quantization = "none" if precision == "bfloat16" else precision
-    options = {"quantization": quantization, "dtype": "bfloat16", "enable_prefix_caching": False}
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "bfloat16", "enable_prefix_caching": False}
     plain = System("none", LLM(args.target, method="none", **options), 0)
     found = []
     for name, folder in heads.items():
