@@ -27,7 +27,7 @@ LAYERS = (
         "utils.tensors",
         "engine.fairness",
     },
-    {"settings", "engine.token_tree", "model.checkpoint", "utils.folders", "utils.isolation"},
+    {"settings", "engine.sources", "engine.token_tree", "model.checkpoint", "utils.folders", "utils.isolation"},
     {"kernels"},
     {"sampling", "engine.cache", "vocabulary"},
     {"engine.proposal", "gpu", "utils.arguments"},

@@ -6,6 +6,8 @@ next read overwrites. A cache shrinks in one function, `keep_prefix_of`.
 
 A sequence copies the keys and values of a common prefix from another one that runs, or that ended and whose region was retained.
 Retained regions are evicted, least recently used first, when their memory is needed.
+
+Where a decoder attends to a source, its keys depend on it: only sequences with the same source have a prefix in common.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from foredraft.engine.sources import Source, SourceKeys, SourceStore
 from foredraft.engine.token_tree import ROOT
 from foredraft.utils.heap import HeapTrimmer
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
@@ -126,11 +129,13 @@ class TokenTree(NamedTuple):
 class Region:
     """The keys and values of one sequence, for every layer, and the tokens they belong to.
 
-    features: [capacity, F], hidden states of the same tokens; None where nobody taps them.
+    features: [capacity, F], hidden states of the same tokens; None where nobody taps them. source: what cross attention sees; None
+    where there is none, and for a region that is retained.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.source: SourceKeys | None = None
         self.features: Tensor | None = None
         self.capacity = 0
         self.used_at = 0
@@ -283,19 +288,28 @@ class KVCache:
     """The regions of one model's sequences, within a shared budget.
 
     bytes_per_token: what one token costs over all layers, its features included. max_len: the longest a sequence can become.
-    taps: the hidden states that are kept as features of every token that is read (see model.Body).
+    taps: the hidden states that are kept as features of every token that is read (see model.Body). bytes_per_source_token: what one
+    token of a source costs.
     """
 
-    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int, taps: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        pool: MemoryPool,
+        bytes_per_token: int,
+        max_len: int,
+        taps: Sequence[int] = (),
+        bytes_per_source_token: int = 0,
+    ) -> None:
         self.pool = pool
         self.bytes_per_token = bytes_per_token
         self.max_len = max_len
         self.taps = tuple(taps)
         self._regions: dict[int, Region] = {}
         self._sharing: set[int] = set()
-        self._retained: OrderedDict[Region, None] = OrderedDict()
+        self._sources = SourceStore(pool, bytes_per_source_token)
+        self._retained: OrderedDict[Region, Source] = OrderedDict()
         self._retained_capacity = 0
-        self._index = PrefixIndex[Region]()
+        self._indices: dict[Source, PrefixIndex[Region]] = {}
         pool.evictables.append(self)
 
     @property
@@ -304,24 +318,42 @@ class KVCache:
 
     @property
     def bytes_running(self) -> int:
-        """Of sequences that have not ended."""
-        return sum(region.capacity for region in self._regions.values()) * self.bytes_per_token
+        """Of sequences that have not ended, their sources included."""
+        in_regions = sum(region.capacity for region in self._regions.values()) * self.bytes_per_token
+        return in_regions + self._sources.bytes_held - self._sources.bytes_retained
 
     @property
     def bytes_retained(self) -> int:
-        return self._retained_capacity * self.bytes_per_token
+        return self._retained_capacity * self.bytes_per_token + self._sources.bytes_retained
 
     @property
     def least_recent_use(self) -> int | None:
+        return min(
+            (use for use in (self._oldest_region_use, self._sources.least_recent_use) if use is not None), default=None
+        )
+
+    @property
+    def _oldest_region_use(self) -> int | None:
         return next((region.used_at for region in self._retained), None)
 
-    def bytes_for(self, num_tokens: int) -> int:
-        """The least that a sequence of this length takes from the pool."""
-        return _rounded(num_tokens) * self.bytes_per_token
+    def bytes_for(self, num_tokens: int, source_len: int = 0) -> int:
+        """The least that a sequence of this length takes from the pool, with a source of that length."""
+        return _rounded(num_tokens) * self.bytes_per_token + source_len * self._sources.bytes_per_token
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether there is room for one more sequence of this length."""
-        return self.bytes_for(num_tokens) <= self.pool.available
+    def bytes_to_start(self, num_tokens: int, source: Source = (), *, is_shared: bool = True) -> int:
+        """What one more sequence of this length takes of the memory that is available."""
+        return self.bytes_for(num_tokens) + self._sources.bytes_to_open(source, is_shared=is_shared)
+
+    def bytes_of(self, seq_id: int) -> int:
+        """What can be had if this sequence ends."""
+        region = self.region(seq_id)
+        is_last = region.source is not None and region.source.num_users == 1
+        source_len = len(_ids_of(region.source)) if is_last else 0
+        return region.capacity * self.bytes_per_token + source_len * self._sources.bytes_per_token
+
+    def fits(self, num_tokens: int, source: Source = (), *, is_shared: bool = True) -> bool:
+        """Whether there is room for one more sequence of this length. source, is_shared: see open."""
+        return self.bytes_to_start(num_tokens, source, is_shared=is_shared) <= self.pool.available
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._regions
@@ -358,29 +390,49 @@ class KVCache:
         generous = _rounded(min(max(num_tokens, 2 * region.capacity), max(self.max_len, num_tokens)))
         return self._grow(region, generous) or self._grow(region, _rounded(num_tokens))
 
-    def num_shared(self, wanted: Sequence[int]) -> int:
+    def open(self, seq_id: int, source: Source, *, is_shared: bool = True) -> bool:
+        """Make room for what a new sequence attends to. False, if there is none, leaves everything as it was.
+
+        is_shared: with other sequences that have the same source, now and later. Where the source is (), there is nothing to do.
+        """
+        if not source or self.region(seq_id).source is not None:
+            return True
+        self.region(seq_id).source = self._sources.acquire(source, is_shared=is_shared)
+        if self.region(seq_id).source is None:
+            self.drop([seq_id])
+            return False
+        return True
+
+    def source(self, seq_id: int) -> SourceKeys | None:
+        """What a sequence attends to beside its own tokens."""
+        region = self._regions.get(seq_id)
+        return None if region is None else region.source
+
+    def num_shared(self, wanted: Sequence[int], source: Source = ()) -> int:
         """How many of these tokens the cache could share with a sequence that begins now."""
-        return self._longest_match(wanted)[1]
+        return self._longest_match(wanted, source)[1]
 
     def start(self, seq_id: int, wanted: Sequence[int]) -> int:
-        """Begin a sequence with what another one holds of its prefix, if there is room; later ones may share what it holds.
-        -> how many tokens it holds now; never the last of wanted, which is always read.
+        """Begin a sequence with what another one with its source (see open) holds of its prefix, if there is room; later ones may
+        share what it holds. -> how many tokens it holds now; never the last of wanted, which is always read.
 
         A retained region that `wanted` continues is taken over whole; otherwise the common prefix is copied.
         """
         self._sharing.add(seq_id)
-        source, length = self._longest_match(wanted)
-        if source is None:
+        own = self.region(seq_id)
+        holder, length = self._longest_match(wanted, _ids_of(own.source))
+        if holder is None:
             return 0
-        is_retained = source in self._retained
+        is_retained = holder in self._retained
         if is_retained:
-            self._touch(source)  # so that its own copy takes the room of any other first
-        if is_retained and length == len(source.tokens):
-            self._release(self._regions.pop(seq_id, None))
-            self._take_out(source)
-            self._regions[seq_id] = source
+            self._touch(holder)  # so that its own copy takes the room of any other first
+        if is_retained and length == len(holder.tokens):
+            self._take_out(holder)
+            holder.source, own.source = own.source, None
+            self._release(own)
+            self._regions[seq_id] = holder
         elif self._reserve_with_slack(seq_id, len(wanted)):
-            self.region(seq_id).copy_prefix(source, length)
+            own.copy_prefix(holder, length)
         return self.num_held(seq_id)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
@@ -390,7 +442,9 @@ class KVCache:
         self._sharing.discard(seq_id)
         if region is not None:
             region.keep_prefix_of(history)
-            self._put_in(region)
+            source = _ids_of(region.source)
+            self._close(region, retain=True)
+            self._put_in(region, source)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
@@ -398,26 +452,32 @@ class KVCache:
             self._sharing.discard(seq_id)
 
     def evict_oldest(self) -> None:
-        """Free the least recently used of the retained regions, of which there must be one."""
+        """Free the least recently used of the retained regions and sources, of which there must be one."""
+        if self._oldest_region_use is None or self._oldest_region_use != self.least_recent_use:
+            self._sources.evict_oldest()
+            return
         region = next(iter(self._retained))
         self._take_out(region)
         self._release(region)
 
     def drop_retained(self) -> None:
-        while self._retained:
+        while self.least_recent_use is not None:
             self.evict_oldest()
 
-    def _put_in(self, region: Region) -> None:
+    def _put_in(self, region: Region, source: Source) -> None:
         """Retain a region, unless a retained one holds the same tokens and more; that one counts as used now."""
-        displaced = self._index.add(region.tokens, region)
+        index = self._indices.setdefault(source, PrefixIndex[Region]())
+        displaced = index.add(region.tokens, region)
         if displaced is not None and displaced is not region:
             self._unlist(displaced)
             self._release(displaced)
         if displaced is region:
             self._release(region)
-            holder = self._index.find(region.tokens)
+            holder = index.find(region.tokens)
+            if not index:
+                del self._indices[source]
         else:
-            self._retained[region] = None
+            self._retained[region] = source
             self._retained_capacity += region.capacity
             holder = region
         if holder is not None:
@@ -428,7 +488,10 @@ class KVCache:
         self._retained.move_to_end(region)
 
     def _take_out(self, region: Region) -> None:
-        self._index.remove(region.tokens)
+        source = self._retained[region]
+        self._indices[source].remove(region.tokens)
+        if not self._indices[source]:
+            del self._indices[source]
         self._unlist(region)
 
     def _unlist(self, region: Region) -> None:
@@ -455,22 +518,36 @@ class KVCache:
 
     def _release(self, region: Region | None) -> None:
         if region is not None:
+            self._close(region, retain=False)
             self.pool.give(region.capacity * self.bytes_per_token)
 
-    def _longest_match(self, wanted: Sequence[int]) -> tuple[Region | None, int]:
-        """The region that holds most of wanted without its last token, and how many: at least a block, or (None, 0)."""
+    def _close(self, region: Region, *, retain: bool) -> None:
+        if region.source is not None:
+            self._sources.release(region.source, retain=retain)
+            region.source = None
+
+    def _longest_match(self, wanted: Sequence[int], source: Source) -> tuple[Region | None, int]:
+        """The region that holds most of wanted without its last token, behind this source, and how many: at least a block, or
+        (None, 0)."""
         limit = len(wanted) - 1
-        best, length = self._index.find(wanted), 0
+        index, length = self._indices.get(source), 0
+        best = None if index is None else index.find(wanted)
         if best is not None:
             length = common_prefix(best.tokens, wanted, limit=limit)
         head = list(wanted[:BLOCK])
         for seq_id in self._sharing:
             region = self._regions.get(seq_id)
-            if region is not None and len(region.tokens) > length and region.tokens[:BLOCK] == head:
+            if region is None or _ids_of(region.source) != source:
+                continue
+            if len(region.tokens) > length and region.tokens[:BLOCK] == head:
                 common = common_prefix(region.tokens, wanted, limit=limit)
                 if common > length:
                     best, length = region, common
         return (best, length) if length >= BLOCK else (None, 0)
+
+
+def _ids_of(source: SourceKeys | None) -> Source:
+    return () if source is None else source.ids
 
 
 def padded(num_keys: int) -> int:

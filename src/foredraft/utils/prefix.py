@@ -31,6 +31,10 @@ class PrefixIndex(Generic[T]):
     def __init__(self) -> None:
         self._root = _Node[T]()
 
+    def __bool__(self) -> bool:
+        """Whether there is an item."""
+        return bool(self._root.children)
+
     def find(self, tokens: Sequence[int]) -> T | None:
         """An item with the longest common prefix, in blocks, with `tokens`; None if no item has the first block."""
         node = self._root
