@@ -26,13 +26,13 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from foredraft.engine.build import build_drafters
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
-from foredraft.engine.models import check_logit_width
+from foredraft.engine.models import check_decoder_only, check_encoders, check_logit_width
 from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.heads import EarlyExit
-from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.model import LanguageModel, LoadOptions, ModelInputs, load_model
 from foredraft.policy import Controller
 from foredraft.sampling import LogitsProcessor, SamplingParams
 from foredraft.utils.arguments import check_numbers
@@ -52,9 +52,9 @@ def generate(
 ) -> Tensor:
     """`model.generate(...)`, speculatively and batched. -> ids [B, L + new], as from generate
 
-    inputs: ids [B, L], or what a tokenizer returned. tokenizer: the model's, for stop_strings, and with assistant_tokenizer, the draft
-    model's, for a draft model with another vocabulary. settings: whatever generate takes (max_new_tokens, do_sample, ...), and
-    method, exit_layer, speculative_tokens and seed of custom_generate.
+    inputs: ids [B, L], or what a tokenizer returned; of the sources, where the model is an encoder-decoder. tokenizer: the model's,
+    for stop_strings, and with assistant_tokenizer, the draft model's, for a draft model with another vocabulary. settings: whatever
+    generate takes (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
 
     Raises ForedraftError for what cannot be honoured.
     """
@@ -64,6 +64,10 @@ def generate(
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)
     settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    if model.config.is_encoder_decoder:
+        settings["sources"] = _sources_of(
+            tensors
+        )  # generate hands only what its own encoder made of them to custom_generate
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
 
@@ -76,6 +80,14 @@ def _vocabularies(
     if tokenizer is None:
         raise ForedraftError("assistant_tokenizer is compared with the model's tokenizer: give tokenizer= too")
     return pair_of(tokenizer, assistant_tokenizer)
+
+
+def _sources_of(tensors: Mapping[str, Tensor]) -> list[list[int]]:
+    """tensors: for an encoder-decoder."""
+    ids = tensors.get("inputs", tensors.get("input_ids"))
+    if ids is None:
+        raise ForedraftError("an encoder-decoder reads token ids here: give input_ids")
+    return _unpadded(ids, tensors.get("attention_mask"))
 
 
 def _stop_strings_as_criteria(
@@ -108,6 +120,7 @@ def custom_generate(
     speculative_tokens: int | str = 4,
     seed: int | None = None,
     vocabularies: VocabularyPair | None = None,
+    sources: Sequence[Sequence[int]] | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
@@ -116,22 +129,39 @@ def custom_generate(
     method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
     and so the text of a sample without a seed, depends on measured times. seed: sampled text depends on model, prompt and
     settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator,
-    so torch.manual_seed holds. vocabularies: of both models where they differ (foredraft.vocabulary.pair_of). generate passes no tokenizer: for stop_strings call `foredraft.generate`, or give a
-    StopStringCriteria.
+    so torch.manual_seed holds. vocabularies: of both models where they differ (foredraft.vocabulary.pair_of). sources: what an
+    encoder-decoder's encoder reads for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for
+    an encoder-decoder, and for stop_strings, call `foredraft.generate` (or give a StopStringCriteria).
 
     Raises ForedraftError for what cannot be honoured.
     """
     config = generation_config or model.generation_config
     _refuse(config, model_kwargs)
     with _evaluating([model] if draft_model is None else [model, draft_model]):
-        prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-        engine = _engine(model, draft_model, method, exit_layer, len(prompts), config, vocabularies)
-        return _write(engine, prompts, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
+        inputs = _inputs_of(model, input_ids, sources, model_kwargs)
+        engine = _engine(model, draft_model, method, exit_layer, len(inputs), config, vocabularies)
+        return _write(engine, inputs, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
+
+
+def _inputs_of(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    sources: Sequence[Sequence[int]] | None,
+    model_kwargs: Mapping[str, Any],
+) -> list[ModelInputs]:
+    """Of each row. sources: as in custom_generate; where generate writes several texts for each, it has repeated the rows in turn."""
+    if not model.config.is_encoder_decoder:
+        return [ModelInputs((), prompt) for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))]
+    if not sources or len(input_ids) % len(sources):
+        raise ForedraftError("an encoder-decoder needs its sources: call foredraft.generate(model, inputs)")
+    prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
+    num_texts = len(prompts) // len(sources)
+    return [ModelInputs(tuple(sources[row // num_texts]), prompt) for row, prompt in enumerate(prompts)]
 
 
 def _write(
     engine: Engine,
-    prompts: list[list[int]],
+    inputs: list[ModelInputs],
     input_ids: Tensor,
     logits_processor: LogitsProcessorList | None,
     stopping_criteria: StoppingCriteriaList | None,
@@ -140,19 +170,19 @@ def _write(
     seed: int | None,
 ) -> Tensor:
     rows = []
-    for index, prompt in enumerate(prompts):
-        processors = [_row_processor(logits_processor, input_ids, index, len(prompt))] if logits_processor else []
+    for index, own in enumerate(inputs):
+        processors = [_row_processor(logits_processor, input_ids, index, len(own.tokens))] if logits_processor else []
         params = _params(config, input_ids.shape[1], processors, speculative_tokens, seed)
         stop_rule = _stop_rule(input_ids[index], stopping_criteria, config)
-        rows.append(_Row(prompt, params, stop_rule, child=prompts[:index].count(prompt)))
+        rows.append(_Row(own, params, stop_rule, child=inputs[:index].count(own)))
     return _padded(input_ids, _run(engine, rows), config)
 
 
 @dataclass(slots=True)
 class _Row:
-    """One row of generate's batch. child: tells rows with the same prompt apart."""
+    """One row of generate's batch. child: tells rows with the same inputs apart."""
 
-    prompt: list[int]
+    inputs: ModelInputs
     params: SamplingParams
     stop_rule: StopRule | None
     child: int
@@ -167,7 +197,8 @@ def _run(engine: Engine, rows: Sequence[_Row]) -> list[list[int]]:
     """-> the new ids of each row. Raises RequestError, after the others are finished, if one of them failed."""
 
     def submit(row: _Row) -> None:
-        row.sequence = engine.add(row.prompt, row.params, stop_rule=row.stop_rule, child=row.child)
+        source, prompt = row.inputs
+        row.sequence = engine.add(prompt, row.params, source=source, stop_rule=row.stop_rule, child=row.child)
 
     def abort(row: _Row) -> None:
         if row.sequence is not None:
@@ -288,10 +319,14 @@ def _engine(
     methods = choose_methods(method, has_draft_model=draft_model is not None, has_exit_layer=has_exit_layer)
     check_exit_layer(exit_layer, names_of(methods), "draft_model")
     target = _language_model(model)
+    if has_exit_layer:
+        check_decoder_only(target)
     head = None if exit_layer is None else EarlyExit.after(target, exit_layer)
     drafts = {} if draft_model is None else {"draft_model": _language_model(draft_model)}
-    for draft in drafts.values() if vocabularies is None else ():
-        check_logit_width(target, draft)
+    for draft in drafts.values():
+        if vocabularies is None:
+            check_logit_width(target, draft)
+        check_encoders(target, draft, vocabularies)
     pairs = {} if vocabularies is None else {"draft_model": vocabularies}
     limits = Limits(max_num_seqs=num_rows)  # cache memory for these rows alone
     drafters, pool = build_drafters(target, drafts, methods, limits, head=head, vocabularies=pairs)

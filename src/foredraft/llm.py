@@ -53,7 +53,7 @@ MAX_SPECULATIVE_TOKENS = 8
 class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
-    model: hub id, directory, or a loaded transformers model; None loads the embedded pair.
+    model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair.
     draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or
         directory.
     heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the

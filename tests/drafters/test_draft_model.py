@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
-from foredraft.model import LanguageModel, Read
+from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import Row, adjusted, choose, token_probs_of
 from foredraft.testing.requests import request_for
+from tests.model.zoo import ENCODER_DECODERS, random_model
 
 PROMPTS = [[5, 900, 77, 300], [40, 41, 42], list(range(100, 130))]
 KINDS: list[dict[str, Any]] = [
@@ -151,3 +153,44 @@ def test_logits_beyond_the_targets_vocabulary_are_cut_and_missing_ones_never_dra
         assert max(token for ids in proposal.draft_ids for token in ids) < min(size, vocab_size)
         assert proposal.probs is not None
         assert proposal.probs.shape[1] == size
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 7}])
+def test_an_encoder_decoder_drafts_from_the_source_that_its_own_encoder_read(params: dict[str, Any]) -> None:
+    hf = random_model(ENCODER_DECODERS["t5"].config())
+    model = load_model(hf, LoadOptions())
+    sources = [tuple(range(5, 40)), (90, 7, 7), tuple(range(60, 71))]
+    texts = [[0, 8, 9], [0], [0, *range(20, 30)]]
+    made = [request_for(b, text, 3, **params) for b, text in enumerate(texts)]
+    requests = [replace(request, source=source) for request, source in zip(made, sources, strict=True)]
+    drafter = drafter_of(model)
+    proposal = drafts_of(drafter, requests)
+    for request, ids, prob_rows in zip(requests, proposal.draft_ids, proposal.draft_prob_rows, strict=True):
+        assert len(ids) == 3
+        tokens = torch.tensor([[*request.tokens, *ids]])
+        with torch.inference_mode():
+            logits = hf(input_ids=torch.tensor([request.source]), decoder_input_ids=tokens, use_cache=False).logits[0]
+        for place, (token, prob_row) in enumerate(zip(ids, prob_rows, strict=True)):
+            row = logits[len(request.tokens) - 1 + place][None]
+            if prob_row == CERTAIN:
+                assert token == int(row.argmax())
+                continue
+            law = token_probs_of(row.clone(), [Row(request.sampler, request.tokens, ids[:place])])
+            of_target = law.at(torch.tensor([0]), torch.arange(model.traits.vocab_size)[None])
+            assert proposal.token_probs is not None
+            named = proposal.token_probs.at(torch.tensor([prob_row]), torch.arange(model.traits.vocab_size)[None])
+            assert float((named - of_target).abs().max()) <= 1e-4
+    drafter.forget([0, 1, 2])
+    assert drafter.bytes_held == 0
+
+
+def test_a_source_that_the_encoder_cannot_read_gets_no_draft() -> None:
+    model = load_model(random_model(ENCODER_DECODERS["bart"].config()), LoadOptions())
+    drafter = drafter_of(model, memory=200_000)
+    for source in (
+        tuple([5] * 257),
+        (5, 96),
+        tuple([5] * 200),
+    ):  # too long, with an unknown id, too large for the memory
+        assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=source)]).draft_ids == [[]]
+    assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=(5, 6))]).lens.tolist() == [3]

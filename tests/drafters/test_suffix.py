@@ -16,6 +16,7 @@ from foredraft.drafters.suffix import Corpus
 from foredraft.engine.proposal import DraftRequest
 from foredraft.engine.token_tree import TreeShape, path_to
 from foredraft.errors import ForedraftError
+from foredraft.testing.requests import request_for
 
 MakeRequest = Callable[..., DraftRequest]
 texts = st.lists(st.integers(0, 2), max_size=60)
@@ -382,3 +383,13 @@ def test_a_sequence_lives_through_generations_that_come_and_go(make_request: Mak
 def test_meaningless_settings_are_refused(settings_: dict[str, Any], word: str) -> None:
     with pytest.raises(ForedraftError, match=word):
         SuffixDrafter(**settings_)
+
+
+def test_it_copies_from_the_source_of_an_encoder_decoder() -> None:
+    drafter = SuffixDrafter()
+    source = (20, 21, 22, 23, 24, 25, 26)
+    request = replace(request_for(0, [1, 50, 21, 22], 3), source=source)
+    assert drafter.propose([request]).draft_ids[0][:1] == [23]
+    grown = replace(request, tokens=[1, 50, 21, 22, 23, 51, 20, 21], max_len=2)
+    assert drafter.propose([grown]).draft_ids[0][:1] == [22]
+    assert drafter.propose([replace(request, seq_id=1, source=())]).draft_ids == [[]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 VOCAB_SIZE = 96
@@ -141,6 +141,61 @@ SPECIES: dict[str, Species] = {
 }
 
 
+_T5: dict[str, Any] = {
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+_BART: dict[str, Any] = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 80,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 3,  # some families force their padding by default
+}
+_T5GEMMA_STACK: dict[str, Any] = {
+    **_SMALL,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": CONTEXT,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": WINDOW,
+    "layer_types": _ALTERNATING,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 30.0,
+}
+
+ENCODER_DECODERS: dict[str, Species] = {
+    "t5": Species("t5", {"feed_forward_proj": "gated-gelu"}, base=_T5),
+    "mt5": Species("mt5", base=_T5),
+    "umt5": Species("umt5", base=_T5),
+    "bart": Species("bart", {"scale_embedding": True}, base=_BART),
+    "mbart": Species("mbart", base=_BART),
+    "plbart": Species("plbart", base=_BART),
+    "marian": Species("marian", base=_BART),
+    "pegasus": Species("pegasus", base=_BART),
+    "blenderbot": Species("blenderbot", base=_BART),
+    "blenderbot_small": Species("blenderbot-small", base=_BART),
+    "m2m_100": Species("m2m_100", base=_BART),
+    "t5gemma": Species(
+        "t5gemma",
+        {"encoder": dict(_T5GEMMA_STACK), "decoder": dict(_T5GEMMA_STACK), "decoder_start_token_id": 2},
+        base={},
+    ),
+}
+
+
 def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **more}}
 
@@ -228,7 +283,8 @@ DEVICE_FORMS: dict[str, Species] = {
 def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
     """A model of this configuration with random weights, sharpened; float32."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32)
     _randomise(model, torch.Generator().manual_seed(seed))
     _sharpen(model, sharpness)
     return model.eval()
@@ -255,6 +311,8 @@ def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
 
 
 def _gain(name: str) -> float:
+    if name.endswith("Attention.q.weight"):
+        return 0.4  # T5 does not scale the scores of attention: its weights do
     return 1.0 if "embed" in name or "wte" in name or "wpe" in name else 1.5
 
 
@@ -262,8 +320,9 @@ def _sharpen(model: PreTrainedModel, sharpness: float) -> None:
     """Scale the head until the standard deviation of a row's logits is `sharpness`."""
     head = model.get_output_embeddings()
     ids = torch.arange(2, 34)[None]
+    of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        spread = float(model(input_ids=ids, use_cache=False).logits.std())
+        spread = float(model(input_ids=ids, **of_decoder, use_cache=False).logits.std())
     head.weight.data *= sharpness / spread
 
 

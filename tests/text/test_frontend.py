@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 from foredraft.engine.engine import Engine
 from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError, RequestError
+from foredraft.model import ModelInputs
 from foredraft.sampling import SamplingParams, StructuredOutputs
 from foredraft.text.frontend import Frontend
 from foredraft.text.request import Request
@@ -19,16 +21,27 @@ from tests.text.toy_tokenizers import build, encode
 CAT = 4
 
 
+class FakeModel:
+    """has_encoder: it reads prompts as sources, and begins its texts with the id 9."""
+
+    def __init__(self, *, has_encoder: bool) -> None:
+        self.has_encoder = has_encoder
+
+    def inputs_for(self, prompt: list[int]) -> ModelInputs:
+        return ModelInputs(tuple(prompt), [9]) if self.has_encoder else ModelInputs((), list(prompt))
+
+
 class FakeEngine:
     """Writes one token a step for every sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_encoder: bool = False) -> None:
+        self.model = FakeModel(has_encoder=has_encoder)
         self.end_ids = frozenset({0})
         self.added: list[dict[str, Any]] = []
         self.sequences: list[TokenSequence] = []
         self.num_steps = 0
 
-    def check(self, prompt: list[int], params: SamplingParams) -> int:
+    def check(self, prompt: list[int], params: SamplingParams, source: Sequence[int] = ()) -> int:
         if len(prompt) > 50:
             raise ForedraftError("the prompt is too long")
         return len(prompt) + (params.max_tokens or 0)
@@ -75,6 +88,20 @@ def test_a_prompt_is_text_ids_or_a_dict_of_either(frontend: Frontend) -> None:
     for prompt, text in (("cat", "cat"), ({"prompt": "cat"}, "cat"), (ids, None), ({"prompt_token_ids": ids}, None)):
         request = frontend.prepare(prompt, None)
         assert (request.prompt, request.prompt_ids) == (text, ids)
+
+
+def test_a_prompt_of_an_encoder_decoder_is_its_source() -> None:
+    engine, ids = FakeEngine(has_encoder=True), encode(build("byte-level"), "cat")
+    frontend = Frontend(cast(Engine, engine), build("byte-level"), {})
+    for prompt, beginning in (("cat", [9]), ({"prompt": "cat", "decoder_prompt_token_ids": [9, 3]}, [9, 3])):
+        request = frontend.prepare(prompt, None)
+        assert request.prompt_ids == ids
+        assert request.inputs == (tuple(ids), beginning)
+        frontend.start(request)
+        assert engine.added[-1]["source"] == tuple(ids)
+        assert engine.sequences[-1].tokens == beginning
+    with pytest.raises(ForedraftError, match="must be text or a list of token ids"):
+        frontend.prepare({"prompt": "cat", "decoder_prompt_token_ids": "x"}, None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from foredraft.engine.sequence import Origin, TokenLogprobs, TokenSequence
 from foredraft.errors import ForedraftError, RequestError
+from foredraft.model import ModelInputs
 from foredraft.sampling import SamplingParams
 from foredraft.text.request import Request
 from foredraft.text.stream import TextStream
@@ -22,7 +23,9 @@ def make_request(n: int = 1, *, has_tokenizer: bool = True, **settings: Any) -> 
     tokenizer = build("byte-level")
     params = SamplingParams(n=n, max_tokens=20, **settings).resolve({})
     prompt_ids = encode(tokenizer, PROMPT)
-    request = Request("r", PROMPT, prompt_ids, params, tokenizer if has_tokenizer else None, bad_words=[])
+    request = Request(
+        "r", PROMPT, prompt_ids, ModelInputs((), prompt_ids), params, tokenizer if has_tokenizer else None, bad_words=[]
+    )
     for child in range(n):
         stream = TextStream.for_request(tokenizer, prompt_ids, params) if has_tokenizer else None
         sampler = sampler_for({}, prompt=prompt_ids)

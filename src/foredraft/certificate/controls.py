@@ -103,7 +103,8 @@ class FarStaleCache(_CountingCache):
 def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], LanguageModel]:
     class Broken(LanguageModel):
         def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
-            return cache_type(pool, self.bytes_per_token(taps), self.traits.context_len, taps)
+            traits = self.traits
+            return cache_type(pool, self.bytes_per_token(taps), traits.context_len, taps, traits.bytes_per_source_token)
 
     return lambda model: Broken(model.hf, model.traits, model.body)
 

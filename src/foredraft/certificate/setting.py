@@ -172,7 +172,7 @@ def measured(setting: Setting) -> Setting:
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rate = sum(len(text.output_ids) for text in texts) / max(min(wall, processor), 1e-6)
     plan = planned(setting, rate * share_in_time(wall, processor))
-    return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens))
+    return replace(plan, noise=row_noise(setting.llm.target, texts[0].tokens, texts[0].source))
 
 
 def share_in_time(wall: float, processor: float) -> float:

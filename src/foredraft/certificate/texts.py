@@ -21,6 +21,7 @@ from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, trees_of
 from foredraft.engine.sequence import Origin, TokenSequence
+from foredraft.engine.sources import Source
 from foredraft.engine.token_tree import TreeShape
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -188,7 +189,7 @@ def _another(token: int, request: DraftRequest) -> int:
 
 class Text(NamedTuple):
     """tokens: prompt and output. first_laws: by position (Record). grammar: of its structured_outputs. origins: of the output
-    tokens."""
+    tokens. source: see TokenSequence."""
 
     tokens: list[int]
     prompt_len: int
@@ -196,6 +197,7 @@ class Text(NamedTuple):
     first_laws: Mapping[int, FirstLaw] = {}
     grammar: Grammar | None = None
     origins: Sequence[Origin] = ()
+    source: Source = ()
 
     @property
     def output_ids(self) -> list[int]:
@@ -253,7 +255,7 @@ class Trial:
         self._frontend.run(requests)
         first_laws, self.record.first_laws = self.record.first_laws, {}
         return [
-            Text(s.tokens, s.prompt_len, s.sampler, first_laws.get(s.seq_id, {}), request.grammar, s.origins)
+            Text(s.tokens, s.prompt_len, s.sampler, first_laws.get(s.seq_id, {}), request.grammar, s.origins, s.source)
             for request in requests
             for s in request.sequences
         ]
@@ -287,7 +289,7 @@ def read_whole(model: LanguageModel, texts: Sequence[Text]) -> Iterator[tuple[li
     """Read texts from their first token, a batch at a time, using nothing that an engine held. -> (the batch, the logits
     that decided its output tokens [sum of output lengths, V], text after text). Texts without output are left out."""
     for batch in _batches([text for text in texts if text.output_ids], model.traits.vocab_size):
-        cache = model.scratch_cache([len(text.tokens) for text in batch])
+        cache = model.scratch_cache([len(text.tokens) for text in batch], sources=[text.source for text in batch])
         reads = [Read(i, text.tokens[:-1], len(text.output_ids)) for i, text in enumerate(batch)]
         yield batch, model.read(reads, cache)
 
@@ -296,7 +298,7 @@ def _batches(texts: Sequence[Text], vocab_size: int) -> Iterator[list[Text]]:
     batch: list[Text] = []
     for text in texts:
         grown = [*batch, text]
-        num_rows = sum(len(text.tokens) for text in grown)
+        num_rows = sum(len(text.source) + len(text.tokens) for text in grown)
         if batch and (num_rows > _MOST_ROWS or num_tokens(grown) * vocab_size > _MOST_LOGITS):
             yield batch
             grown = [text]
@@ -309,13 +311,13 @@ def rows_of(texts: Sequence[Text]) -> list[Row]:
     return [row for text in texts for row in text.rows()]
 
 
-def row_noise(model: LanguageModel, ids: Sequence[int]) -> float:
+def row_noise(model: LanguageModel, ids: Sequence[int], source: Source = ()) -> float:
     """By how much a logit changes with what shares its pass: a text read whole against the same text token by token. 0
     where loading found rows exact, and NEAR_TIE at least elsewhere."""
     if model.traits.row_exact:
         return 0.0
-    whole = model.read([Read(0, ids, len(ids))], model.scratch_cache([len(ids)]))
-    cache = model.scratch_cache([len(ids)])
+    whole = model.read([Read(0, ids, len(ids))], model.scratch_cache([len(ids)], sources=[source]))
+    cache = model.scratch_cache([len(ids)], sources=[source])
     alone = [model.read([Read(0, [token], 1)], cache)[0] for token in ids]
     differences = [float((a.float() - b.float()).abs().max()) for a, b in zip(whole, alone, strict=True)]
     return max(NEAR_TIE, *differences)

@@ -131,7 +131,7 @@ def _show_texts(llm: LLM, output: RequestOutput, name: str) -> None:
             heading.append(f"text {text.index + 1}")
         console.out(f"==> {', '.join(heading)} <==", style="bold", highlight=False)
         if llm.tokenizer is not None:
-            write_pieces(console, pieces_of(text, llm.tokenizer, output.prompt_token_ids))
+            write_pieces(console, pieces_of(text, llm.tokenizer, llm.target.inputs_for(output.prompt_token_ids).tokens))
         console.out("\n", highlight=False)
 
 

@@ -23,7 +23,8 @@ def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutp
     with closing_stream(llm, prompt, params) as deltas:
         for delta in deltas:
             if pieces is None and llm.tokenizer is not None:
-                pieces = OriginPieces(llm.tokenizer, llm.frontend.prepare(prompt, params).prompt_ids)
+                before = llm.target.inputs_for(llm.frontend.prepare(prompt, params).prompt_ids).tokens
+                pieces = OriginPieces(llm.tokenizer, before)
             if pieces is not None:
                 write_pieces(console, pieces.split(delta.text, delta.token_ids, delta.origins))
             if delta.output is not None:

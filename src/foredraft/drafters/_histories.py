@@ -69,8 +69,8 @@ class HistoryReader:
         ready: list[Draft] = []
         for draft in drafts:
             seq_id, tokens = draft.request.seq_id, draft.tokens
-            if seq_id not in self._cache:
-                self._begin(draft, ready)
+            if seq_id not in self._cache and not self._begin(draft, ready):
+                continue
             unread = self._cache.keep_prefix_of(seq_id, tokens, at_most=len(tokens) - 1)
             unknown = max(tokens[len(tokens) - unread :]) >= self._model.traits.vocab_size
             if unknown or not self._cache.reserve(seq_id, self._most_held(draft)):
@@ -82,21 +82,28 @@ class HistoryReader:
                 unread -= self._max_rows
         return ready
 
-    def _begin(self, draft: Draft, ready: list[Draft]) -> None:
-        """Find what was read for others; what one of those who are ready is about to read too, it reads now."""
-        tokens = draft.tokens
-        known = max(tokens) < self._model.traits.vocab_size
-        if not (_shares_prefix(draft) and known and self._cache.fits(self._most_held(draft))):
-            return
+    def _begin(self, draft: Draft, ready: list[Draft]) -> bool:
+        """Find what was read for others; what one of those who are ready is about to read too, it reads now. False where the model's
+        encoder cannot read the source, or finds no room for it."""
+        tokens, source, is_shared = draft.tokens, draft.request.source, _shares_prefix(draft)
+        vocab_size = self._model.traits.vocab_size
+        if len(source) > self._model.traits.source_len or max(source, default=0) >= vocab_size:
+            return False
+        fits = self._cache.fits(self._most_held(draft), source, is_shared=is_shared)
+        if not self._cache.open(draft.request.seq_id, source, is_shared=is_shared):
+            return False
+        if not (is_shared and max(tokens) < vocab_size and fits):
+            return True
         for other in ready:
             history = other.tokens
-            if _shares_prefix(other):
+            if _shares_prefix(other) and other.request.source == source:
                 common = common_prefix(history, tokens, limit=min(len(history), len(tokens)) - 1)
                 missing = common - self._cache.num_held(other.request.seq_id)
-                if missing >= _WORTH_READING and common - self._cache.num_shared(tokens) >= _WORTH_READING:
+                if missing >= _WORTH_READING and common - self._cache.num_shared(tokens, source) >= _WORTH_READING:
                     for start in range(0, missing, self._max_rows):
                         self._read_on(other, min(self._max_rows, missing - start))
         self.prefix_stats.record(len(tokens) - 1, self._cache.start(draft.request.seq_id, tokens))
+        return True
 
     @staticmethod
     def _most_held(draft: Draft) -> int:

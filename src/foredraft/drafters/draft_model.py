@@ -25,7 +25,8 @@ class DraftModelDrafter(HistoryReader):
     """Classic speculation with a draft model (arXiv:2211.17192): greedy and seeded requests get certain drafts (given
     the history and the shared noise there is nothing random in them), the others sampled ones with their probabilities.
 
-    A model with another vocabulary than the target's writes chains, a pass for each token.
+    A model with another vocabulary than the target's writes chains, a pass for each token. An encoder-decoder reads the target's
+    source with its own encoder.
     """
 
     @property

@@ -46,18 +46,19 @@ class NgramDrafter:
         """-> tokens and parents, as in Proposal"""
         if not request.max_len:
             return [], None
+        tokens = request.context
         table = self._tables.get(request.seq_id)
-        if table is None or len(request.tokens) < table.num_read:  # new, or another history under the same id
+        if table is None or len(tokens) < table.num_read:  # new, or another history under the same id
             table = self._tables[request.seq_id] = _Table(self._sizes)
-        table.catch_up(request.tokens)
+        table.catch_up(tokens)
         if request.shape is not None:
             root = _Node((), None)
             ids, parents, _ = look_up_tree(
-                request.shape.cut(request.max_len), root, lambda node: _children(table, request.tokens, node)
+                request.shape.cut(request.max_len), root, lambda node: _children(table, tokens, node)
             )
             return ids, parents
-        start = next(table.find(request.tokens), None)
-        return ([] if start is None else _copy(request.tokens, start, request.max_len)), None
+        start = next(table.find(tokens), None)
+        return ([] if start is None else _copy(tokens, start, request.max_len)), None
 
 
 class _Table:

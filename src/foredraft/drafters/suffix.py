@@ -72,10 +72,10 @@ class SuffixDrafter:
                 self._corpus.add(history.own.text)
 
     def _read(self, request: DraftRequest) -> _History:
-        history = self._histories.get(request.seq_id)
-        if history is None or len(request.tokens) < len(history.own.text):  # new, or another history under the same id
+        history, tokens = self._histories.get(request.seq_id), request.context
+        if history is None or len(tokens) < len(history.own.text):  # new, or another history under the same id
             history = self._histories[request.seq_id] = _History()
-        new = request.tokens[len(history.own.text) :]
+        new = tokens[len(history.own.text) :]
         history.read(new, self._rates)
         if self._corpus is not None:
             self._corpus.follow(history, new)

@@ -206,8 +206,16 @@ def _default_cache_memory(
     bytes_per_token = target.bytes_per_token(() if head is None else head.config.taps)
     bytes_per_token += sum(drafts[name].traits.bytes_per_token for name in used)
     bytes_per_token += 0 if head is None else head.bytes_per_token
-    needed = bytes_per_token * target.traits.context_len * limits.max_num_seqs
+    needed = (
+        bytes_per_token * target.traits.context_len + _bytes_of_source(target, drafts, used)
+    ) * limits.max_num_seqs
     return max(1, min(needed, _half_of_free_memory(target.device)))
+
+
+def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel], used: set[str]) -> int:
+    """Of the longest source, in the target's cache and in those of the drafts that are used."""
+    per_token = [model.traits.bytes_per_source_token for model in (target, *(drafts[name] for name in used))]
+    return sum(per_token) * target.traits.source_len
 
 
 def _half_of_free_memory(device: torch.device) -> int:

@@ -23,6 +23,21 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int,
         )
 
 
+def check_source(source: Sequence[int], params: SamplingParams, vocab_size: int, longest: int) -> None:
+    """The source of an encoder-decoder holds known ids, and not too many. longest: that the encoder can read."""
+    if not source:
+        raise ForedraftError("the prompt is empty: give at least one token")
+    unknown = _first_outside(source, vocab_size)
+    if unknown is not None:
+        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
+    if len(source) > longest:
+        raise PromptLengthError(f"the prompt has {len(source)} tokens and the encoder reads at most {longest}")
+    if params.prompt_logprobs is not None:
+        raise ForedraftError(
+            "prompt_logprobs: an encoder reads this model's prompts, and gives no probabilities: leave it out"
+        )
+
+
 def check_params(params: SamplingParams, vocab_size: int, verifications: Sequence[str]) -> None:
     """Parameters name known ids and a known rule of verification. verifications: the names there are."""
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):

@@ -148,6 +148,7 @@ class DrafterGroup:
             len(forced.ids),
             cache.region(sequence.seq_id).shared_view() if cache is not None and shares_cache(drafter) else None,
             forced.shape if grows_trees(drafter) else None,
+            sequence.source,
         )
 
     def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:

@@ -15,18 +15,26 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.cache import MemoryPool
-from foredraft.engine.checks import check_memory, check_params, check_prompt
+from foredraft.engine.checks import check_memory, check_params, check_prompt, check_source
 from foredraft.engine.drafter_group import DrafterGroup, Drafts
 from foredraft.engine.faults import DrafterFaults
 from foredraft.engine.logprobs import logprobs_of, record_prompt
 from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
+from foredraft.engine.sources import Source
 from foredraft.engine.stats import PrefixStats, SpeculationStats
 from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, Step, StepTimer, outcomes_of
 from foredraft.model import LanguageModel, Read, read_with_draft
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
-from foredraft.sampling import VERIFICATIONS, Constraint, Sampler, SamplingParams
+from foredraft.sampling import (
+    NO_CHECKPOINT_RULES,
+    VERIFICATIONS,
+    CheckpointRules,
+    Constraint,
+    Sampler,
+    SamplingParams,
+)
 from foredraft.utils.isolation import Shield, run_isolated
 from foredraft.verify import NO_RULES, Rule, Verifier, verify
 
@@ -123,20 +131,23 @@ class Engine:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        source: Source = (),
         stop_rule: StopRule | None = None,
         bad_words: Sequence[Sequence[int]] = (),
         constraint: Constraint | None = None,
+        rules: CheckpointRules = NO_CHECKPOINT_RULES,
         child: int = 0,
         wait_for: TokenSequence | None = None,
         client: str = "",
         priority: int = 0,
     ) -> TokenSequence:
-        """Queue one text. params: resolved against the checkpoint. child: which of the n texts of its request. constraint:
-        what structured_outputs come to, for this text alone. client, priority: see TokenSequence.
+        """Queue one text. prompt, source: as LanguageModel.inputs_for has them. params: resolved against the checkpoint. child:
+        which of the n texts of its request. constraint: what structured_outputs come to, for this text alone. rules: those of the
+        checkpoint. client, priority: see TokenSequence.
 
         Raises ForedraftError for a prompt that cannot be run.
         """
-        max_len = self.check(prompt, params)
+        max_len = self.check(prompt, params, source)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         sampler = Sampler(
             params,
@@ -146,6 +157,7 @@ class Engine:
             end_ids=sorted(self._end_ids | end_ids),
             bad_words=[word for word in bad_words if max(word) < self.model.traits.vocab_size],
             constraint=constraint,
+            rules=rules.within(self.model.traits.vocab_size),
         )
         sequence = TokenSequence(
             seq_id=next(self._seq_ids),
@@ -153,6 +165,7 @@ class Engine:
             sampler=sampler,
             max_len=max_len,
             speculative_tokens=self._draft_len_of(params),
+            source=source,
             end_ids=end_ids,
             stop_rule=stop_rule,
             wait_for=wait_for,
@@ -250,14 +263,16 @@ class Engine:
         self.cache.drop_retained()
         self._drafter_group.drop_retained()
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
+    def check(self, prompt: Sequence[int], params: SamplingParams, source: Source = ()) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
         traits = self.model.traits
+        if self.model.has_encoder:
+            check_source(source, params, traits.vocab_size, traits.source_len)
         check_prompt(prompt, params, traits.vocab_size, traits.context_len)
         check_params(params, traits.vocab_size, self._verifications)
         wanted = traits.context_len if params.max_tokens is None else len(prompt) + params.max_tokens
         max_len = min(wanted, traits.context_len)
-        check_memory(max_len, self.cache.bytes_for(max_len), self.pool.total)
+        check_memory(len(source) + max_len, self.cache.bytes_for(max_len, len(source)), self.pool.total)
         return max_len
 
     def _draft_len_of(self, params: SamplingParams) -> int | None:

@@ -35,7 +35,7 @@ from foredraft.model import (
 )
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
-from foredraft.sampling import AUTO
+from foredraft.sampling import AUTO, not_honoured
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
 
@@ -97,6 +97,7 @@ class LoadedModels:
         # first, for the memory that building it takes is free again when the weights are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
+        self._say_what_is_not_honoured()
         self.drafts: dict[str, LanguageModel] = {}
         self.vocabularies: dict[str, VocabularyPair] = {}
         self.heterogeneous_vocab = heterogeneous_vocab
@@ -107,11 +108,22 @@ class LoadedModels:
         _take_over(source, self.target)
         if draft_model is not None:
             _take_over(draft_model, self.drafts["draft_model"])
+        if has_head or exit_layer is not None:
+            check_decoder_only(self.target)
         if has_head:
             self.head = self._attach_head(draft_source)
             self.head_identity = _identity_of(self.head, os.fspath(draft_source), self.draft_options)  # type: ignore[arg-type]
         elif exit_layer is not None:
             self.head = EarlyExit.after(self.target, exit_layer)
+
+    def _say_what_is_not_honoured(self) -> None:
+        ignored = not_honoured(self.sampling_defaults)
+        if ignored:
+            logger.warning(
+                "%s: its generation_config asks for %s, which is not honoured: texts are written token by token, without beams",
+                self.target.traits.name,
+                ", ".join(ignored),
+            )
 
     @property
     def is_in_memory(self) -> bool:
@@ -194,12 +206,14 @@ class LoadedModels:
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
-            return draft
-        pair = pair_of(self.tokenizer, load_tokenizer(source, options), self.heterogeneous_vocab)
-        if pair is not None:
-            logger.info("%s: %s; heterogeneous_vocab changes that", os.fspath(source), pair)
-            self.vocabularies["draft_model"] = pair
-        return load_model(source, options)
+        else:
+            pair = pair_of(self.tokenizer, load_tokenizer(source, options), self.heterogeneous_vocab)
+            if pair is not None:
+                logger.info("%s: %s; heterogeneous_vocab changes that", os.fspath(source), pair)
+                self.vocabularies["draft_model"] = pair
+            draft = load_model(source, options)
+        check_encoders(self.target, draft, self.vocabularies.get("draft_model"))
+        return draft
 
     def _attach_head(self, source: ModelSource | None) -> AnyHead:
         if source is None or isinstance(source, PreTrainedModel):
@@ -251,6 +265,30 @@ def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
         raise VocabularyError(
             f"the draft model's logits are {draft.traits.vocab_size} wide and the target's {target.traits.vocab_size}: "
             "use a draft with the target's vocabulary"
+        )
+
+
+def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: VocabularyPair | None = None) -> None:
+    """Raises ModelError unless both have an encoder or none has, and where an encoder would read a source in ids of another
+    vocabulary. vocabularies: None where they are the same."""
+    if target.has_encoder != draft.has_encoder:
+        has, other = (target, draft) if target.has_encoder else (draft, target)
+        raise ModelError(
+            f"{has.traits.name} is an encoder-decoder and {other.traits.name} is not: a draft model must be of the target's kind"
+        )
+    if draft.has_encoder and vocabularies is not None:
+        raise ModelError(
+            f"{draft.traits.name} has another vocabulary than {target.traits.name}: an encoder-decoder reads the target's source, "
+            "so its draft must have the target's vocabulary"
+        )
+
+
+def check_decoder_only(target: LanguageModel) -> None:
+    """Raises ModelError for a target that no head and no early exit can draft for."""
+    if target.has_encoder:
+        raise ModelError(
+            f"{target.traits.name} is an encoder-decoder: heads and early exits draft for decoder-only models; use an "
+            'encoder-decoder as draft_model, or method="suffix" or "ngram"'
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.cache import Region
+from foredraft.engine.sources import Source
 from foredraft.engine.token_tree import TreeShape
 from foredraft.sampling import NO_FAILURES, Failures, Sampler, TokenProbs, joined
 
@@ -62,6 +63,7 @@ class DraftRequest:
         call of `propose`: what is read through it lies behind the tokens that the target has read, with room for max_len
         tokens behind the pending one, and the target overwrites it.
     shape: of the tree that is wanted, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
+    source: what an encoder-decoder's text answers; () for other targets.
     """
 
     seq_id: int
@@ -72,6 +74,12 @@ class DraftRequest:
     num_forced: int = 0
     region: Region | None = None
     shape: TreeShape | None = None
+    source: Source = ()
+
+    @property
+    def context(self) -> Sequence[int]:
+        """All that was known before and since: the source and the history behind it. For drafters that copy."""
+        return [*self.source, *self.tokens] if self.source else self.tokens
 
     @property
     def has_all_features(self) -> bool:

@@ -120,7 +120,7 @@ class Scheduler:
         """Rows of this pass for each client. Empty if only one client has work: it may use all of them."""
         clients = {sequence.client for sequence in self.running}
         first = self._next_waiting() if self.waiting else None
-        if first is None or (first.client not in clients and not self._cache.fits(len(first.tokens))):
+        if first is None or (first.client not in clients and not self._fits(first)):
             first = None
         if len(clients | ({first.client} if first else set())) < 2:
             return {}
@@ -205,13 +205,13 @@ class Scheduler:
         at least as many as the waiting client will have. False: none was preempted."""
         largest = self._largest_client() if self.running else waiting.client
         max_preempted = self.waiting.num_started(largest) - self.waiting.num_started(waiting.client) - 1
-        needed = self._cache.bytes_for(len(waiting.tokens)) - self._cache.pool.available
+        needed = self._bytes_to_start(waiting) - self._cache.pool.available
         preempted: list[TokenSequence] = []
         for sequence in self._latest_of(largest):
             if len(preempted) >= max_preempted or (needed <= 0 and (preempted or self._has_place)):
                 break
             preempted.append(sequence)
-            needed -= self._cache.region(sequence.seq_id).capacity * self._cache.bytes_per_token
+            needed -= self._cache.bytes_of(sequence.seq_id)
         if needed > 0:
             return False
         for sequence in preempted:
@@ -245,7 +245,9 @@ class Scheduler:
     def _admit(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
         """Start a waiting sequence if a place is free and its whole history fits, without preempting any."""
         seq_id, tokens = sequence.seq_id, sequence.tokens
-        if not self._has_place or not self._cache.fits(len(tokens)):
+        if not self._has_place or not self._fits(sequence):
+            return None
+        if not self._cache.open(seq_id, sequence.source, is_shared=sequence.shares_prefix):
             return None
         num_found = self._cache.start(seq_id, tokens) if sequence.shares_prefix else 0
         if not self._cache.reserve(seq_id, len(tokens)):
@@ -260,11 +262,19 @@ class Scheduler:
         sequence.begin()
         return item
 
+    def _fits(self, sequence: TokenSequence) -> bool:
+        """Whether there is room for its whole history, and for its source."""
+        return self._bytes_to_start(sequence) <= self._cache.pool.available
+
+    def _bytes_to_start(self, sequence: TokenSequence) -> int:
+        return self._cache.bytes_to_start(len(sequence.tokens), sequence.source, is_shared=sequence.shares_prefix)
+
     def _count(self, sequence: TokenSequence, num_found: int) -> None:
         """Count prefix hits, once per sequence: after a preemption it would hit its own keys and values."""
         if sequence.shares_prefix and sequence.num_preemptions == 0:
-            sequence.num_cached = num_found
-            self.prefix_stats.record(len(sequence.tokens) - 1, num_found)
+            num_source = len(sequence.source)
+            sequence.num_cached = num_found + num_source - self._num_source(sequence)
+            self.prefix_stats.record(num_source + len(sequence.tokens) - 1, sequence.num_cached)
 
     def _next_waiting(self) -> TokenSequence | None:
         """The first waiting sequence that does not wait for another to compute their common prefix."""
@@ -288,11 +298,11 @@ class Scheduler:
         """Let it wait for a running sequence that is about to compute a prefix which this one needs too."""
         tokens = sequence.tokens
         for reader in self.running:
-            if reader.num_output == 0 and reader.shares_prefix:
+            if reader.num_output == 0 and reader.shares_prefix and reader.source == sequence.source:
                 length = common_prefix(reader.tokens, tokens, limit=len(tokens) - 1)
                 if length - self._cache.num_held(reader.seq_id) < WORTH_WAITING:
                     continue
-                if length - self._cache.num_shared(tokens) >= WORTH_WAITING:
+                if length - self._cache.num_shared(tokens, sequence.source) >= WORTH_WAITING:
                     sequence.wait_for, sequence.wait_len = reader, length
                     return
 
@@ -300,9 +310,9 @@ class Scheduler:
         # an interrupted step may have left unverified draft tokens in the cache
         tokens = sequence.tokens
         num_unread = self._cache.keep_prefix_of(sequence.seq_id, tokens, at_most=len(tokens) - 1)
-        num_read = len(tokens) - num_unread
+        num_read, num_source = len(tokens) - num_unread, self._num_source(sequence)
         if num_unread > num_rows:
-            return ScheduledSequence(sequence, num_rows, False, 0, num_read=num_read)
+            return ScheduledSequence(sequence, num_rows, False, 0, num_read=num_read, num_source=num_source)
         draft = self._policy.draft_budget(sequence)
         return ScheduledSequence(
             sequence,
@@ -312,7 +322,13 @@ class Scheduler:
             draft.drafter,
             num_read,
             draft.shape,
+            num_source,
         )
+
+    def _num_source(self, sequence: TokenSequence) -> int:
+        """Tokens of its source that the encoder has yet to read: all or none, since each of them sees all others."""
+        source = self._cache.source(sequence.seq_id)
+        return 0 if source is None or source.is_read else len(source.ids)
 
     def _reserve(self, item: ScheduledSequence) -> bool:
         held = self._cache.num_held(item.sequence.seq_id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from foredraft.engine.sources import Source
 from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import message_of
 from foredraft.sampling import Sampler
@@ -40,11 +41,13 @@ class TokenSequence:
     """One text in the making.
 
     tokens: the history, prompt first; it only grows. The last one is the pending token.
+    source: what the decoder attends to beside its history; () for a model without an encoder.
     max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: ends it by its text.
     speculative_tokens: at most that many draft tokens per step; None: as many as pay.
     error: what went wrong, in one line; failure: the exception that it was, where it was one.
     wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
-    it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began.
+    it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began, of its source
+    too.
     client: whose it is; clients are served fairly. priority: among those of its client; the lower, the earlier.
     """
 
@@ -53,6 +56,7 @@ class TokenSequence:
     sampler: Sampler
     max_len: int
     speculative_tokens: int | None
+    source: Source = ()
     end_ids: frozenset[int] = frozenset()
     stop_rule: StopRule | None = None
     wait_for: TokenSequence | None = None
@@ -77,6 +81,11 @@ class TokenSequence:
 
     def __post_init__(self) -> None:
         self.prompt_len = self.prompt_len or len(self.tokens)
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """What its text answers, or goes on from."""
+        return self.source or self.tokens[: self.prompt_len]
 
     @property
     def num_output(self) -> int:

@@ -20,7 +20,8 @@ from foredraft.sampling import NO_FAILURES, Failures, select
 class ScheduledSequence:
     """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
     (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
-    the cache held when the step was planned. shape: of the draft, see DraftRequest."""
+    the cache held when the step was planned. shape: of the draft, see DraftRequest. num_source: the tokens of its source, if an
+    encoder has yet to read it."""
 
     sequence: TokenSequence
     num_unread: int
@@ -29,11 +30,12 @@ class ScheduledSequence:
     drafter: str = ""
     num_read: int = 0
     shape: TreeShape | None = None
+    num_source: int = 0
 
     @property
     def num_rows(self) -> int:
-        """Of the target's pass, at most."""
-        return self.num_unread + self.max_draft
+        """Of the target's passes, at most."""
+        return self.num_source + self.num_unread + self.max_draft
 
 
 class Outcome(NamedTuple):
@@ -146,6 +148,11 @@ class Step:
     def num_rows(self) -> int:
         """Rows of the target's pass."""
         return sum(item.num_unread for item in self.scheduled) + sum(outcome.num_drafted for outcome in self.outcomes)
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether an encoder ran."""
+        return any(item.num_source for item in self.scheduled)
 
     @property
     def draft_time(self) -> float:

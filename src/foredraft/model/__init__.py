@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from foredraft.model.batch import RaggedBatch, Read, Reading, read_with_draft
     from foredraft.model.checkpoint import EMBEDDED
     from foredraft.model.generation import Generated
-    from foredraft.model.language_model import LanguageModel, Traits
+    from foredraft.model.language_model import LanguageModel, ModelInputs, Traits
     from foredraft.model.loading import examine, is_stored_in_few_bits, load_model, load_tokenizer
     from foredraft.model.memory import available_memory
     from foredraft.model.options import LoadOptions
@@ -21,6 +21,7 @@ __all__ = [
     "Generated",
     "LanguageModel",
     "LoadOptions",
+    "ModelInputs",
     "RaggedBatch",
     "Read",
     "Reading",
@@ -40,7 +41,7 @@ __getattr__ = attributes(
         "batch": ("RaggedBatch", "Read", "Reading", "read_with_draft"),
         "checkpoint": ("EMBEDDED",),
         "generation": ("Generated",),
-        "language_model": ("LanguageModel", "Traits"),
+        "language_model": ("LanguageModel", "ModelInputs", "Traits"),
         "loading": ("examine", "is_stored_in_few_bits", "load_model", "load_tokenizer"),
         "memory": ("available_memory",),
         "options": ("LoadOptions",),

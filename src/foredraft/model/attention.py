@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +65,24 @@ class AttentionMetadata:
     _seen: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
     _branches: dict[int, list[Branch]] = field(default_factory=dict)
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether scores get a bias by the distance of a key, which the library's own is replaced by."""
+        return False
+
     @classmethod
     def of(cls, batch: RaggedBatch, kernels: Kernels | None) -> AttentionMetadata:
         return cls(batch.spans, kernels)
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor:
+        """The attention of one layer. query: [Hq, T, Dk], key: [Hkv, T, Dk], value: [Hkv, T, Dv] -> [T, Hq, Dv]"""
+        return attend_spans(self, int(module.layer_idx), query, key, value, kind)  # type: ignore[arg-type]
+
+    def scores_added(
+        self, layer: int, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor
+    ) -> Tensor:
+        """What is added to the scores of num_rows positions from the chain's first on. -> [1 or H, groups * R, N]"""
+        return self.mask(rule, chain, num_rows, groups, like)
 
     def chains(self, layer: int, key: Tensor, value: Tensor) -> Iterator[Chain]:
         """Put the keys and values of all rows into their regions -> the rows of each span as chains: one, or those of a tree's
@@ -113,6 +128,15 @@ class AttentionMetadata:
         return self._branches[index]
 
 
+class PassMetadata(Protocol):
+    """What attention has to know of the pass that it is part of."""
+
+    @property
+    def has_bias(self) -> bool: ...
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor: ...
+
+
 class LayerAttention(NamedTuple):
     """How one layer attends. rule: who may see whom. scale, softcap: of the scores. sinks: one a head."""
 
@@ -133,18 +157,17 @@ def attend(
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
-    attention_metadata: AttentionMetadata | None = None,
+    attention_metadata: PassMetadata | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query: [1, Hq, T, Dk], key: [1, Hkv, T, Dk], value: [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
     if attention_metadata is None:
         raise NotImplementedError("it does not hand its keyword arguments down to its attention")
-    if position_bias is not None or isinstance(attention_mask, Tensor):
+    if (position_bias is not None and not attention_metadata.has_bias) or isinstance(attention_mask, Tensor):
         raise NotImplementedError("its attention needs a mask or a bias of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = LayerAttention(rule_of_mask(attention_mask, sliding_window), scale, softcap, s_aux)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return attend_spans(attention_metadata, layer, query[0], key[0], value[0], kind)[None], None
+    return attention_metadata.attend(module, query[0], key[0], value[0], kind)[None], None
 
 
 def attend_spans(
@@ -160,9 +183,9 @@ def attend_spans(
         missing = max(0, _least_rows(chain.keys, chain.values, groups) - given)
         if missing:
             queries = nn.functional.pad(queries, (0, 0, 0, missing))
-        mask = metadata.mask(kind.rule, chain, given + missing, groups, query)
-        grouped = queries.reshape(chain.keys.shape[0], mask.shape[1], -1)
-        output = _attention(grouped, chain.keys, chain.values, mask, kind)
+        added = metadata.scores_added(layer, kind.rule, chain, given + missing, groups, query)
+        grouped = queries.reshape(chain.keys.shape[0], added.shape[1], -1)
+        output = attention(grouped, chain.keys, chain.values, added, kind)
         out[chain.rows] = output.view(query.shape[0], given + missing, -1)[:, :given].transpose(0, 1)
     return out
 
@@ -196,8 +219,9 @@ def _attend_by_kernels(
     return out
 
 
-def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: LayerAttention) -> Tensor:
-    """query: [H, G * R, Dk], keys: [H, N, Dk], values: [H, N, Dv], mask: [1, G * R, N] -> [H, G * R, Dv]"""
+def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: LayerAttention) -> Tensor:
+    """query: [H, G * R, Dk], keys: [H, N, Dk], values: [H, N, Dv], mask: added to the scores, broadcast to [H, G * R, N]
+    -> [H, G * R, Dv]"""
     scores = torch.bmm(query, keys.transpose(1, 2))
     if kind.softcap is None:
         scores = torch.add(mask, scores, alpha=kind.scale)

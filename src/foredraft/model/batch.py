@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.engine.cache import Region, Regions
 from foredraft.engine.token_tree import ROOT
 from foredraft.kernels import CacheSpan, StackBatch
+from foredraft.model.rows import RowRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +166,15 @@ def remember(reads: Sequence[Read], batch: RaggedBatch) -> None:
         stem = next((i for i, parent in enumerate(read.parents) if read.parents.count(parent) > 1), len(read.parents))
         span.region.tokens.extend(read.tokens[:stem])
         span.region.branch(read.tokens[stem:], [parent - stem for parent in read.parents[stem:]])
+
+
+def padded_batch(batch: RaggedBatch, rule: RowRule) -> RaggedBatch:
+    """With as many rows as the rule asks for. The new ones belong to no sequence."""
+    ids, positions, slots, spans, wanted = batch
+    missing = rule.pad(len(ids)) - len(ids)
+    if missing:
+        ids, positions = ids + [0] * missing, positions + positions[-1:] * missing
+        slots = positions if batch.is_contiguous else slots + slots[-1:] * missing
+        spans = [*spans[:-1], replace(spans[-1], padding=missing)]
+    wanted = wanted + [0] * (rule.pad(len(wanted)) - len(wanted))
+    return RaggedBatch(ids, positions, slots, spans, wanted)

@@ -18,9 +18,10 @@ def context_len_of(config: PretrainedConfig, name: str) -> int:
     """The longest sequence to read. Where the rotary embedding changes with the longest position of a pass, only as far
     as it does not: beyond, one request would rotate its neighbours, and cached keys would be stale."""
     text: Any = config.get_text_config()
-    longest = next(
-        (int(value) for value in (getattr(text, field, None) for field in _length_fields()) if value), _DEFAULT_CONTEXT
-    )
+    stated = (getattr(text, field, None) for field in _length_fields())
+    longest = next((int(value) for value in stated if value), _DEFAULT_CONTEXT)
+    if hasattr(text, "relative_attention_max_distance"):
+        longest = _DEFAULT_CONTEXT  # far is far: T5's n_positions is the length that it was trained on
     for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
         if rope.get("rope_type", rope.get("type")) in _GROWING_ROPES:
             fixed = rope.get("original_max_position_embeddings") or getattr(

@@ -13,6 +13,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -81,8 +82,9 @@ class HuggingFaceCheckpoint:
         if is_stored_quantized(config, self._options.torch_device()):
             return load_quantized(self._name, config, dtype, self._options)
         is_float16 = dtype == torch.bfloat16 and getattr(config.get_text_config(), "dtype", None) == torch.float16
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         try:
-            hf, report = AutoModelForCausalLM.from_pretrained(
+            hf, report = auto_class.from_pretrained(
                 self._name,
                 config=config,
                 dtype=torch.float16 if is_float16 else dtype,

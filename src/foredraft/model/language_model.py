@@ -1,20 +1,22 @@
-"""A Hugging Face decoder that reads ragged batches from our cache."""
+"""A Hugging Face model that reads ragged batches from our cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.engine.cache import KVCache, MemoryPool, Regions, padded
+from foredraft.engine.sources import Source, SourceKeys
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
+from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.mask_token import mask_token_of
@@ -28,6 +30,9 @@ class Traits:
 
     vocab_size: the width of its logits. context_len: the longest sequence it can read. bytes_per_token: of cache.
     row_exact: whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
+
+    Of an encoder-decoder, whose text answers a source: source_len: the longest source, 0 for other models. bytes_per_source_token: of
+    cache. start_ids: what the decoder begins with.
     """
 
     name: str
@@ -35,6 +40,16 @@ class Traits:
     context_len: int
     bytes_per_token: int
     row_exact: bool
+    source_len: int = 0
+    bytes_per_source_token: int = 0
+    start_ids: tuple[int, ...] = ()
+
+
+class ModelInputs(NamedTuple):
+    """What a model reads for a prompt. source: by its encoder, () where it has none. tokens: what its text follows."""
+
+    source: Source
+    tokens: list[int]
 
 
 class Body(Protocol):
@@ -71,14 +86,28 @@ class GeneratingBody(Body, Protocol):
         """See LanguageModel.generate. batch: the last row of each span is wanted, and slots equal positions."""
 
 
+@runtime_checkable
+class SourceReadingBody(Body, Protocol):
+    """A body whose decoder attends to sources."""
+
+    def read_sources(self, sources: Sequence[SourceKeys]) -> None:
+        """Fill in their keys and values, in one pass."""
+
+
+def library_body(hf: PreTrainedModel) -> Body:
+    """The library's own code, with our attention inside."""
+    return EncoderDecoderBody(hf) if hf.config.is_encoder_decoder else LibraryBody(hf)
+
+
 class LanguageModel:
     """Tokens in, logits out. body: None runs the Hugging Face model itself, and leaves it as its owner made it."""
 
     def __init__(self, hf: PreTrainedModel, traits: Traits, body: Body | None = None) -> None:
         self.hf = hf
         self.traits = traits
-        self.body = body or LibraryBody(hf)
+        self.body = body or library_body(hf)
         self._generating = self.body if isinstance(self.body, GeneratingBody) else None
+        self._source_reading = self.body if isinstance(self.body, SourceReadingBody) else None
 
     def take_over(self) -> None:
         """From now on nobody else runs the model."""
@@ -98,41 +127,64 @@ class LanguageModel:
         return torch.device(self.hf.device)
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether its text answers a source that its encoder reads."""
+        return self.traits.source_len > 0
+
+    def inputs_for(self, prompt: Sequence[int]) -> ModelInputs:
+        """A prompt is the source of a model with an encoder, and what the text follows for any other."""
+        if self.has_encoder:
+            return ModelInputs(tuple(prompt), list(self.traits.start_ids))
+        return ModelInputs((), list(prompt))
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a pass may still be running when `read` has returned."""
         return self.device.type != "cpu"
 
     def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
         """taps: the hidden states that it keeps, see Body. Raises ModelError for a tap that is not there."""
+        if taps and self.has_encoder:
+            raise ModelError(f"{self.traits.name} is an encoder-decoder: hidden states of those are not kept")
         config = self.hf.config.get_text_config()
         if any(not FINAL_NORM <= tap <= config.num_hidden_layers for tap in taps):
             raise ModelError(
                 f"{self.traits.name} has {config.num_hidden_layers} layers, and hidden states {list(taps)} are wanted: "
                 f"they go from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its head reads"
             )
-        return KVCache(pool, self.bytes_per_token(taps), self.traits.context_len, taps)
+        traits = self.traits
+        return KVCache(pool, self.bytes_per_token(taps), traits.context_len, taps, traits.bytes_per_source_token)
 
     def bytes_per_token(self, taps: Sequence[int] = ()) -> int:
         """Of cache, with the features of these taps."""
         width, itemsize = self.hf.config.get_text_config().hidden_size, self.hf.dtype.itemsize
         return int(self.traits.bytes_per_token + len(taps) * width * itemsize)
 
-    def scratch_cache(self, lengths: Sequence[int], taps: Sequence[int] = ()) -> KVCache:
-        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps: as in new_cache."""
-        cache = self.new_cache(MemoryPool(0), taps)
+    def scratch_cache(
+        self, lengths: Sequence[int], taps: Sequence[int] = (), sources: Sequence[Source] = ()
+    ) -> KVCache:
+        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps: as in new_cache.
+        sources: of each sequence, for a model with an encoder."""
+        traits = self.traits
+        pool = MemoryPool(sum(map(len, sources)) * traits.bytes_per_source_token)
+        cache = self.new_cache(pool, taps)
         cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(padded(length))
+        for seq_id, source in enumerate(sources):
+            cache.open(seq_id, source, is_shared=False)
         return cache
 
     def read(self, reads: Sequence[Read], cache: Regions) -> Tensor:
         """One pass over all reads; afterwards the cache holds their tokens too, and their features if it has taps. Room must have
-        been reserved.
+        been reserved. Sources that no pass has read are read before.
 
         -> logits [sum(num_logits), V], read after read
         """
         batch = flatten(reads, cache)
         with torch.inference_mode():
+            if self._source_reading is not None:
+                self._read_sources(self._source_reading, batch)
             logits, hidden = self.body(batch, cache.taps)
             if hidden is not None:
                 for span in batch.spans:
@@ -140,6 +192,13 @@ class LanguageModel:
                     span.region.write_features(rows, span.start)
         remember(reads, batch)
         return logits
+
+    @staticmethod
+    def _read_sources(body: SourceReadingBody, batch: RaggedBatch) -> None:
+        sources = (span.region.source for span in batch.spans)
+        unread = {id(source): source for source in sources if source is not None and not source.is_read}
+        if unread:
+            body.read_sources(list(unread.values()))
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
         """The hidden states [N, F] of whole texts, in one pass and outside any budget. taps: as in new_cache."""

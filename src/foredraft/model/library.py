@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 
 from foredraft.kernels import Kernels, WeightFormat
 from foredraft.model.attention import AttentionMetadata
-from foredraft.model.batch import RaggedBatch, Reading
+from foredraft.model.batch import RaggedBatch, Reading, padded_batch
 from foredraft.model.exits import Exit
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
@@ -36,7 +35,7 @@ class LibraryBody:
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         num_rows, wanted = len(batch.ids), batch.wanted
-        batch = self._padded(batch)
+        batch = padded_batch(batch, self._row_rule)
         index = torch.tensor(batch.wanted, device=self._hf.device)
         inputs = self._inputs(batch)
         if self._keeps_rows:
@@ -56,17 +55,6 @@ class LibraryBody:
         body = LibraryBody(shortened(self._hf, num_layers, exit), self.kernels)
         body._is_taken_over = self._is_taken_over
         return body
-
-    def _padded(self, batch: RaggedBatch) -> RaggedBatch:
-        """With as many rows as the row rule asks for. The new ones belong to no sequence."""
-        ids, positions, slots, spans, wanted = batch
-        missing = self._row_rule.pad(len(ids)) - len(ids)
-        if missing:
-            ids, positions = ids + [0] * missing, positions + positions[-1:] * missing
-            slots = positions if batch.is_contiguous else slots + slots[-1:] * missing
-            spans = [*spans[:-1], replace(spans[-1], padding=missing)]
-        wanted = wanted + [0] * (self._row_rule.pad(len(wanted)) - len(wanted))
-        return RaggedBatch(ids, positions, slots, spans, wanted)
 
     def _inputs(self, batch: RaggedBatch) -> dict[str, Any]:
         device = self._hf.device

@@ -6,14 +6,18 @@ import copy
 import os
 from collections.abc import Callable
 
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from foredraft.errors import ModelError
 from foredraft.model.context import context_len_of
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.input_rounding import GroupOf, never
-from foredraft.model.language_model import Body, LanguageModel
-from foredraft.model.library import LibraryBody
+from foredraft.model.language_model import Body, LanguageModel, library_body
 from foredraft.model.memory import move, refuse_if_too_big
 from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
@@ -21,6 +25,7 @@ from foredraft.model.prepare import is_quantized, prepare, rounded_groups
 from foredraft.model.probe import probe
 from foredraft.model.quantized import quantization_of
 from foredraft.model.rounding import round_to_int4
+from foredraft.model.source_probe import probe_encoder_decoder
 from foredraft.utils.arguments import FOUR_BITS
 
 _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
@@ -34,6 +39,8 @@ def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights
     checkpoint.check(has_weights=has_weights)
     config = checkpoint.config()
     refuse_unsupported(config, name)
+    if config.is_encoder_decoder:
+        _refuse_quantization(name, checkpoint.quantization(config), options)
     if options.is_rounded:
         _refuse_second_rounding(name, checkpoint.quantization(config), options)
     return config
@@ -56,6 +63,16 @@ def _refuse_second_rounding(name: str, kind: str | None, options: LoadOptions) -
         )
 
 
+def _refuse_quantization(name: str, kind: str | None, options: LoadOptions) -> None:
+    """Of an encoder-decoder."""
+    if kind is not None:
+        raise ModelError(f"{name}: a quantized encoder-decoder ({kind}); give a checkpoint in floating point")
+    if options.is_rounded:
+        raise ModelError(
+            f"{name}: encoder-decoders run in floating point: leave quantization={options.quantization} out"
+        )
+
+
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
     if isinstance(source, PreTrainedModel):
@@ -73,8 +90,11 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
 def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """The owner's model stays as it is: what is quantised is a copy."""
     name = source.config.name_or_path or type(source).__name__
+    kind = quantization_of(source.config) if is_quantized(source) else None
+    if source.config.is_encoder_decoder:
+        _refuse_quantization(name, kind, options)
     if options.is_rounded:
-        _refuse_second_rounding(name, quantization_of(source.config) if is_quantized(source) else None, options)
+        _refuse_second_rounding(name, kind, options)
         return _rounded_and_examined(copy.deepcopy(source).eval(), name, options)
     source.eval()
     return _examined(source, name)
@@ -96,13 +116,36 @@ def load_config(name: str, options: LoadOptions) -> PretrainedConfig:
 
 def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
     """Raises ModelError for what the configuration alone rules out."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name}: an encoder-decoder ({config.model_type}); a causal decoder is needed")
+    if config.is_encoder_decoder:
+        _refuse_encoder_decoder(config, name)
     text = config.get_text_config()
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     recurrent = sorted(k for k in kinds | {str(text.model_type)} if any(word in k for word in _RECURRENT))
     if recurrent:
         raise _recurrent(name, recurrent[0])
+
+
+_REFUSED_ENCODER_DECODERS = {
+    "longt5": "does not hand its arguments down to its attention",
+    "switch_transformers": "makes the masks of its attention itself",
+    "nllb-moe": "makes the masks of its attention itself",
+    "led": "has an attention of its own, which sees windows of the source",
+    "prophetnet": "has an attention of its own, which predicts several tokens at once",
+    "bigbird_pegasus": "has an attention of its own, which sees blocks of the source",
+    "pegasus_x": "has an attention of its own, which sees blocks of the source",
+}
+
+
+def _refuse_encoder_decoder(config: PretrainedConfig, name: str) -> None:
+    kind = str(config.model_type)
+    why = _REFUSED_ENCODER_DECODERS.get(kind)
+    if why is None and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        why = "does not translate text into text"
+    if why is not None:
+        raise ModelError(
+            f"{name}: an encoder-decoder ({kind}) that {why}; T5, mT5, UMT5, BART, mBART, PLBart, Marian, Pegasus, Blenderbot, "
+            "M2M100 and T5Gemma are supported"
+        )
 
 
 def _recurrent(name: str, kind: str) -> ModelError:
@@ -121,12 +164,15 @@ def _rounded_and_examined(hf: PreTrainedModel, name: str, options: LoadOptions) 
 def _examined(
     hf: PreTrainedModel,
     name: str,
-    prepare_body: Callable[[PreTrainedModel], Body] = LibraryBody,
+    prepare_body: Callable[[PreTrainedModel], Body] = library_body,
     group_of: GroupOf = never,
 ) -> LanguageModel:
     refuse_unsupported(hf.config, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
-    model = probe(hf, name, context_len_of(hf.config, name), prepare_body, group_of)
+    if hf.config.is_encoder_decoder:
+        model = probe_encoder_decoder(hf, name, prepare_body)
+    else:
+        model = probe(hf, name, context_len_of(hf.config, name), prepare_body, group_of)
     give_back([])  # what laying out and trying it took is free, and the C library would keep it
     return model

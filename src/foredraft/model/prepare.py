@@ -12,6 +12,7 @@ from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, WeightMemory, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
+from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.input_rounding import GroupOf, everywhere, never, where_stored
 from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
@@ -37,6 +38,8 @@ logger = logging.getLogger("foredraft")
 @torch.inference_mode()
 def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
+    if hf.config.is_encoder_decoder:
+        return EncoderDecoderBody(hf)
     give_back(hf.parameters())  # the library's pass has read all of the file; what is wanted again is read again
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
     if hf.device.type == "cuda":

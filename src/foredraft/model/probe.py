@@ -24,8 +24,7 @@ from foredraft.model.attention import AttentionMetadata, attend
 from foredraft.model.batch import Read, Span
 from foredraft.model.diagnosis import why_not_finite
 from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
-from foredraft.model.language_model import Body, LanguageModel, Traits
-from foredraft.model.library import LibraryBody
+from foredraft.model.language_model import Body, LanguageModel, Traits, library_body
 from foredraft.model.progress import bar_of_layers, with_bar
 from foredraft.model.stored import StoredEmbedding
 from foredraft.utils.machine import cpu_features
@@ -35,10 +34,10 @@ _SPLITS = (5, 3)
 _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
 """In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
 
-_PRECISE = (torch.float32, torch.float64)
+PRECISE = (torch.float32, torch.float64)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
-_PRECISE_TOLERANCE, _TOLERANCE, _LARGEST_TOLERANCE = 1e-3, 0.1, 0.5
+PRECISE_TOLERANCE, TOLERANCE, _LARGEST_TOLERANCE = 1e-3, 0.1, 0.5
 """Relative errors of a row of logits: in float32, in bfloat16, and where inputs are rounded. Unrelated logits are 1.4 apart."""
 
 _TIMES_ROUNDING = 2.0
@@ -57,7 +56,7 @@ def probe(
     hf: PreTrainedModel,
     name: str,
     context_len: int,
-    prepare: Callable[[PreTrainedModel], Body] = LibraryBody,
+    prepare: Callable[[PreTrainedModel], Body] = library_body,
     group_of: GroupOf = never,
 ) -> LanguageModel:
     """Read short sequences in every way the engine will. Raises ModelError, with the reason, if one differs.
@@ -92,9 +91,9 @@ def _compared(
             f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
         )
     if _is_precise(region):
-        tolerance = _PRECISE_TOLERANCE
+        tolerance = PRECISE_TOLERANCE
     for ours, theirs in zip(together, reference, strict=True):
-        if not _distance(ours, theirs) < tolerance:
+        if not relative_error(ours, theirs) < tolerance:
             raise ModelError(
                 f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
                 "that attention alone does not explain); use a decoder whose only memory is keys and values"
@@ -150,8 +149,8 @@ def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
 
 def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> None:
     """beginning: the logits of the first tokens of `whole`, with others behind them."""
-    tolerance = _PRECISE_TOLERANCE if beginning.dtype in _PRECISE else _TOLERANCE
-    if not _distance(beginning, whole[: len(beginning)]) < tolerance:
+    tolerance = PRECISE_TOLERANCE if beginning.dtype in PRECISE else TOLERANCE
+    if not relative_error(beginning, whole[: len(beginning)]) < tolerance:
         raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
 
 
@@ -285,16 +284,16 @@ class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_precise(region: Region) -> bool:
     """Whether the body computes in float32 or more. Its keys tell, not its logits: a float32 checkpoint may be rounded to int8,
     and the compiled body's logits are always in float32."""
-    return all(keys.dtype in _PRECISE for keys, _ in map(region.layer, region.layers))
+    return all(keys.dtype in PRECISE for keys, _ in map(region.layer, region.layers))
 
 
 def _tolerance(rounded: Tensor, exact: Tensor) -> float:
     """How far a body's logits may be from the library's, by how far the library's own go where inputs are rounded as the body does
     it: in every layer, so a deep model's go farther."""
-    return min(max(_TOLERANCE, _TIMES_ROUNDING * _distance(rounded, exact)), _LARGEST_TOLERANCE)
+    return min(max(TOLERANCE, _TIMES_ROUNDING * relative_error(rounded, exact)), _LARGEST_TOLERANCE)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def relative_error(a: Tensor, b: Tensor) -> float:
     """The relative error of the median row: a leak moves every row, a router at a tie in low precision moves one."""
     # row by row: a large vocabulary's logits would take much memory in float64
     errors = [_relative_error(x.double(), y.double()) for x, y in zip(a, b, strict=True)]

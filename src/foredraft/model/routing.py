@@ -13,7 +13,7 @@ from foredraft.model import attention, experts
 @contextmanager
 def routed(model: PreTrainedModel) -> Iterator[None]:
     """The model's configuration, and those inside it, name our functions for the duration."""
-    configs = _with_parts(model.config)
+    configs = _configs_of(model)
     before = [(config._attn_implementation, config._experts_implementation) for config in configs]
     try:
         route(model)
@@ -30,10 +30,18 @@ def route(model: PreTrainedModel) -> None:
 
     Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
     """
-    for config in _with_parts(model.config):
+    for config in _configs_of(model):
         config._attn_implementation = attention.NAME
         if model.device.type == "cpu":
             config._experts_implementation = experts.NAME
+
+
+def _configs_of(model: PreTrainedModel) -> list[PretrainedConfig]:
+    """Wholes first. The stacks of some encoder-decoders (T5) have copies of their own."""
+    configs = _with_parts(model.config)
+    if model.config.is_encoder_decoder:
+        configs += [stack.config for stack in (model.get_encoder(), model.get_decoder())]
+    return configs
 
 
 def _with_parts(config: PretrainedConfig) -> list[PretrainedConfig]:

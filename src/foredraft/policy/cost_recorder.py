@@ -41,7 +41,7 @@ class CostRecorder:
     def record_prefill(self, step: Step) -> None:
         """Record a step that read prompts: it shows what many rows take before any draft was verified."""
         num_rows = sum([item.num_unread for item in step.scheduled])
-        if num_rows > len(step.scheduled):
+        if num_rows > len(step.scheduled) and not step.reads_sources:
             self._costs.record_prefill(num_rows, step.total_time)
 
     def record(self, step: Step, number: int) -> None:
@@ -56,6 +56,7 @@ class CostRecorder:
             step.draft_times.keys() == self._last_drafters
             and len(step.scoring) == num_sequences
             and all(item.num_unread == 1 for item in step.scheduled)
+            and not step.reads_sources
         )
         if is_usual:
             seconds = step.total_time - step.draft_time
@@ -82,7 +83,10 @@ class CostRecorder:
         # as it was before the step's tokens were committed
         num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
         forms = {item.shape is not None for item, _ in drafted}
-        if (is_usual or num_missed) and len(forms) == 1:  # of both forms together no time is known
+        # a draft model with an encoder ran it as well
+        if (
+            (is_usual or num_missed) and not step.reads_sources and len(forms) == 1
+        ):  # of both forms together no time is known
             depth = max(item.max_draft if item.shape is None else item.shape.depth for item, _ in drafted)
             self._costs.record_draft(
                 name, len(drafted), depth, num_missed, seconds, sampled=sampled, is_tree=forms == {True}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foredraft.sampling.noise import shared_scores
     from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
     from foredraft.sampling.pending import Pending
+    from foredraft.sampling.rules import NO_CHECKPOINT_RULES, CheckpointRules, not_honoured
     from foredraft.sampling.sampler import (
         NO_FAILURES,
         NOT_A_DISTRIBUTION,
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "NOT_A_DISTRIBUTION",
+    "NO_CHECKPOINT_RULES",
     "NO_FAILURES",
     "VERIFICATIONS",
     "AdjustedLogits",
     "Bits",
+    "CheckpointRules",
     "Choice",
     "Constraint",
     "Failures",
@@ -67,6 +70,7 @@ __all__ = [
     "has_id",
     "inverse_cdf",
     "joined",
+    "not_honoured",
     "only_id",
     "pending_choice",
     "pick",
@@ -89,6 +93,7 @@ __getattr__ = attributes(
         "noise": ("shared_scores",),
         "params": ("AUTO", "VERIFICATIONS", "LogitsProcessor", "SamplingParams"),
         "pending": ("Pending",),
+        "rules": ("NO_CHECKPOINT_RULES", "CheckpointRules", "not_honoured"),
         "sampler": (
             "NO_FAILURES",
             "NOT_A_DISTRIBUTION",

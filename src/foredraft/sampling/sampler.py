@@ -18,6 +18,7 @@ from foredraft.sampling.devices import to_device
 from foredraft.sampling.noise import shared_scores
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.pending import Pending
+from foredraft.sampling.rules import NO_CHECKPOINT_RULES, CheckpointRules
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
 from foredraft.sampling.spec import Noise, SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
@@ -30,8 +31,8 @@ class Sampler:
 
     spec: the part that is data. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
     prompt: prompt ids. end_ids: ids masked until min_tokens were written. bad_words: their token sequences.
-    child: which of the n texts of its request. generator: the noise of unseeded draws. constraint: what the text may go
-    on with; None: anything.
+    rules: those of the checkpoint. child: which of the n texts of its request. generator: the noise of unseeded draws. constraint:
+    what the text may go on with; None: anything.
 
     Raises ForedraftError for structured_outputs without the constraint that they come to.
     """
@@ -46,6 +47,7 @@ class Sampler:
         end_ids: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
         constraint: Constraint | None = None,
+        rules: CheckpointRules = NO_CHECKPOINT_RULES,
     ) -> None:
         if params.structured_outputs is not None and constraint is None:
             raise ForedraftError("structured_outputs must come with a constraint made from them: use LLM")
@@ -55,7 +57,8 @@ class Sampler:
         self._coupled_spec: SamplingSpec | None = None
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
-        self.bad_words = tuple(tuple(word) for word in bad_words)
+        self.bad_words = tuple(tuple(word) for word in (*bad_words, *rules.bad_words))
+        self.rules = rules
         self.constraint = constraint
         self._bias = _bias_tensors(params)
         self._allowed = _allowed_tensor(params)
@@ -71,6 +74,7 @@ class Sampler:
             end_ids=self.end_ids,
             bad_words=self.bad_words,
             constraint=self.constraint,
+            rules=self.rules._replace(bad_words=()),
         )
 
     @property
@@ -114,6 +118,8 @@ class Sampler:
             self._counts
             or self._bias
             or self.bad_words
+            or self.rules.not_first
+            or self.rules.last_ids
             or p.logits_processors
             or (p.min_tokens and self.end_ids)
             or p.allowed_token_ids is not None
@@ -131,10 +137,21 @@ class Sampler:
         for word in self.bad_words:
             if _ends_with(history, drafted, self.prompt_len, word[:-1]):
                 logits[word[-1]] = -torch.inf
-        if len(history) + len(drafted) - self.prompt_len < self.params.min_tokens:
+        num_output = len(history) + len(drafted) - self.prompt_len
+        if num_output < self.params.min_tokens:
             logits.index_fill_(0, to_device(self.end_ids, logits.device, torch.int64), -torch.inf)
         if self._allowed is not None:
             logits = _only(logits, to_device(self._allowed, logits.device, torch.int64))
+        return self._by_rules(logits, num_output)
+
+    def _by_rules(self, logits: Tensor, num_output: int) -> Tensor:
+        """logits: [V], written to, of the token behind so many. -> [V]"""
+        rules = self.rules
+        if rules.not_first and num_output == 0:
+            logits.index_fill_(0, to_device(rules.not_first, logits.device, torch.int64), -torch.inf)
+        if rules.last_ids and num_output + 1 == self.params.max_tokens:
+            logits = torch.full_like(logits, -torch.inf)
+            logits.index_fill_(0, to_device(rules.last_ids, logits.device, torch.int64), 0.0)
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:

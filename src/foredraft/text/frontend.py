@@ -12,12 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.engine.engine import Engine
 from foredraft.engine.run import run_steps
 from foredraft.errors import ForedraftError
-from foredraft.sampling import SamplingParams
+from foredraft.model import ModelInputs
+from foredraft.sampling import CheckpointRules, SamplingParams
 from foredraft.text.grammar import Grammar, Grammars
 from foredraft.text.outputs import RequestOutput
 from foredraft.text.request import Prompt, Request
 from foredraft.text.stream import TextStream
 from foredraft.text.tokenizing import bad_words_ids, encode_prompt
+
+_DECODER_PROMPT = "decoder_prompt_token_ids"
 
 
 class Frontend:
@@ -37,6 +40,7 @@ class Frontend:
         self.engine = engine
         self.tokenizer = tokenizer
         self._defaults = defaults
+        self._rules = CheckpointRules.of(defaults)
         if grammars is None and tokenizer is not None:
             grammars = Grammars(tokenizer, sorted(engine.end_ids))
         self.grammars = grammars
@@ -64,11 +68,13 @@ class Frontend:
         if self.tokenizer is None and (resolved.stop_strings or resolved.bad_words):
             raise ForedraftError("stop strings and bad_words need a tokenizer: give tokenizer=")
         text, ids = self._tokenise(prompt)
-        self.engine.check(ids, resolved)
+        inputs = self._with_decoder_prompt(self.engine.model.inputs_for(ids), prompt)
+        self.engine.check(inputs.tokens, resolved, inputs.source)
         return Request(
             request_id=str(next(self._request_ids)) if request_id is None else request_id,
             prompt=text,
             prompt_ids=ids,
+            inputs=inputs,
             params=resolved,
             tokenizer=self.tokenizer,
             bad_words=bad_words_ids(self.tokenizer, resolved.bad_words) if self.tokenizer else [],
@@ -89,13 +95,15 @@ class Frontend:
         for child in range(request.params.n):
             stream = None
             if self.tokenizer is not None:
-                stream = TextStream.for_request(self.tokenizer, request.prompt_ids, request.params)
+                stream = TextStream.for_request(self.tokenizer, request.inputs.tokens, request.params)
             sequence = self.engine.add(
-                request.prompt_ids,
+                request.inputs.tokens,
                 request.params,
+                source=request.inputs.source,
                 stop_rule=stream,
                 bad_words=request.bad_words,
-                constraint=request.grammar.start(len(request.prompt_ids), meter) if request.grammar else None,
+                rules=self._rules,
+                constraint=request.grammar.start(len(request.inputs.tokens), meter) if request.grammar else None,
                 child=child,
                 wait_for=request.sequences[0] if child and request.params.prefix_caching else None,
                 client=request.client,
@@ -138,6 +146,14 @@ class Frontend:
         if self.grammars is None:
             raise ForedraftError("structured_outputs need a tokenizer: give tokenizer=")
         return self.grammars.compile(params.structured_outputs)
+
+    def _with_decoder_prompt(self, inputs: ModelInputs, prompt: Prompt) -> ModelInputs:
+        """What the decoder of an encoder-decoder begins with may go with a prompt, in the place of what its checkpoint says."""
+        if not isinstance(prompt, Mapping) or _DECODER_PROMPT not in prompt:
+            return inputs
+        if not self.engine.model.has_encoder:
+            raise ForedraftError(f"{_DECODER_PROMPT} is for encoder-decoders: put the ids into the prompt")
+        return inputs._replace(tokens=_checked_ids(prompt[_DECODER_PROMPT]))
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """-> the prompt's text (None where ids are given) and its ids"""

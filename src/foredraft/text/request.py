@@ -10,13 +10,15 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.engine.sequence import TokenLogprobs, TokenSequence
 from foredraft.errors import RequestError, message_of
+from foredraft.model import ModelInputs
 from foredraft.sampling import SamplingParams
 from foredraft.text.grammar import Grammar
 from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from foredraft.text.stream import TextStream
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM."""
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM; for an encoder-decoder with
+"decoder_prompt_token_ids" too, if the decoder begins with others than its checkpoint says."""
 
 
 @dataclass(slots=True)
@@ -51,13 +53,14 @@ class _Text:
 class Request:
     """One prompt and its n texts.
 
-    prompt: None where it was given as ids. failure: an error outside the steps of its sequences. client, priority: see
+    prompt: None where it was given as ids. inputs: what the model reads for it. failure: an error outside the steps of its sequences. client, priority: see
     TokenSequence.
     """
 
     request_id: str
     prompt: str | None
     prompt_ids: list[int]
+    inputs: ModelInputs
     params: SamplingParams
     tokenizer: PreTrainedTokenizerBase | None
     bad_words: list[tuple[int, ...]]

@@ -134,8 +134,8 @@ class Recorder:
         """Start recording a text, if it is new: it has no output but this step's."""
         if sequence.seq_id in self._texts or sequence.num_output > num_kept:
             return
-        prompt_ids = sequence.tokens[: sequence.prompt_len]
-        text = _RecordedText(self._num_texts, sequence, TokenDecoder(self._tokenizer, prompt_ids))
+        prompt_ids, before = list(sequence.prompt_ids), sequence.tokens[: sequence.prompt_len]
+        text = _RecordedText(self._num_texts, sequence, TokenDecoder(self._tokenizer, before))
         self._texts[sequence.seq_id] = text
         self._num_texts += 1
         self._write(

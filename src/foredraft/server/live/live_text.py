@@ -77,7 +77,7 @@ class LiveText:
         }
         if known is None:
             fields["prompt"] = self._prompt
-            fields["num_prompt_tokens"] = sequence.prompt_len
+            fields["num_prompt_tokens"] = len(sequence.prompt_ids)
         return fields
 
     def _decoder_at(self, position: int) -> TokenDecoder:
@@ -89,6 +89,6 @@ class LiveText:
         """The end of the prompt."""
         if self._tokenizer is None:
             return None
-        length = self.sequence.prompt_len
-        text = str(self._tokenizer.decode(self.sequence.tokens[max(0, length - _PROMPT_TOKENS) : length]))
-        return f"…{text}" if length > _PROMPT_TOKENS else text
+        ids = self.sequence.prompt_ids
+        text = str(self._tokenizer.decode(ids[-_PROMPT_TOKENS:]))
+        return f"…{text}" if len(ids) > _PROMPT_TOKENS else text

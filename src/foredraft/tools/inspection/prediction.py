@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 
 from foredraft.model import LanguageModel, LoadOptions, Read, Traits
 from foredraft.model.context import context_len_of
@@ -49,7 +49,8 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions
     """The model on the meta device, without storage; None where its code needs real tensors."""
     try:
         with torch.device("meta"):
-            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+            auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+            skeleton: PreTrainedModel = auto_class.from_config(
                 copy.deepcopy(config), dtype=dtype, trust_remote_code=options.trust_remote_code
             )
     except Exception as error:  # any model's own code
@@ -62,9 +63,9 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions
 def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, int | None]:
     """(cache bytes per token, logit width), from a pass of two tokens over shapes alone. Nones where the model reads
     values, as expert routers do."""
-    model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
-    cache = model.scratch_cache([2])
     try:
+        model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
+        cache = model.scratch_cache([2], sources=[(0, 0)] if skeleton.config.is_encoder_decoder else ())
         logits = model.read([Read(0, [0, 0], 2)], cache)
     except Exception as error:  # any model's own code
         logger.debug("no dry read: %s", error)

@@ -1,0 +1,128 @@
+"""Attention of encoder-decoders: among the tokens of a source, and from a decoder's rows to a source.
+
+A decoder's layers attend twice. What tells the two apart is the mask rule that the library made: a causal one for the decoder's own
+keys, and one that hides nothing for the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import bidirectional_mask_function
+
+from foredraft.engine.sources import SourceKeys
+from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attend_spans, attention
+
+
+class PositionBias(NamedTuple):
+    """What attention scores get by the distance of a key from its query (T5). table: [H, 2 * most + 1], of the distances key - query
+    from -most to most; what lies farther counts as that far."""
+
+    table: Tensor
+
+    @classmethod
+    def of(cls, module: Any) -> PositionBias:
+        """As the library's module computes it, which has the embedding of the distances."""
+        most = int(module.relative_attention_max_distance)
+        with torch.inference_mode():
+            scores = module.compute_bias(most + 1, most + 1)[0]  # [H, queries, keys]
+        # the last query sees keys up to `most` before it, the first one up to `most` after it
+        return cls(torch.cat([scores[:, -1], scores[:, 0, 1:]], dim=1))
+
+    def between(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """queries: [R], keys: [N], positions -> [H, R, N]"""
+        most = self.table.shape[1] // 2
+        distances = (keys[None] - queries[:, None]).clamp(-most, most) + most
+        return self.table[:, distances]
+
+
+Biases = Mapping[int, PositionBias]
+"""By layer. Empty for a model whose positions are in its rows."""
+
+
+@dataclass(slots=True)
+class DecoderMetadata(AttentionMetadata):
+    """A pass of a decoder whose spans' regions have sources. biases: of its self-attention."""
+
+    biases: Biases = field(default_factory=dict)
+    _biased: dict[tuple[int, MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.biases)
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor:
+        """See AttentionMetadata.attend."""
+        if kind.rule is bidirectional_mask_function:
+            return self._attend_to_sources(int(module.layer_idx), query, kind)  # type: ignore[arg-type]
+        return attend_spans(self, int(module.layer_idx), query, key, value, kind)  # type: ignore[arg-type]
+
+    def scores_added(
+        self, layer: int, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor
+    ) -> Tensor:
+        """The mask with the layer's bias. -> [1 or H, groups * R, N]"""
+        mask = self.mask(rule, chain, num_rows, groups, like)
+        bias = self.biases.get(layer)
+        if bias is None:
+            return mask
+        num_keys = chain.keys.shape[1]
+        key = (id(bias.table), rule, chain.start, num_rows, num_keys)
+        if key not in self._biased:
+            queries = torch.arange(chain.start, chain.start + num_rows, device=like.device)
+            added = bias.between(queries, torch.arange(num_keys, device=like.device)).to(like.dtype)
+            self._biased[key] = mask + added.reshape(chain.keys.shape[0], groups * num_rows, num_keys)
+        return self._biased[key]
+
+    def _attend_to_sources(self, layer: int, query: Tensor, kind: LayerAttention) -> Tensor:
+        """query: [Hq, T, Dk] -> [T, Hq, Dv]. Every row sees all of its sequence's source."""
+        parts = []
+        for span in self.spans:
+            assert span.region.source is not None
+            keys, values = span.region.source.layers[layer]
+            queries = query[:, span.first_row : span.first_row + span.num_rows]
+            parts.append(_attend_to_all(queries, keys, values, query.new_zeros(1, 1, keys.shape[1]), kind))
+            if span.padding:
+                parts.append(query.new_zeros(span.padding, query.shape[0], values.shape[2]))
+        return torch.cat(parts)
+
+
+@dataclass(slots=True)
+class EncoderMetadata:
+    """A pass of an encoder. sources: flattened, in order. num_padding: rows behind them that belong to none. biases: of its layers."""
+
+    sources: Sequence[SourceKeys]
+    num_padding: int
+    biases: Biases
+
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.biases)
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor:
+        """See AttentionMetadata.attend. A row sees those tokens of its source that the layer's rule lets it see."""
+        parts, first = [], 0
+        for source in self.sources:
+            rows = slice(first, first + len(source.ids))
+            positions = torch.arange(len(source.ids), device=query.device)
+            seen = kind.rule(0, 0, positions[:, None], positions[None]).expand(len(positions), len(positions))
+            added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)[None]
+            if self.biases:
+                added = added + self.biases[int(module.layer_idx)].between(positions, positions).to(query.dtype)  # type: ignore[arg-type]
+            groups = query.shape[0] // key.shape[0]
+            added = (
+                added.repeat(1, groups, 1) if added.shape[0] == 1 else added.reshape(key.shape[0], -1, len(positions))
+            )
+            parts.append(_attend_to_all(query[:, rows], key[:, rows], value[:, rows], added, kind))
+            first = rows.stop
+        parts.append(query.new_zeros(self.num_padding, query.shape[0], value.shape[2]))
+        return torch.cat(parts)
+
+
+def _attend_to_all(query: Tensor, keys: Tensor, values: Tensor, added: Tensor, kind: LayerAttention) -> Tensor:
+    """query: [Hq, R, Dk], keys: [H, N, Dk], values: [H, N, Dv], added: to the scores, broadcast to [H, G * R, N] -> [R, Hq, Dv]"""
+    grouped = query.reshape(keys.shape[0], -1, query.shape[2])
+    return attention(grouped, keys, values, added, kind).view(query.shape[0], query.shape[1], -1).transpose(0, 1)

@@ -1,0 +1,133 @@
+"""What an encoder-decoder can do, measured when it is loaded as for any model (see probe.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foredraft.errors import ModelError, one_line
+from foredraft.model.batch import Read
+from foredraft.model.context import context_len_of
+from foredraft.model.language_model import Body, LanguageModel, SourceReadingBody, Traits, library_body
+from foredraft.model.probe import PRECISE, PRECISE_TOLERANCE, TOLERANCE, relative_error
+
+_SOURCE_LENS = (11, 29)
+_PASSES = ((1, 1), (5, 2), (1, 6))
+"""How many tokens of each of two texts the passes read."""
+
+
+def probe_encoder_decoder(
+    hf: PreTrainedModel, name: str, prepare: Callable[[PreTrainedModel], Body] = library_body
+) -> LanguageModel:
+    """Read short sources and texts in every way the engine will. Raises ModelError, with the reason, if something differs.
+
+    prepare: makes the model's body, after the library's own forward has run.
+    """
+    vocab_size = _logit_width(hf)
+    generator = torch.Generator().manual_seed(0)
+
+    def random_ids(length: int) -> list[int]:
+        least = min(5, vocab_size - 1)
+        return torch.randint(least, vocab_size, (length,), generator=generator).tolist()
+
+    sources, texts = [random_ids(n) for n in _SOURCE_LENS], [random_ids(sum(n)) for n in zip(*_PASSES, strict=True)]
+    expected = _own_logits(hf, name, sources, texts)
+    traits = Traits(
+        name,
+        expected[0].shape[1],
+        context_len_of(hf.get_decoder().config, name),
+        0,
+        row_exact=False,
+        source_len=context_len_of(hf.get_encoder().config, name),
+        start_ids=_start_ids_of(hf, name),
+    )
+    model = LanguageModel(hf, traits, prepare(hf))
+    measured, traits = _read_in_passes(model, sources, texts)
+    tolerance = PRECISE_TOLERANCE if hf.dtype in PRECISE else TOLERANCE
+    for ours, theirs in zip(measured, expected, strict=True):
+        if not relative_error(ours, theirs) < tolerance:
+            raise ModelError(
+                f"{name}: its logits change when texts and sources share a pass ({hf.config.model_type} has positions, or a "
+                "state, that attention alone does not explain); use another model"
+            )
+    return LanguageModel(hf, traits, model.body)
+
+
+def _start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
+    """What the decoder begins with: a start id, and the language where the checkpoint forces one. Raises ModelError for a checkpoint
+    that does not say."""
+    config: Any = hf.config
+    owners = (getattr(hf, "generation_config", None), config, config.get_text_config())
+
+    def stated(field: str) -> list[int]:
+        return [value for owner in owners if isinstance(value := getattr(owner, field, None), int)]
+
+    start = [*stated("decoder_start_token_id"), *stated("bos_token_id")]
+    if start:
+        return (start[0], *stated("forced_bos_token_id")[:1])
+    raise ModelError(
+        f"{name}: it does not say what its decoder begins with: set decoder_start_token_id in its config.json"
+    )
+
+
+def _logit_width(hf: PreTrainedModel) -> int:
+    return int(hf.get_input_embeddings().num_embeddings)
+
+
+@torch.inference_mode()
+def _own_logits(
+    hf: PreTrainedModel, name: str, sources: Sequence[list[int]], texts: Sequence[list[int]]
+) -> list[Tensor]:
+    """The library's, of each text behind its source, [length, V]. One by one, so that there is no padding."""
+    logits = []
+    for source, text in zip(sources, texts, strict=True):
+        ids, decoder_ids = (torch.tensor([part], device=hf.device) for part in (source, text))
+        try:
+            out = hf(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                decoder_input_ids=decoder_ids,
+                decoder_attention_mask=torch.ones_like(decoder_ids),
+                use_cache=False,
+            )
+        except Exception as error:
+            raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
+        logits.append(out.logits[0])
+    if not all(bool(rows.isfinite().all()) for rows in logits):
+        raise ModelError(f"{name}: its logits are not finite: the weights are damaged, or do not fit this dtype")
+    return logits
+
+
+def _read_in_passes(
+    model: LanguageModel, sources: Sequence[list[int]], texts: Sequence[list[int]]
+) -> tuple[list[Tensor], Traits]:
+    """The same, flattened together and cut at different places; and the traits with what a token takes of the cache."""
+    assert isinstance(model.body, SourceReadingBody)
+    cache = model.scratch_cache([len(text) for text in texts], sources=[tuple(source) for source in sources])
+    parts: list[list[Tensor]] = [[] for _ in texts]
+    try:
+        for lens in _PASSES:
+            starts = [cache.num_held(i) for i in range(len(texts))]
+            reads = [
+                Read(i, texts[i][start : start + n], n) for i, (start, n) in enumerate(zip(starts, lens, strict=True))
+            ]
+            for part, rows in zip(parts, torch.split(model.read(reads, cache), list(lens)), strict=True):
+                part.append(rows)
+    except Exception as error:
+        raise ModelError(
+            f"{model.traits.name}: it cannot read a ragged batch through transformers' AttentionInterface "
+            f"({one_line(error)}); use another model"
+        ) from error
+    source = cache.source(0)
+    assert source is not None
+    traits = replace(
+        model.traits,
+        bytes_per_token=cache.region(0).bytes_per_token,
+        bytes_per_source_token=source.bytes_per_token,
+    )
+    return [torch.cat(part) for part in parts], traits
