@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         AutoModelForMaskedLM,
         "cannot be loaded",
     ),
-    "encoder-decoder": ("T5Config", _T5, AutoModelForSeq2SeqLM, "an encoder-decoder"),
+    "encoder-decoder": ("LongT5Config", _T5, AutoModelForSeq2SeqLM, "an encoder-decoder (longt5) that"),
     "mamba": (
         "MambaConfig",
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
