@@ -39,8 +39,15 @@ _MOSTLY = 0.9
 class _CountingCache(KVCache):
     """A cache with a number for each sequence, 0 at first."""
 
-    def __init__(self, pool: MemoryPool, bytes_per_token: int, max_len: int, taps: Sequence[int] = ()) -> None:
-        super().__init__(pool, bytes_per_token, max_len, taps)
+    def __init__(
+        self,
+        pool: MemoryPool,
+        bytes_per_token: int,
+        max_len: int,
+        taps: Sequence[int] = (),
+        bytes_per_source_token: int = 0,
+    ) -> None:
+        super().__init__(pool, bytes_per_token, max_len, taps, bytes_per_source_token)
         self._numbers = defaultdict[int, int](int)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
