@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,6 +54,20 @@ class Draft:
         if self.is_open:
             self.ids.append(token)
             self.prob_rows.append(prob_row)
+
+
+def in_passes(drafts: Sequence[Draft], num_rows: Callable[[Draft], int], max_rows: int) -> Iterator[list[Draft]]:
+    """Groups whose rows make passes of at most max_rows rows; a draft is never cut."""
+    group, total = list[Draft](), 0
+    for draft in drafts:
+        rows = num_rows(draft)
+        if group and total + rows > max_rows:
+            yield group
+            group, total = [], 0
+        group.append(draft)
+        total += rows
+    if group:
+        yield group
 
 
 def extend(drafts: Sequence[Draft], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from foredraft.drafters._drafts import Draft
+from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.heads import CompiledEagle, EagleHead
@@ -76,19 +76,11 @@ class FusedReader:
         return len(_features_of(draft.request)) - self._cache.num_held(draft.request.seq_id)
 
     def _passes(self, drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
-        """Groups whose rows make passes of at most max_rows rows; what one has beyond that is read before."""
-        group, num_rows = list[Draft](), 0
+        """What a draft has to read beyond max_rows rows is read before."""
         for draft in drafts:
             while self._num_unread(draft) > self._max_rows:
                 self._head.read(*self._fused([draft], self._max_rows), self._cache)
-            length = self._num_rows(draft)
-            if group and num_rows + length > self._max_rows:
-                yield group
-                group, num_rows = [], 0
-            group.append(draft)
-            num_rows += length
-        if group:
-            yield group
+        return in_passes(drafts, self._num_rows, self._max_rows)
 
 
 def _features_of(request: DraftRequest) -> Features:

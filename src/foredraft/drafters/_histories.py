@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from foredraft.drafters._drafts import Draft
+from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.drafters._vocabulary import DraftVocabulary, SameVocabulary
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import DraftRequest
@@ -125,17 +125,7 @@ class HistoryReader:
         return len(draft.tokens) - self._cache.num_held(draft.request.seq_id)
 
     def _passes(self, drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
-        """Groups whose rows make passes of at most max_rows rows; a draft is never cut."""
-        group, num_rows = list[Draft](), 0
-        for draft in drafts:
-            length = self._num_rows(draft)
-            if group and num_rows + length > self._max_rows:
-                yield group
-                group, num_rows = [], 0
-            group.append(draft)
-            num_rows += length
-        if group:
-            yield group
+        return in_passes(drafts, self._num_rows, self._max_rows)
 
 
 def _shares_prefix(draft: Draft) -> bool:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice, is_gguf_name
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
+
+_ONE_PASS = "drafts in one pass are not exported yet; the nearest is"
+NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
+    {
+        "pard": f"{_ONE_PASS} --method draft_model with the same model",
+        "peagle": f"{_ONE_PASS} an EAGLE head (--method eagle)",
+        "dflash": f"{_ONE_PASS} an EAGLE head (--method eagle)",
+    }
+)
+"""Methods that no engine is given, why, and the nearest that can be."""
 
 
 class Translation(NamedTuple):

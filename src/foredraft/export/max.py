@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
-from foredraft.export.engine import Engine, Translate, Translation
+from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation
 from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 from foredraft.model.checkpoint import raw_config
@@ -63,6 +63,7 @@ METHODS: Mapping[str, Translate] = MappingProxyType({"eagle": eagle})
 _NO_LOOKUP = "it has no lookup; the nearest is an EAGLE head (--method eagle)"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
+        **NOT_EXPORTED,
         "draft_model": "it has no draft models; the nearest is an EAGLE head (--method eagle)",
         "ngram": _NO_LOOKUP,
         "suffix": _NO_LOOKUP,

@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
-from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_yaml
 
@@ -99,6 +99,7 @@ METHODS: Mapping[str, Translate] = MappingProxyType(
 _COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
+        **NOT_EXPORTED,
         "medusa": "its PyTorch backend has no Medusa; the nearest is an EAGLE-3 head (--method eagle)",
         "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE-3 head (--method eagle)",
         "self-int8": _COPY,

@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED
-from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import Code, as_call
 
 TITLE, VERSION = "transformers", "5.23"
@@ -76,6 +76,7 @@ METHODS: Mapping[str, Translate] = MappingProxyType(
 _COPY = "it makes no rounded copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
+        **NOT_EXPORTED,
         "suffix": "it has no suffix decoding; the nearest is --method ngram",
         "eagle": "it loads no EAGLE heads; the nearest is --method draft_model",
         "medusa": "it loads no Medusa heads; the nearest is --method draft_model",

@@ -10,7 +10,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
-from foredraft.export.engine import Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_medusa_head, save_speculators
 from foredraft.export.render import as_command
 
@@ -122,6 +122,7 @@ _COPY = (
 )
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
+        **NOT_EXPORTED,
         "self-int8": _COPY,
         "self-int4": _COPY,
         "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",
