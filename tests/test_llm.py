@@ -357,7 +357,8 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     [
         (
             {"method": "magic"},
-            "unknown method 'magic': known are draft_model, eagle, early_exit, medusa, ngram, none, self-int4, self-int8, suffix",
+            "unknown method 'magic': known are dflash, draft_model, eagle, early_exit, medusa, ngram, none, pard, peagle, self-int4, self-int8, "
+            "suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
         ({"method": "early_exit"}, "needs a layer: give exit_layer="),
@@ -386,7 +387,7 @@ def test_a_draft_of_another_vocabulary_is_refused_with_what_differs(tmp_path: Pa
     vocab[a], vocab[b] = vocab[b], vocab[a]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(VocabularyError, match=r"token \d+ is"):
-        LLM(EMBEDDED / "target", tmp_path)
+        LLM(EMBEDDED / "target", tmp_path, heterogeneous_vocab="none")
 
 
 def test_without_a_tokenizer_ids_still_work(tmp_path: Path, llm: LLM) -> None:

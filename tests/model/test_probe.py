@@ -9,20 +9,20 @@ import torch
 from transformers import PhiConfig, PhiForCausalLM
 
 from foredraft.model import LoadOptions, load_model
-from foredraft.model.probe import _distance
+from foredraft.model.probe import relative_error
 
 INF = float("inf")
 
 
 def test_ids_that_are_never_written_differ_by_nothing() -> None:
     ours, theirs = torch.tensor([[3.0, -INF, 4.5]]), torch.tensor([[3.0, -INF, 4.0]])
-    assert _distance(ours, theirs) == pytest.approx(0.5 / 5)
-    assert _distance(theirs, theirs) == 0.0
+    assert relative_error(ours, theirs) == pytest.approx(0.5 / 5)
+    assert relative_error(theirs, theirs) == 0.0
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([3.0, -INF], [3.0, 4.0]), ([3.0, 4.0], [3.0, -INF])])
 def test_an_id_that_only_one_of_them_writes_is_infinitely_far(ours: list[float], theirs: list[float]) -> None:
-    assert _distance(torch.tensor([ours]), torch.tensor([theirs])) == INF
+    assert relative_error(torch.tensor([ours]), torch.tensor([theirs])) == INF
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
