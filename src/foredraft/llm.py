@@ -54,15 +54,14 @@ class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
     model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair.
-    draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or
-        directory.
+    draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or directory.
     heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the
         target's tokenizer and compares, "tli" lets it draw from the tokens that both have, "none" refuses it. None or "auto": "tli"
         where the vocabularies are alike, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "pard", "eagle", "peagle", "dflash", "medusa",
-        "early_exit", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with propose and forget. A list of them (or names
-        with "+" between them) gives a choice at each step. None: what the draft_model is for, if there is one, else
-        "early_exit" with exit_layer, else "suffix".
+        "early_exit", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with propose and
+        forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the draft_model is
+        for, if there is one, else "early_exit" with exit_layer, else "suffix".
     exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows
         its own.
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of

@@ -10,11 +10,7 @@ from foredraft.sampling import SamplingParams
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int, context_len: int) -> None:
     """A prompt holds known ids and leaves room for one token, unless none is to be written."""
-    if not prompt:
-        raise ForedraftError("the prompt is empty: give at least one token")
-    unknown = _first_outside(prompt, vocab_size)
-    if unknown is not None:
-        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
+    _check_ids(prompt, vocab_size)
     most = context_len if params.max_tokens == 0 else context_len - 1
     if len(prompt) > most:
         raise PromptLengthError(
@@ -24,12 +20,11 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int,
 
 
 def check_source(source: Sequence[int], params: SamplingParams, vocab_size: int, longest: int) -> None:
-    """The source of an encoder-decoder holds known ids, and not too many. longest: that the encoder can read."""
-    if not source:
-        raise ForedraftError("the prompt is empty: give at least one token")
-    unknown = _first_outside(source, vocab_size)
-    if unknown is not None:
-        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
+    """The source of an encoder-decoder holds known ids, and not too many. longest: that the encoder can read; 0
+    for a model without one."""
+    if longest == 0:
+        return
+    _check_ids(source, vocab_size)
     if len(source) > longest:
         raise PromptLengthError(f"the prompt has {len(source)} tokens and the encoder reads at most {longest}")
     if params.prompt_logprobs is not None:
@@ -57,6 +52,14 @@ def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
             f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache and the budget is "
             f"{budget / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
         )
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    if not ids:
+        raise ForedraftError("the prompt is empty: give at least one token")
+    unknown = _first_outside(ids, vocab_size)
+    if unknown is not None:
+        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
 
 
 def _first_outside(ids: Sequence[int], vocab_size: int) -> int | None:

@@ -266,8 +266,7 @@ class Engine:
     def check(self, prompt: Sequence[int], params: SamplingParams, source: Source = ()) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
         traits = self.model.traits
-        if self.model.has_encoder:
-            check_source(source, params, traits.vocab_size, traits.source_len)
+        check_source(source, params, traits.vocab_size, traits.source_len)
         check_prompt(prompt, params, traits.vocab_size, traits.context_len)
         check_params(params, traits.vocab_size, self._verifications)
         wanted = traits.context_len if params.max_tokens is None else len(prompt) + params.max_tokens
