@@ -13,7 +13,7 @@ import pytest
 from foredraft import LLM
 from foredraft.server.api_errors import ApiError
 from tests.server.conftest import SETTINGS, Running, running, wait_for
-from tests.server.test_request_log import logged
+from tests.server.test_request_log import lines_of, logged
 
 KEYS = ("key of the first", "key of the second")
 
@@ -65,14 +65,10 @@ def test_a_queue_that_one_client_filled_is_open_to_another(shared: Running) -> N
 
 def test_each_key_is_a_client_and_the_log_has_its_number(few: LLM) -> None:
     with logged() as lines, running(few, replace(SETTINGS, api_key=KEYS)) as server:
-        for key in (*KEYS, "neither"):
-            server.post(
-                "/v1/completions",
-                {"prompt": "a", "max_tokens": 1},
-                headers={"authorization": f"Bearer {key}"},
-            )
-    found = [line.get("client") for line in lines if line["event"] == "request"]
-    assert found == ["key-1", "key-2", None]
+        body = {"prompt": "a", "max_tokens": 1}
+        headers = [{"authorization": f"Bearer {key}"} for key in (*KEYS, "neither")]
+        answers = [server.post("/v1/completions", body, headers=each) for each in headers]
+    assert [line.get("client") for line in lines_of(lines, answers)] == ["key-1", "key-2", None]
     assert not any(key in str(lines) for key in KEYS)
 
 

@@ -20,7 +20,7 @@ GATED = 32
 """Rows of gates, and of the values that they gate, that alternate in a packed matrix."""
 
 _BLOCK_UNIT = 2 * GATED
-_NUMBERS_AT_A_TIME = 1 << 20
+_NUMBERS_AT_A_TIME = 1 << 18
 
 
 class WeightSource(Protocol):
