@@ -53,7 +53,7 @@ def compiled(name: str, folder: Path, weight_format: WeightFormat = unquantized)
     weight = golden(name).inputs.get("lm_head", torch.zeros(head.config.vocab_size, head.config.hidden_size))
     lm_head = kernels().pack(InMemory(weight.bfloat16()), None)
     if weight is not None:
-        plain._target_modules = (plain._target_modules[0], lambda x: x @ weight.bfloat16().float().T)
+        plain._target_lm_head = (lambda x: x @ weight.bfloat16().float().T,)
     return CompiledEagle(head, table.bfloat16(), lm_head, kernels(), weight_format), plain
 
 

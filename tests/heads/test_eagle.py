@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.heads import EagleHead, load_head
-from foredraft.heads.eagle import LMHead
+from foredraft.heads.module import LMHead
 from foredraft.model import Read
 from tests.heads.checkpoints import TARGET, Golden, golden
 from tests.heads.running import cache_for, run

@@ -21,8 +21,9 @@ from foredraft.heads import MedusaConfig
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LoadOptions
 from foredraft.model.packed import packs
-from foredraft.tools.inspection import inspect_models, resident_bytes
+from foredraft.tools.inspection import inspect_models
 from foredraft.tools.inspection.heads import coverage_of
+from foredraft.utils.machine import process_memory
 from tests.heads.random_heads import HEAD_METHODS, embedded_head
 from tests.vocabulary.permuted import permuted_draft
 
@@ -192,9 +193,10 @@ def test_rounded_weights_are_what_loading_finds(quantization: str) -> None:
 
 def test_the_peak_is_the_process_the_weights_and_a_growing_cache() -> None:
     found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"), load=False)
-    memory = found.memory
+    memory, process = found.memory, process_memory()
     assert memory.weight_bytes is not None
-    assert memory.process_bytes == pytest.approx(resident_bytes(), rel=0.2)
+    assert process is not None
+    assert memory.process_bytes == pytest.approx(process.resident, rel=0.2)
     # the cache grows from half the context to the whole of it: both are there while it moves
     assert memory.peak_bytes == memory.process_bytes + memory.weight_bytes + (8192 + 1024) * (2048 + 1024)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -39,16 +40,9 @@ _MOSTLY = 0.9
 class _CountingCache(KVCache):
     """A cache with a number for each sequence, 0 at first."""
 
-    def __init__(
-        self,
-        pool: MemoryPool,
-        bytes_per_token: int,
-        max_len: int,
-        taps: Sequence[int] = (),
-        bytes_per_source_token: int = 0,
-    ) -> None:
-        super().__init__(pool, bytes_per_token, max_len, taps, bytes_per_source_token)
-        self._numbers = defaultdict[int, int](int)
+    @cached_property
+    def _numbers(self) -> defaultdict[int, int]:
+        return defaultdict(int)
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         super().drop(seq_ids)

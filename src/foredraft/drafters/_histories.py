@@ -36,7 +36,7 @@ class HistoryReader:
         self._vocab_size = vocab_size
         self._cache = model.new_cache(pool)
         self._max_rows = max_rows
-        self._vocabulary = vocabulary or SameVocabulary(vocab_size)
+        self._vocabulary = vocabulary or SameVocabulary()
         self.prefix_stats = PrefixStats()
 
     @property

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from foredraft.drafters._drafts import fit_vocabulary
 from foredraft.vocabulary import SharedIds, TranslatedHistory, VocabularyPair
 
 
@@ -26,19 +25,16 @@ class DraftVocabulary(Protocol):
         ...
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """[R, V draft] -> [R, V target]"""
+        """[R, V draft] -> [R, V target], but for columns of padding"""
         ...
 
     def forget(self, seq_ids: Sequence[int]) -> None: ...
 
 
 class SameVocabulary:
-    """vocab_size: of the target. The draft's logits may be padded otherwise."""
+    """The target's own. The draft's logits may be padded otherwise."""
 
     is_the_targets = True
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
 
     def history(self, seq_id: int, tokens: Sequence[int]) -> Sequence[int]:
         return tokens
@@ -47,7 +43,7 @@ class SameVocabulary:
         return list(drafted)
 
     def to_target(self, logits: Tensor) -> Tensor:
-        return fit_vocabulary(logits, self._vocab_size)
+        return logits
 
     def forget(self, seq_ids: Sequence[int]) -> None:
         pass

@@ -84,7 +84,7 @@ class MergedDrafter:
             part.forget(seq_ids)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """The parts are told by themselves."""
+        """The engine asks each part to retain its own."""
         self._histories.pop(seq_id, None)
 
     def drop_retained(self) -> None:
@@ -102,7 +102,7 @@ class MergedDrafter:
         return history
 
     def _ask(self, name: str, part: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
-        proposal = replace(part.propose([self._request_for(part, request) for request in requests]))
+        proposal = part.propose([self._request_for(part, request) for request in requests])
         if any(row != CERTAIN for rows in proposal.draft_prob_rows for row in rows):
             raise DrafterError(f"{name} drew tokens of a merged tree: a tree's are certain, {CERTAIN}")
         return [Offer.of(*row) for row in zip(proposal.draft_ids, proposal.draft_parents, strict=True)]

@@ -102,10 +102,6 @@ class SourceStore:
         self._take_out(ids)
         self._free(self._shared[ids], is_shared=True)
 
-    def drop_retained(self) -> None:
-        while self._idle:
-            self.evict_oldest()
-
     def _take_out(self, ids: Source) -> None:
         if ids in self._idle:
             del self._idle[ids]

@@ -22,6 +22,15 @@ NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Methods that no engine is given, why, and the nearest that can be."""
+WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        **NOT_EXPORTED,
+        "suffix": "it has no suffix decoding; the nearest is --method ngram",
+        "medusa": "it has no Medusa; the nearest is --method draft_model",
+        "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
+    }
+)
+"""What an engine cannot be given that looks up n-grams and takes draft models, and nothing else."""
 
 
 class Translation(NamedTuple):

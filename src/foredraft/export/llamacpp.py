@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import CONVERTED, FIXED, GREEDY_DRAFTS, PER_SERVER
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import as_command
 
 TITLE, VERSION = "llama.cpp", "b11549"
@@ -49,11 +49,8 @@ _HEAD = "it loads heads as GGUF files, which its own converter writes; the neare
 _COPY = "it rounds no copy of the target; the nearest is a smaller GGUF file of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
-        **NOT_EXPORTED,
-        "suffix": "it has no suffix decoding; the nearest is --method ngram",
+        **WITHOUT_HEADS,
         "eagle": _HEAD,
-        "medusa": "it has no Medusa; the nearest is --method draft_model",
-        "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
         "self-int8": _COPY,
         "self-int4": _COPY,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import CONVERTED, FIXED, GREEDY_DRAFTS
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import Code, as_call
 
 TITLE, VERSION = "OpenVINO GenAI", "2026.4"
@@ -72,11 +72,8 @@ _HEAD = "heads trained here are not converted to its format; the nearest is --me
 _COPY = "it rounds no copy of the target; the nearest is an int8 conversion of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
-        **NOT_EXPORTED,
-        "suffix": "it has no suffix decoding; the nearest is --method ngram",
+        **WITHOUT_HEADS,
         "eagle": _HEAD,
-        "medusa": "it has no Medusa; the nearest is --method draft_model",
-        "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
         "self-int8": _COPY,
         "self-int4": _COPY,
     }

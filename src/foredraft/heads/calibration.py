@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from foredraft.heads.config import Ambiguity, HeadCheckpoint
-from foredraft.heads.eagle import EagleHead, Embed, LMHead
+from foredraft.heads.eagle import EagleHead
+from foredraft.heads.module import Embed, LMHead
 from foredraft.heads.options import setting_of
 from foredraft.heads.unrolled import unroll
 from foredraft.model.batch import Read

@@ -1,8 +1,8 @@
 """What a head is: one description for the checkpoints of every form.
 
 A head drafts from hidden states of the target. Four kinds of description: an EAGLE head is one or more decoder layers with
-keys and values of their own, a DFlash head some over keys and values that hidden states give, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the
-target's own layers.
+keys and values of their own, a DFlash head some over keys and values that hidden states give, a Medusa head a few independent
+blocks on one hidden state, and an early exit a norm behind one of the target's own layers.
 """
 
 from __future__ import annotations
@@ -67,11 +67,44 @@ class HeadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(HeadConfig):
+class LayeredConfig(HeadConfig):
+    """A head of decoder layers.
+
+    layer: these layers, as transformers describes them: widths, norms, rotary embedding, and in `model_type` the family. Its
+    num_hidden_layers is the number of layers in the file.
+    owns_embeddings: whether the file has some; otherwise the target's are used.
+    """
+
+    layer: PretrainedConfig = field(compare=False)
+    owns_embeddings: bool = False
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layer.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.layer.num_hidden_layers)
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens, its own included, a row of this layer sees; None: all."""
+        types = getattr(self.layer, "layer_types", None)
+        if types is None or types[layer] != "sliding_attention":
+            return None
+        window: int | None = self.layer.sliding_window
+        return window
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Of keys and values, over all layers."""
+        per_layer = 2 * self.layer.num_key_value_heads * self.layer.head_dim
+        return int(self.num_layers * per_layer * dtype.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(LayeredConfig):
     """EAGLE-1 and 2 (arXiv:2401.15077, arXiv:2406.16858; one kind of weights), EAGLE-3 (arXiv:2503.01840) and 3.1.
 
-    layer: the decoder layers, as transformers describes them: widths, norms, rotary embedding, and in `model_type` the family
-    ("llama", or "qwen3", which normalizes queries and keys). Its num_hidden_layers is the number of layers in the file.
+    layer: of the family "llama", or "qwen3", which normalizes queries and keys.
     num_fused_layers: the first so many layers read the embedding of the token beside the state, [2 * hidden_size] together.
     EAGLE-1 has none: its fc reads both.
     applies_fc: whether features go through fc; some programs leave it out where widths already agree. fc_bias: of fc.
@@ -79,14 +112,12 @@ class EagleConfig(HeadConfig):
     norm_before_residual: whether the residual of a fused layer is the normalized state.
     norm_output: whether the state fed back has passed the final norm (EAGLE-3.1).
     input_norm: whether layer 0 normalizes its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
-    owns_embeddings: whether the file has some; otherwise the target's are used.
     mask_token: the id of rows that stand for tokens not written yet, in a head that drafts in one pass (P-EAGLE, arXiv:2602.01469);
     None: it does not.
     training_len: the longest text it was trained on, where the file gives one. No limit on positions.
     """
 
     kind: Literal["eagle1", "eagle3"]
-    layer: PretrainedConfig = field(compare=False)
     num_fused_layers: int = 1
     applies_fc: bool = True
     fc_bias: bool = False
@@ -96,86 +127,35 @@ class EagleConfig(HeadConfig):
     norm_output: bool = False
     input_norm: bool = True
     final_norm: bool = True
-    owns_embeddings: bool = False
     mask_token: int | None = None
     training_len: int | None = None
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.layer.num_hidden_layers)
 
     @property
     def family(self) -> str:
         return str(self.layer.model_type)
 
-    def window(self, layer: int) -> int | None:
-        """How many tokens, its own included, a row of this layer sees; None: all."""
-        return window_of(self.layer, layer)
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Of keys and values, over all layers."""
-        return bytes_of_layers(self.layer, dtype)
-
 
 @dataclass(frozen=True, kw_only=True)
-class DFlashConfig(HeadConfig):
+class DFlashConfig(LayeredConfig):
     """A block drafter with injected features (DFlash, z-lab).
 
-    layer: the decoder layers, of Qwen3's form. Its num_hidden_layers is the number of layers in the file.
+    layer: of Qwen3's form.
     block_size: rows of a block: the pending token, and mask tokens. mask_token: their id.
     drafts_from_anchor: whether the row of the pending token drafts too, and each row the token behind its own position; otherwise the
     rows of the mask draft, each the token of its own position.
     is_causal: for each layer, whether a row of the block sees no later ones.
-    owns_embeddings: whether the file has some; otherwise the target's are used.
     """
 
-    layer: PretrainedConfig = field(compare=False)
     block_size: int
     mask_token: int
     is_causal: tuple[bool, ...]
     drafts_from_anchor: bool = False
-    owns_embeddings: bool = False
     kind: Literal["dflash"] = "dflash"
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.layer.num_hidden_layers)
 
     @property
     def num_places(self) -> int:
         """The most tokens of a draft."""
         return self.block_size if self.drafts_from_anchor else self.block_size - 1
-
-    def window(self, layer: int) -> int | None:
-        """How many tokens, its own included, a row of this layer sees; None: all."""
-        return window_of(self.layer, layer)
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Of keys and values, over all layers."""
-        return bytes_of_layers(self.layer, dtype)
-
-
-def window_of(layers: PretrainedConfig, index: int) -> int | None:
-    """How many tokens, its own included, a row of this layer sees; None: all."""
-    types = getattr(layers, "layer_types", None)
-    if types is None or types[index] != "sliding_attention":
-        return None
-    window: int | None = layers.sliding_window
-    return window
-
-
-def bytes_of_layers(layers: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Of the keys and values of a token, over all layers."""
-    per_layer = 2 * layers.num_key_value_heads * layers.head_dim
-    return int(layers.num_hidden_layers * per_layer * dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ token of its own position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.engine.cache import KVCache, Region
 from foredraft.heads.config import DFlashConfig, HeadCheckpoint
-from foredraft.heads.vocabulary import to_target_vocabulary
+from foredraft.heads.module import Embed, LayeredHead, LMHead
 
-Embed = Callable[[Tensor], Tensor]
-LMHead = Callable[[Tensor], Tensor]
 _Angles = tuple[Tensor, Tensor]
 
 
@@ -107,16 +105,13 @@ class DFlashLayer(nn.Module):
         return out
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(LayeredHead):
     """embed, lm_head: the target's, used where the head has none of its own. Its weights are on the meta device until they are loaded
     (`of`)."""
 
-    target_ids: Tensor | None
-
     def __init__(self, config: DFlashConfig, embed: Embed, lm_head: LMHead) -> None:
-        super().__init__()
+        super().__init__(config, embed, lm_head)
         self.config = config
-        self._target_modules = (embed, lm_head)  # a tuple: the target's weights are not this module's
         width, eps = config.layer.hidden_size, config.layer.rms_norm_eps
         with torch.device("meta"):
             if config.owns_embeddings:
@@ -128,7 +123,6 @@ class DFlashHead(nn.Module):
             if config.owns_lm_head:
                 self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
-        self.register_buffer("target_ids", config.target_ids, persistent=False)
 
     @classmethod
     def of(
@@ -136,19 +130,7 @@ class DFlashHead(nn.Module):
     ) -> DFlashHead:
         """The head of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, DFlashConfig)
-        head = cls(checkpoint.config, embed, lm_head)
-        head.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
-        return head.requires_grad_(False).eval()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return self.fc.weight.dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Of its own keys and values."""
-        return self.config.bytes_per_token(self.dtype)
+        return cls(checkpoint.config, embed, lm_head).loaded(checkpoint, dtype)
 
     @torch.inference_mode()
     def inject(self, region: Region, tokens: Sequence[int], features: Tensor) -> None:
@@ -173,25 +155,11 @@ class DFlashHead(nn.Module):
             spans.append(BlockSpan(region, slice(index * size, (index + 1) * size), len(region.tokens)))
         ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.fc.weight.device)
         ids[:, 0] = torch.tensor(list(pending))
-        embed = self.embed_tokens if self.config.owns_embeddings else self._target_modules[0]
-        x = embed(ids.flatten()).to(self.dtype)
+        x = self.embed(ids.flatten()).to(self.dtype)
         angles = self._angles([span.start + place for span in spans for place in range(size)])
         for layer in self.layers:
             x = layer(x, angles, spans)
-        return self._logits(self.norm(x)).view(len(seq_ids), size, -1)
-
-    def on_target(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
-        return to_target_vocabulary(logits, self.target_ids, self.config.vocab_size)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """[n, H] -> [n, D]"""
-        if self.config.owns_lm_head:
-            logits: Tensor = self.lm_head(x)
-        else:
-            logits = self._target_modules[1](x)
-            logits = logits if self.target_ids is None else logits[:, self.target_ids]
-        return logits * self.config.logit_scale
+        return self.logits(self.norm(x)).view(len(seq_ids), size, -1)
 
     def _angles(self, positions: Sequence[int]) -> _Angles:
         """cos and sin, [R, head_dim] each"""

@@ -8,7 +8,7 @@ N - 1, and its region of the cache holds the history without its first token.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,15 +23,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.engine.cache import KVCache
 from foredraft.heads.config import EagleConfig, HeadCheckpoint
-from foredraft.heads.vocabulary import to_target_vocabulary
+from foredraft.heads.module import Embed, LayeredHead, LMHead
 from foredraft.model.attention import AttentionMetadata, LayerAttention, attend_spans, rule_of_mask
 from foredraft.model.batch import RaggedBatch, Read, flatten, remember
-
-Embed = Callable[[Tensor], Tensor]
-"""ids [R] -> rows [R, H], as the table holds them: a target that scales its embeddings hands over the unscaled ones."""
-
-LMHead = Callable[[Tensor], Tensor]
-"""[R, H] -> logits [R, V]"""
 
 
 class HeadReading(NamedTuple):
@@ -105,16 +99,13 @@ class EagleLayer(nn.Module):
         return inputs, normalized if self.norm_before_residual else x
 
 
-class EagleHead(nn.Module):
+class EagleHead(LayeredHead):
     """embed, lm_head: the target's, used where the head has none of its own. window: caps how many tokens a row sees, such as
     the head's training length; None: no cap. Its weights are on the meta device until they are loaded (`of`)."""
 
-    target_ids: Tensor | None
-
     def __init__(self, config: EagleConfig, embed: Embed, lm_head: LMHead, window: int | None = None) -> None:
-        super().__init__()
+        super().__init__(config, embed, lm_head)
         self.config = config
-        self._target_modules = (embed, lm_head)  # a tuple: the target's weights are not this module's
         hidden_size, eps = config.hidden_size, config.layer.rms_norm_eps
         with torch.device("meta"):
             if config.owns_embeddings:
@@ -132,7 +123,6 @@ class EagleHead(nn.Module):
             if config.owns_lm_head:
                 self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
-        self.register_buffer("target_ids", config.target_ids, persistent=False)
 
     @classmethod
     def of(
@@ -145,14 +135,12 @@ class EagleHead(nn.Module):
     ) -> EagleHead:
         """The head of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, EagleConfig)
-        head = cls(checkpoint.config, embed, lm_head, window)
-        head.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
-        return head.requires_grad_(False).eval()
+        return cls(checkpoint.config, embed, lm_head, window).loaded(checkpoint, dtype)
 
     def with_embeddings(self, embed: Embed) -> EagleHead:
         """The same weights over other embeddings than the target's, if it has none of its own."""
         other = copy.copy(self)
-        other._target_modules = (embed, self._target_modules[1])
+        other._target_embed = (embed,)
         return other
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -187,16 +175,6 @@ class EagleHead(nn.Module):
         normalized = self.norm(x)
         return HeadReading(self.logits(normalized), normalized if self.config.norm_output else x)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return next(self.parameters()).dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Of its own keys and values."""
-        return self.config.bytes_per_token(self.dtype)
-
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:
         """One pass over all reads; afterwards the cache holds their tokens too. Room must have been reserved.
@@ -208,26 +186,8 @@ class EagleHead(nn.Module):
         remember(reads, batch)
         return reading  # type: ignore[no-any-return]
 
-    def on_target(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
-        return to_target_vocabulary(logits, self.target_ids, self.config.vocab_size)
-
     def _fc_width(self) -> int:
         return 2 * self.config.hidden_size if self.config.kind == "eagle1" else self.config.feature_size
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids [R] -> rows [R, H]"""
-        embed = self.embed_tokens if self.config.owns_embeddings else self._target_modules[0]
-        return embed(ids)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """[n, H] -> [n, D]"""
-        if self.config.owns_lm_head:
-            logits: Tensor = self.lm_head(x)
-        else:
-            logits = self._target_modules[1](x)
-            logits = logits if self.target_ids is None else logits[:, self.target_ids]
-        return logits * self.config.logit_scale
 
 
 def _narrower(window: int | None, cap: int | None) -> int | None:

@@ -8,8 +8,9 @@ source is known, so that it projects none again, and whose keys nobody reads.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -34,7 +35,6 @@ class EncoderDecoderBody:
     """hf stays as its owner made it. Raises ModelError for one whose cross attention is not where every known one has it."""
 
     is_batch_invariant = False
-    reads_trees = True
     kernels: Kernels | None = None
 
     def __init__(self, hf: PreTrainedModel) -> None:
@@ -181,6 +181,11 @@ class _NoKeys(DynamicCache):  # type: ignore[misc]
         return query_length, 0
 
 
+@cache
+def _takes_position_ids(forward: Callable[..., Tensor]) -> bool:
+    return "position_ids" in inspect.signature(forward).parameters
+
+
 @contextmanager
 def _positions_set(stack: nn.Module, positions: Tensor) -> Iterator[None]:
     """For the duration, a table of positions (BART and its kin) gives the rows of these positions [R], not of the places in the pass."""
@@ -189,7 +194,7 @@ def _positions_set(stack: nn.Module, positions: Tensor) -> Iterator[None]:
         yield
         return
 
-    if "position_ids" in inspect.signature(table.forward).parameters:
+    if _takes_position_ids(table.forward.__func__):
         handle = table.register_forward_pre_hook(
             lambda _module, args, kwargs: (args, {**kwargs, "position_ids": positions}), with_kwargs=True
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function
 
 from foredraft.engine.sources import SourceKeys
-from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attend_spans, attention
+from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attention
 
 
 class PositionBias(NamedTuple):
@@ -59,7 +59,7 @@ class DecoderMetadata(AttentionMetadata):
         """See AttentionMetadata.attend."""
         if kind.rule is bidirectional_mask_function:
             return self._attend_to_sources(int(module.layer_idx), query, kind)  # type: ignore[arg-type]
-        return attend_spans(self, int(module.layer_idx), query, key, value, kind)  # type: ignore[arg-type]
+        return AttentionMetadata.attend(self, module, query, key, value, kind)  # slots forbid super() in a dataclass
 
     def scores_added(
         self, layer: int, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor

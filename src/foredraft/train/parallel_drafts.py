@@ -124,11 +124,12 @@ def _num_kept(share: float, length: int) -> int:
 def _read(student: PreTrainedModel, ids: Tensor, rows: DraftRows, mask_token: int) -> Tensor:
     """[B, S, V]"""
     masks = torch.full((len(ids), rows.places.shape[1] - ids.shape[1]), mask_token, device=ids.device)
-    bias = torch.zeros(rows.mask().shape, dtype=student.dtype, device=ids.device)
+    hidden = ~rows.mask()
+    bias = torch.zeros(hidden.shape, dtype=student.dtype, device=ids.device)
     logits: Tensor = student(
         input_ids=torch.cat([ids, masks], dim=1),
         position_ids=rows.positions.clamp(max=_last_position(student, rows)),
-        attention_mask=bias.masked_fill_(~rows.mask(), torch.finfo(student.dtype).min),
+        attention_mask=bias.masked_fill_(hidden, torch.finfo(student.dtype).min),
         use_cache=False,
     ).logits
     return logits

@@ -1,4 +1,4 @@
-"""How much memory a run takes at most, told before its first step. What training adds to the process is computed from shapes: the
+"""How much memory a run takes at most, predicted before its first step. What training adds to the process is computed from shapes: the
 forward pass is run over tensors that have no numbers, and what it keeps for its gradient is added up. Tensors that live only for one
 operation are not counted, so it tells a little too few."""
 

@@ -1,7 +1,6 @@
 """Do two models fit, what memory will they take, and what exactness does this machine give: the answers as data."""
 
 from foredraft.tools.inspection.inspect import exactness_of, inspect_models
-from foredraft.tools.inspection.memory import resident_bytes
 from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport, VocabularyReport
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "VocabularyReport",
     "exactness_of",
     "inspect_models",
-    "resident_bytes",
 ]

@@ -17,11 +17,11 @@ from foredraft.model.packed import weight_bytes
 from foredraft.sampling import AUTO
 from foredraft.text.tokenizing import encode_prompt
 from foredraft.tools.inspection.heads import measured_costs, predict_head
-from foredraft.tools.inspection.memory import memory_report, resident_bytes
+from foredraft.tools.inspection.memory import memory_report
 from foredraft.tools.inspection.prediction import predict
 from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport
 from foredraft.tools.inspection.vocabularies import compare_vocabularies
-from foredraft.utils.machine import this_machine
+from foredraft.utils.machine import process_memory, this_machine
 
 logger = logging.getLogger("foredraft")
 
@@ -58,7 +58,7 @@ def inspect_models(
     ]
     head = None if head_source is None else predict_head(head_source, reports[0], options, _ids(tokenizers[0], text))
     # libraries, configurations and tokenizers are loaded by now, weights are not
-    process_bytes = resident_bytes() if options.torch_device().type == "cpu" else 0
+    process_bytes = _resident_bytes() if options.torch_device().type == "cpu" else 0
     memory = memory_report(reports, options, process_bytes, is_loaded=False, head=head)
     difference, vocabularies = compare_vocabularies(tokenizers, heterogeneous_vocab, text)
     reason = difference or _too_big(memory)
@@ -97,6 +97,11 @@ def _load_tokenizer(source: Source, options: LoadOptions) -> PreTrainedTokenizer
     except ModelError as error:
         logger.warning("%s", error)
         return None
+
+
+def _resident_bytes() -> int | None:
+    memory = process_memory()
+    return None if memory is None else memory.resident
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | None) -> list[int]:

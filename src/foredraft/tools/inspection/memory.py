@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import torch
 
@@ -62,15 +60,6 @@ def _largest_cache(bytes_per_token: int | None, context_len: int) -> int | None:
         return None
     moving = 2 ** ((context_len - 1).bit_length() - 1) if context_len > 1 else 0
     return bytes_per_token * (context_len + moving)
-
-
-def resident_bytes() -> int | None:
-    """Resident memory of this process, shared libraries included; None where the system does not report it."""
-    try:
-        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return None
-    return num_pages * mmap.PAGESIZE
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

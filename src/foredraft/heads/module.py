@@ -1,0 +1,79 @@
+"""What the heads' PyTorch modules have in common: the parts that they may borrow from the target, and reduced vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.heads.config import HeadCheckpoint, HeadConfig, LayeredConfig
+from foredraft.heads.vocabulary import to_target_vocabulary
+
+Embed = Callable[[Tensor], Tensor]
+"""ids [R] -> rows [R, H], as the table holds them: a target that scales its embeddings hands over the unscaled ones."""
+
+LMHead = Callable[[Tensor], Tensor]
+"""[R, H] -> logits [R, V]"""
+
+
+class HeadModule(nn.Module):
+    """lm_head: the target's, used where the head has none of its own."""
+
+    target_ids: Tensor | None
+
+    def __init__(self, config: HeadConfig, lm_head: LMHead) -> None:
+        super().__init__()
+        self._config = config
+        self._target_lm_head = (lm_head,)  # a tuple: the target's weights are not this module's
+        self.register_buffer("target_ids", config.target_ids, persistent=False)
+
+    def loaded(self, checkpoint: HeadCheckpoint, dtype: torch.dtype) -> Self:
+        """With a checkpoint's weights, for inference."""
+        self.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
+        return self.requires_grad_(False).eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
+
+    def on_target(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
+        return to_target_vocabulary(logits, self.target_ids, self._config.vocab_size)
+
+    def _logits(self, x: Tensor, own: LMHead | None) -> Tensor:
+        """By the head's own lm_head, or by the target's. [n, H] -> [n, D]"""
+        if own is not None:
+            logits = own(x)
+        else:
+            logits = self._target_lm_head[0](x)
+            logits = logits if self.target_ids is None else logits[:, self.target_ids]
+        return logits * self._config.logit_scale
+
+
+class LayeredHead(HeadModule):
+    """A head of decoder layers. embed: the target's embeddings, used where the head has none of its own."""
+
+    embed_tokens: nn.Embedding
+    lm_head: nn.Linear
+
+    def __init__(self, config: LayeredConfig, embed: Embed, lm_head: LMHead) -> None:
+        super().__init__(config, lm_head)
+        self._layered = config
+        self._target_embed = (embed,)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of its own keys and values."""
+        return self._layered.bytes_per_token(self.dtype)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [R] -> rows [R, H]"""
+        embed: Embed = self.embed_tokens if self._layered.owns_embeddings else self._target_embed[0]
+        return embed(ids)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[n, H] -> [n, D]"""
+        return self._logits(x, self.lm_head if self._layered.owns_lm_head else None)
