@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks.common.prompts import code_prompts, story_prompts
 from foredraft import LLM, SamplingParams
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
+from foredraft.verify.without_replacement import siblings_law
 
 SIBLINGS = (1, 2, 4)
 _TINY = 1e-30
@@ -58,17 +59,8 @@ def top_k(p: Tensor, q: Tensor, k: int) -> float:
 
 def rejection(p: Tensor, q: Tensor, k: int) -> float:
     """Without replacement."""
-    p, q = p.clone(), q.clone()
-    is_open = torch.ones(len(p), dtype=torch.bool)
-    for _ in range(k):
-        token = torch.multinomial(q.clamp(min=_TINY), 1)
-        odds = (p.gather(1, token) / q.gather(1, token).clamp(min=_TINY))[:, 0]
-        is_open &= torch.rand(len(p)) >= odds
-        p = (p - q).clamp(min=0)
-        p /= p.sum(-1, keepdim=True).clamp(min=_TINY)
-        q.scatter_(1, token, 0.0)
-        q /= q.sum(-1, keepdim=True).clamp(min=_TINY)
-    return 1 - float(is_open.float().mean())
+    drawn = q.clamp(min=_TINY).multinomial(k)
+    return float(siblings_law(p, q, drawn)[0].sum(-1).mean())
 
 
 def mean(rule: Callable[[Tensor, Tensor, int], float], p: Tensor, q: Tensor, k: int, draws: int) -> float:
