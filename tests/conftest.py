@@ -22,6 +22,7 @@ from foredraft.engine.proposal import Drafter
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from recipes.real_models import GEMMA3, SMOLLM2
+from tests.draft_servers import remote_context
 from tests.heads.random_heads import MASK_TOKEN, random_head
 from tests.real_models import real_model
 
@@ -118,7 +119,8 @@ def make_engine(target: LanguageModel, draft: LanguageModel, int8_target: Langua
         pool = pool or MemoryPool(cache_memory)
         drafts = int8_target if method in SELF_DRAFTS else draft
         head = random_head(method, chosen) if isinstance(method, str) else None
-        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or drafts, head=head)
+        elsewhere = remote_context(str(method), chosen.traits.vocab_size)
+        context = DrafterContext(chosen.traits.vocab_size, pool, draft_model or drafts, head=head, **elsewhere)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(chosen, drafter, pool, **settings)
 

@@ -219,9 +219,9 @@ def test_refusals_are_one_line() -> None:
         LLM(t5, llama)
     with pytest.raises(ModelError, match="is an encoder-decoder and"):
         LLM(llama, t5)
-    with pytest.raises(ModelError, match="heads and early exits draft for decoder-only models"):
+    with pytest.raises(ModelError, match="heads, early exits and draft servers draft for decoder-only models"):
         LLM(t5, exit_layer=1)
-    with pytest.raises(ModelError, match="heads and early exits draft for decoder-only models"):
+    with pytest.raises(ModelError, match="heads, early exits and draft servers draft for decoder-only models"):
         foredraft.generate(t5, torch.tensor([[4, 5]]), exit_layer=1)
     ids = torch.tensor([[4, 5]])
     with pytest.raises(ForedraftError, match=r"call foredraft\.generate\(model, inputs\)"):

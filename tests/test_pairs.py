@@ -17,6 +17,7 @@ from torch import Tensor
 from foredraft import LLM, SamplingParams, StructuredOutputs
 from foredraft.drafters import REGISTRY
 from foredraft.vocabulary import METHODS as VOCABULARY_METHODS
+from tests.draft_servers import remote_settings
 from tests.heads.random_heads import head_settings
 from tests.methods import all_methods
 from tests.vocabulary.permuted import permuted_draft
@@ -133,7 +134,7 @@ def plain() -> LLM:
 def drafting(request: pytest.FixtureRequest) -> LLM:
     if request.param in VOCABULARY_METHODS:
         return LLM(draft_model=permuted_draft(), heterogeneous_vocab=request.param)
-    return LLM(method=request.param, **head_settings(request.param))
+    return LLM(method=request.param, **head_settings(request.param), **remote_settings(request.param))
 
 
 def assert_invisible(plain: LLM, drafting: LLM, batch: list[tuple[str, dict[str, Any]]], gammas: list[Any]) -> None:

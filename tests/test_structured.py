@@ -14,7 +14,8 @@ from foredraft import LLM, ForedraftError, RequestError, SamplingParams, Structu
 from foredraft.drafters import REGISTRY
 from foredraft.model import EMBEDDED
 from foredraft.trace import read_trace, record
-from tests.heads.random_heads import OWN_DRAFT_METHODS, head_settings
+from tests.draft_servers import remote_settings
+from tests.heads.random_heads import head_settings
 from tests.methods import all_methods
 
 SCHEMA: dict[str, Any] = {
@@ -63,7 +64,8 @@ def is_valid(text: str) -> bool:
 @pytest.mark.parametrize("gamma", [pytest.param(1, marks=pytest.mark.slow), 4, "auto"])
 def test_drafts_do_not_show_in_a_greedy_or_seeded_text(llm: LLM, method: str, gamma: int | str) -> None:
     """Law 2 under a schema: in a batch, with a neighbour that keeps to no form."""
-    other = LLM(method=method, **head_settings(method)) if method in OWN_DRAFT_METHODS else llm.with_drafter(method)
+    own = head_settings(method) | remote_settings(method)
+    other = LLM(method=method, **own) if own else llm.with_drafter(method)
     for way in WAYS:
         plain = llm.generate(PROMPTS, params(speculative_tokens=0, **way))
         mixed = [params(speculative_tokens=gamma, **way)] * len(PROMPTS)

@@ -18,8 +18,15 @@ from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, name_of, names_of
-from foredraft.engine.models import HeadIdentity, LoadedModels, ModelSource, draft_method_of
+from foredraft.engine.methods import (
+    Methods,
+    check_draft_server,
+    check_exit_layer,
+    choose_methods,
+    name_of,
+    names_of,
+)
+from foredraft.engine.models import HeadIdentity, LoadedModels, ModelSource, check_decoder_only, draft_method_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
@@ -27,6 +34,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import AnyHead, HeadOptions
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
 from foredraft.policy import Guard, Policy
+from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.settings import Settings
 from foredraft.text.chat_template import render_chat
@@ -59,9 +67,9 @@ class LLM:
         target's tokenizer and compares, "tli" lets it draw from the tokens that both have, "none" refuses it. None or "auto": "tli"
         where the vocabularies are alike, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "pard", "eagle", "peagle", "dflash", "medusa",
-        "early_exit", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with propose and
-        forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the draft_model is
-        for, if there is one, else "early_exit" with exit_layer, else "suffix".
+        "early_exit", "remote", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with propose
+        and forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the draft_model is
+        for and "remote" with a draft_server, if there are such, else "early_exit" with exit_layer, else "suffix".
     exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows
         its own.
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
@@ -78,6 +86,9 @@ class LLM:
         its files tell.
     head_settings: settings of a head, by name, in the place of those of its files, such as {"norm_before_residual": True} (see
         docs/guides/heads.md). None: its files' own; what they leave open is tried on a short text.
+    draft_server: where another process drafts (`foredraft draft-server`), as "tcp://10.0.0.2:5757"; the method is "remote" then. Or a
+        mapping: its "address"; the "key_file" that has the key, where the environment variable FOREDRAFT_DRAFT_KEY has it not; and
+        "max_wait", the most seconds that a step waits for its drafts, 0.1 by default (see docs/guides/remote-drafts.md).
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
     quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
@@ -114,6 +125,7 @@ class LLM:
         heterogeneous_vocab: str | None = None,
         head_window: int | None = None,
         head_settings: Mapping[str, Any] | None = None,
+        draft_server: str | Mapping[str, Any] | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -146,17 +158,14 @@ class LLM:
             heterogeneous_vocab=heterogeneous_vocab,
             head_window=head_window,
             head_settings=head_settings,
+            draft_server=draft_server,
         )
-        limits, rules = Limits(max_num_seqs, max_num_batched_tokens), checked_rules(verification_rules or {})
-        thresholds = Thresholds(min_acceptance_rate, max_draft_memory)
-        max_draft, trees = _most_draft_of(settings), _trees_of(settings.speculative_token_tree)
-        engine_settings = EngineSettings(
-            limits, thresholds, max_draft, cache_memory, seed, enable_prefix_caching, rules, *trees
-        )
+        bounds = Limits(max_num_seqs, max_num_batched_tokens), Thresholds(min_acceptance_rate, max_draft_memory)
+        engine = _engine_settings(settings, *bounds, cache_memory, seed, enable_prefix_caching, verification_rules)
         options = LoadOptions(
             dtype, device, revision, trust_remote_code, settings.quantization, batch_invariant=batch_invariant
         )
-        self._builder = _load(settings, engine_settings, tokenizer, options)
+        self._builder = _load(settings, engine, tokenizer, options)
         self._grammars: Grammars | None = None
         self._start_engine(*self._builder.drafters())
 
@@ -184,7 +193,12 @@ class LLM:
             makes_draft = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model is not used
             has_draft_model = builder.models.has_draft and not makes_draft
             has_exit_layer = builder.models.has_exit_layer
-            methods = choose_methods(method, has_draft_model=has_draft_model, has_exit_layer=has_exit_layer)
+            methods = choose_methods(
+                method,
+                has_draft_model=has_draft_model,
+                has_exit_layer=has_exit_layer,
+                has_draft_server=builder.settings.draft_server is not None,
+            )
         settings = builder.settings
         if speculative_token_tree is not None:
             shape, auto_trees = _trees_of(speculative_token_tree)
@@ -424,11 +438,26 @@ def _read_settings(config: str | os.PathLike[str] | None, **arguments: Any) -> S
     settings = (Settings() if config is None else Settings.read(config)).override(**arguments)
     if settings.model is not None:
         return settings
-    uses_draft = settings.exit_layer is None if settings.method is None else "draft_model" in names_of(settings.method)
+    has_another = settings.exit_layer is not None or settings.draft_server is not None
+    uses_draft = not has_another if settings.method is None else "draft_model" in names_of(settings.method)
     draft_model = settings.draft_model
     if draft_model is None and uses_draft:
         draft_model = EMBEDDED / "draft"
     return settings.override(model=EMBEDDED / "target", draft_model=draft_model)
+
+
+def _engine_settings(
+    settings: Settings,
+    limits: Limits,
+    thresholds: Thresholds,
+    cache_memory: int | None,
+    seed: int | None,
+    retain: bool,
+    rules: Mapping[str, Rule] | None,
+) -> EngineSettings:
+    checked, server = checked_rules(rules or {}), DraftServerAccess.of(settings.draft_server)
+    most, trees = _most_draft_of(settings), _trees_of(settings.speculative_token_tree)
+    return EngineSettings(limits, thresholds, most, cache_memory, seed, retain, checked, *trees, server)
 
 
 def _load(
@@ -451,8 +480,10 @@ def _load(
         has_draft_model=settings.draft_model is not None,
         draft_method=draft_method,
         has_exit_layer=exit_layer is not None,
+        has_draft_server=settings.draft_server is not None,
     )
     check_exit_layer(exit_layer, names_of(methods), draft_method)
+    check_draft_server(names_of(methods), is_given=settings.draft_server is not None)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     head_options = HeadOptions(settings.head_window, settings.head_settings or {})
@@ -467,6 +498,8 @@ def _load(
         exit_layer,
         settings.heterogeneous_vocab or AUTO,
     )
+    if settings.draft_server is not None:
+        check_decoder_only(models.target)
     models.load_self_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0
     models.warm_up(engine_settings.limits.max_num_seqs, max(engine_settings.max_speculative_tokens, fixed_len))

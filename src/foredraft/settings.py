@@ -30,6 +30,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "heterogeneous_vocab": (str,),
     "head_window": (int,),
     "head_settings": (dict,),
+    "draft_server": (str, dict),
 }
 
 
@@ -50,6 +51,7 @@ class Settings:
     heterogeneous_vocab: str | None = None
     head_window: int | None = None
     head_settings: Mapping[str, Any] | None = None
+    draft_server: str | Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Settings:

@@ -31,6 +31,7 @@ from foredraft.certificate.setting import (
 )
 from foredraft.certificate.verification import verification_check
 from foredraft.drafters import REGISTRY, ScriptedDrafter
+from tests.draft_servers import remote_settings
 from tests.heads.fitted_heads import fitted_settings
 from tests.heads.random_heads import OWN_DRAFT_METHODS, head_settings
 from tests.methods import all_methods
@@ -52,7 +53,7 @@ def names(certificate: Certificate) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(set(REGISTRY) - set(OWN_DRAFT_METHODS)))
 def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str) -> None:
-    llm = LLM(method=method)
+    llm = LLM(method=method, **remote_settings(method))
     certificate = check(llm, SamplingParams(max_tokens=96, temperature=0.8), budget=300.0)
     passed(certificate)
     expected = {control.name for control in CONTROLS if control.needs in ("", "rows in step") or method != "none"}

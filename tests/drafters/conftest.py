@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from foredraft.drafters import (
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
+from tests.draft_servers import remote, start
 from tests.heads.random_heads import OWN_DRAFT_METHODS
 
 VOCAB_SIZE = 16
@@ -36,6 +38,12 @@ UNREGISTERED: dict[str, Callable[[], Drafter]] = {
 }
 
 DRAFTERS = [*(name for name in REGISTRY if name not in NEED_A_MODEL), *UNREGISTERED]
+
+
+@cache
+def ngram_server() -> str:
+    """It keeps nothing from one text to another."""
+    return start(NgramDrafter())
 
 
 @pytest.fixture(scope="session", params=DRAFTERS)
@@ -56,6 +64,8 @@ def make_drafter() -> Callable[[str], Drafter]:
     def make(name: str) -> Drafter:
         if name in UNREGISTERED:
             return UNREGISTERED[name]()
+        if name == "remote":
+            return remote(ngram_server(), VOCAB_SIZE)
         return build(name, DrafterContext(vocab_size=VOCAB_SIZE, pool=MemoryPool(1 << 30)))
 
     return make

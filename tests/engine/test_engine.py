@@ -20,6 +20,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.sampling import SamplingParams
+from tests.draft_servers import remote_context
 from tests.heads.random_heads import random_head
 from tests.methods import all_methods
 from tests.scripts import continuations_of
@@ -57,7 +58,8 @@ class Bench:
         pool = MemoryPool(memory)
         draft = self.self_draft if method in SELF_DRAFTS else self.draft
         head = random_head(method, self.target) if isinstance(method, str) else None
-        context = DrafterContext(self.target.traits.vocab_size, pool, draft, head=head)
+        elsewhere = remote_context(str(method), self.target.traits.vocab_size)
+        context = DrafterContext(self.target.traits.vocab_size, pool, draft, head=head, **elsewhere)
         drafter = build(method, context) if isinstance(method, str) else method
         return Engine(self.target, drafter, pool, end_ids=[0], seed=0, **settings)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ reader of a pipe is gone. Slow modules are imported where they are used, so that
 a file or a folder, listed here.
 """
 
-from foredraft.cli import bench, chat, check, demo, export, generate, inspect, serve, trace, train, tune
+from foredraft.cli import bench, chat, check, demo, draft_server, export, generate, inspect, serve, trace, train, tune
 from foredraft.cli.app import app, main
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "chat",
     "check",
     "demo",
+    "draft_server",
     "export",
     "generate",
     "inspect",

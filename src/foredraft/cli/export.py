@@ -11,7 +11,7 @@ from typer import Option
 
 from foredraft.cli.app import app
 from foredraft.cli.groups import Without, option_groups
-from foredraft.cli.models import ModelOptions
+from foredraft.cli.models import DRAFT_SERVER, ModelOptions
 from foredraft.errors import ForedraftError
 from foredraft.export import ENGINES, Engine, choice_of
 from foredraft.settings import read_measured
@@ -28,6 +28,7 @@ _NOT_EXPORTED = Without(
     "revision",
     "trust_remote_code",
     "num_threads",
+    *DRAFT_SERVER,
 )
 
 

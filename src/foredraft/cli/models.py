@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from foredraft.cli.groups import Without
-from foredraft.cli.inputs import parse_bytes
-from foredraft.engine.methods import EARLY_EXIT, choose_methods
+from foredraft.cli.inputs import parse_bytes, parse_seconds
+from foredraft.engine.methods import EARLY_EXIT, check_draft_server, choose_methods, names_of
 from foredraft.errors import ForedraftError, shown
 from foredraft.model.checkpoint import refuse_unusable
+from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO
 from foredraft.settings import Settings
 from foredraft.utils import arguments, startup
@@ -30,7 +31,10 @@ ThreadsOption = Annotated[int | None, Option("--num-threads", help="Threads of P
 DtypeOption = Annotated[str, Option(help="auto, float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")]
 
-WITHOUT_DRAFTER = Without("method", "exit_layer", "speculative_tokens", "min_acceptance_rate", "max_draft_memory")
+DRAFT_SERVER = ("draft_server", "draft_server_key_file", "draft_server_max_wait")
+WITHOUT_DRAFTER = Without(
+    "method", "exit_layer", "speculative_tokens", "min_acceptance_rate", "max_draft_memory", *DRAFT_SERVER
+)
 """For commands that try several drafters."""
 
 
@@ -51,7 +55,7 @@ class ModelOptions:
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, pard, eagle, peagle, dflash, medusa, early_exit, self-int8 or self-int4, or "
+            help="none, ngram, suffix, draft_model, pard, eagle, peagle, dflash, medusa, early_exit, remote, self-int8 or self-int4, or "
             "several joined by + to choose from. Default: what --draft-model is for, else suffix."
         ),
     ] = None
@@ -113,6 +117,23 @@ class ModelOptions:
             metavar="JSON",
             help="Settings of a head in the place of its files', as '{\"norm_before_residual\": true}'. Default: what its files "
             "leave open is tried on a short text.",
+        ),
+    ] = None
+    draft_server: Annotated[
+        str | None,
+        Option(
+            "--draft-server",
+            metavar="ADDRESS",
+            help="Draft in another process (foredraft draft-server), as tcp://10.0.0.2:5757. Its key: FOREDRAFT_DRAFT_KEY.",
+        ),
+    ] = None
+    draft_server_key_file: Annotated[
+        Path | None, Option("--draft-server-key-file", metavar="FILE", help="The key, in place of the environment's.")
+    ] = None
+    draft_server_max_wait: Annotated[
+        str | None,
+        Option(
+            "--draft-server-max-wait", help="The longest that a step waits for its drafts, as 0.05s. Default: 0.1s."
         ),
     ] = None
     cache_memory: Annotated[
@@ -177,6 +198,22 @@ class ModelOptions:
         return arguments.check_token_tree(tree)
 
     @property
+    def draft_server_values(self) -> str | Mapping[str, Any] | None:
+        """The draft server's address, with its key and its limit where there are any. Raises ForedraftError for these alone."""
+        file, wait = self.draft_server_key_file, self.draft_server_max_wait
+        if file is None and wait is None:
+            return self.draft_server
+        if self.draft_server is None:
+            raise ForedraftError(
+                "--draft-server-key-file and --draft-server-max-wait are for a draft server: give --draft-server"
+            )
+        given = {
+            "key_file": None if file is None else str(file),
+            "max_wait": None if wait is None else parse_seconds(wait),
+        }
+        return {"address": self.draft_server} | {name: value for name, value in given.items() if value is not None}
+
+    @property
     def max_draft_bytes(self) -> int | None:
         return None if self.max_draft_memory is None else parse_bytes(self.max_draft_memory)
 
@@ -207,9 +244,16 @@ class ModelOptions:
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
         exit_layer = settings.exit_layer
         method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
-        is_embedded = settings.model is None and method in (None, "draft_model")
+        is_embedded = settings.model is None and method in (None, "draft_model") and settings.draft_server is None
         has_draft_model = settings.draft_model is not None or is_embedded
-        choose_methods(settings.method, has_draft_model=has_draft_model, has_exit_layer=exit_layer is not None)
+        has_draft_server = DraftServerAccess.of(settings.draft_server) is not None
+        methods = choose_methods(
+            settings.method,
+            has_draft_model=has_draft_model,
+            has_exit_layer=exit_layer is not None,
+            has_draft_server=has_draft_server,
+        )
+        check_draft_server(names_of(methods), is_given=has_draft_server)
         for source in (settings.model, settings.draft_model):
             if source is not None:
                 refuse_unusable(source, has_weights=has_weights)
@@ -236,6 +280,7 @@ class ModelOptions:
                 heterogeneous_vocab=self.heterogeneous_vocab,
                 head_window=self.head_window,
                 head_settings=self.head_values,
+                draft_server=self.draft_server_values,
                 cache_memory=self.cache_bytes,
                 dtype=self.dtype,
                 device=self.device,
@@ -276,6 +321,7 @@ class ModelOptions:
             heterogeneous_vocab=self.heterogeneous_vocab,
             head_window=self.head_window,
             head_settings=self.head_values,
+            draft_server=self.draft_server_values,
         )
 
 

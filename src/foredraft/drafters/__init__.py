@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.pard import PardDrafter
     from foredraft.drafters.peagle import PEagleDrafter
+    from foredraft.drafters.remote import RemoteDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
     from foredraft.drafters.slem import SlemDrafter
     from foredraft.drafters.suffix import SuffixDrafter
@@ -40,6 +41,7 @@ __getattr__ = attributes(
         "none": ("NoDrafter",),
         "pard": ("PardDrafter",),
         "peagle": ("PEagleDrafter",),
+        "remote": ("RemoteDrafter",),
         "scripted": ("ScriptedDrafter",),
         "slem": ("SlemDrafter",),
         "suffix": ("SuffixDrafter",),
@@ -58,6 +60,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
         "pard": lambda context: __getattr__("PardDrafter").build(context),
         "peagle": lambda context: __getattr__("PEagleDrafter").build(context),
+        "remote": lambda context: __getattr__("RemoteDrafter").build(context),
         "self-int8": lambda context: __getattr__("DraftModelDrafter").build(context),
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
@@ -103,6 +106,7 @@ __all__ = [
     "NoDrafter",
     "PEagleDrafter",
     "PardDrafter",
+    "RemoteDrafter",
     "ScriptedDrafter",
     "SlemDrafter",
     "SuffixDrafter",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from foredraft.engine.cache import MemoryPool
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel
+from foredraft.remote import DraftServerAccess, VocabularyIdentity
 from foredraft.vocabulary import VocabularyPair
 
 
@@ -17,7 +18,7 @@ class DrafterContext:
     pool: every byte a drafter holds for its sequences' keys and values is taken from here and given back.
     max_rows: how many tokens a drafter may read in one pass of its own model. head: None unless the user gave one in the place of
     a draft model. context_len: the longest sequence of the target. vocabularies: the target's and the draft model's, where they
-    differ.
+    differ. draft_server: None unless the user gave one. vocabulary: the target's, as a draft server is told it.
     """
 
     vocab_size: int
@@ -27,6 +28,8 @@ class DrafterContext:
     head: AnyHead | None = None
     context_len: int = 1 << 62
     vocabularies: VocabularyPair | None = None
+    draft_server: DraftServerAccess | None = None
+    vocabulary: VocabularyIdentity | None = None
 
     @property
     def vocabulary_method(self) -> str:

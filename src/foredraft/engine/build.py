@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import DrafterContext, MergedDrafter, build
 from foredraft.engine.cache import MemoryPool
@@ -18,6 +19,7 @@ from foredraft.engine.token_tree import TreeShape
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel, available_memory
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
+from foredraft.remote import DraftServerAccess, VocabularyIdentity
 from foredraft.utils.arguments import check_numbers, check_thresholds
 from foredraft.verify import Rule, Verifier, verify
 from foredraft.vocabulary import VocabularyPair
@@ -53,6 +55,7 @@ class EngineSettings:
     verification_rules: Mapping[str, Rule] = field(default_factory=dict)
     shape: TreeShape | None = None
     auto_trees: bool = False
+    draft_server: DraftServerAccess | None = None
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -90,6 +93,8 @@ class EngineBuilder:
             pool=pool,
             head=models.head,
             vocabularies=models.vocabularies,
+            draft_server=settings.draft_server,
+            tokenizer=models.tokenizer,
         )
         return self._with_merged(drafters), pool
 
@@ -112,6 +117,8 @@ class EngineBuilder:
         if names == [NO_DRAFT]:
             return FixedPolicy(NO_DRAFT)
         settings, key = self.settings, self.models.cost_key(self.methods, names)
+        if settings.draft_server is not None:
+            key["draft server"] = settings.draft_server.address
         growing = [name for name, drafter in drafters.items() if grows_trees(drafter)]
         store = None if self.models.is_in_memory else CostFile.of(key)
         return Controller(
@@ -171,24 +178,30 @@ def build_drafters(
     pool: MemoryPool | None = None,
     head: AnyHead | None = None,
     vocabularies: Mapping[str, VocabularyPair] | None = None,
+    draft_server: DraftServerAccess | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> tuple[dict[str, Drafter], MemoryPool]:
     """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
 
     drafts: draft models, by draft_of. head: what was given in the place of a draft model. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
-    of the free memory. vocabularies: of draft models with another vocabulary than the target's, by draft_of.
+    of the free memory. vocabularies: of draft models with another vocabulary than the target's, by draft_of. tokenizer: the target's,
+    by which a draft server compares its vocabulary.
     """
     if pool is None:
         pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits, head))
-    drafters = {}
+    vocab_size, drafters = target.traits.vocab_size, {}
+    vocabulary = None if draft_server is None else VocabularyIdentity.of(vocab_size, tokenizer)
     for method in methods:
         context = DrafterContext(
-            target.traits.vocab_size,
+            vocab_size,
             pool,
             drafts.get(draft_of(method)),
             limits.max_batch_tokens,
             head,
             target.traits.context_len,
             (vocabularies or {}).get(draft_of(method)),
+            draft_server,
+            vocabulary,
         )
         drafters[name_of(method)] = build(method, context) if isinstance(method, str) else method
     return drafters, pool
@@ -209,7 +222,7 @@ def _default_cache_memory(
     needed = (
         bytes_per_token * target.traits.context_len + _bytes_of_source(target, drafts, used)
     ) * limits.max_num_seqs
-    return max(1, min(needed, _half_of_free_memory(target.device)))
+    return max(1, min(needed, half_of_free_memory(target.device)))
 
 
 def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel], used: set[str]) -> int:
@@ -218,7 +231,7 @@ def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel],
     return sum(per_token) * target.traits.source_len
 
 
-def _half_of_free_memory(device: torch.device) -> int:
+def half_of_free_memory(device: torch.device) -> int:
     """Bytes; 4 GiB where the free memory is not known."""
     free = available_memory(device)
     return int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -21,6 +22,7 @@ from foredraft.engine.proposal import (
     DraftRequest,
     Features,
     Proposal,
+    begin,
     bytes_held,
     grows_trees,
     shares_cache,
@@ -28,6 +30,7 @@ from foredraft.engine.proposal import (
 )
 from foredraft.engine.stats import PrefixStats
 from foredraft.engine.step import ScheduledSequence
+from foredraft.sampling import Pending
 from foredraft.utils.isolation import Shield
 
 NUM_CHECKED = 16
@@ -78,7 +81,8 @@ class DrafterGroup:
         return tuple(self._drafters)
 
     def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int, cache: KVCache | None = None) -> Drafts:
-        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced.
+        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced. All drafters are
+        asked before any is waited for.
 
         cache: the target's, for drafters that read what it holds.
         """
@@ -89,14 +93,16 @@ class DrafterGroup:
         for b, (item, forced) in enumerate(zip(scheduled, forced_prefixes, strict=True)):
             if item.drafter and forced.room:
                 places.setdefault(item.drafter, []).append(b)
-        parts, times, failures = [], {}, {}
-        for name, rows in places.items():
-            started = time.perf_counter()
-            try:
-                parts.append((rows, self._ask(name, [forced_prefixes[b] for b in rows], vocab_size, cache)))
-            except Exception as error:
-                failures[name] = error
-            times[name] = time.perf_counter() - started
+        questions = [_Question(name, rows) for name, rows in places.items()]
+        for question in questions:
+            with question.timed():
+                self._begin(question, forced_prefixes, cache)
+        parts = []
+        for question in questions:
+            with question.timed():
+                parts += self._collect(question, vocab_size)
+        times = {question.name: question.seconds for question in questions}
+        failures = {question.name: question.error for question in questions if question.error is not None}
         return Drafts(apply_constraints(Proposal.merged(parts, len(scheduled)), forced_prefixes), times, failures)
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
@@ -157,22 +163,47 @@ class DrafterGroup:
             return None
         return Features(torch.empty(0, 0) if rows is None else rows).narrowed(taps, self.taps)
 
-    def _ask(
-        self,
-        name: str,
-        forced_prefixes: list[ForcedPrefix],
-        vocab_size: int,
-        cache: KVCache | None,
-    ) -> Proposal:
-        drafter = self._drafters[name]
-        requests = [self._request_for(drafter, forced, cache) for forced in forced_prefixes]
-        proposal = drafter.propose(requests)
+    def _begin(self, question: _Question, forced_prefixes: Sequence[ForcedPrefix], cache: KVCache | None) -> None:
+        drafter = self._drafters[question.name]
+        question.requests = [self._request_for(drafter, forced_prefixes[b], cache) for b in question.rows]
+        question.answer = begin(drafter, question.requests)
+
+    def _collect(self, question: _Question, vocab_size: int) -> list[tuple[Sequence[int], Proposal]]:
+        """Its rows and the proposal for them; nothing where it could not be begun."""
+        if question.answer is None:
+            return []
+        name, drafter = question.name, self._drafters[question.name]
+        proposal = question.answer.resolve()
         if isinstance(proposal, Proposal):
             proposal = replace(
                 proposal
             )  # a drafter may fill the tensors of one proposal anew: what was read of them is stale
-        check_proposal(drafter, proposal, requests, vocab_size)
+        check_proposal(drafter, proposal, question.requests, vocab_size)
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1
             check_probs(drafter, proposal)
-        return proposal
+        return [(question.rows, proposal)]
+
+
+class _Question:
+    """What one drafter is asked in a step. name: of the drafter. rows: whose drafts are wanted, as places in the batch. seconds: spent
+    on it so far. error: what it raised."""
+
+    def __init__(self, name: str, rows: Sequence[int]) -> None:
+        self.name = name
+        self.rows = rows
+        self.requests: list[DraftRequest] = []
+        self.answer: Pending[Proposal] | None = None
+        self.seconds = 0.0
+        self.error: Exception | None = None
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of the block, and keep what it raises."""
+        started = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+        finally:
+            self.seconds += time.perf_counter() - started

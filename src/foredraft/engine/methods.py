@@ -22,6 +22,9 @@ MERGED = "merged"
 
 EARLY_EXIT = "early_exit"
 
+REMOTE = "remote"
+"""The method that drafts elsewhere, on a draft server."""
+
 DRAFT_METHODS = MappingProxyType(
     {
         "draft_model": "a draft model: give draft_model=",
@@ -40,17 +43,25 @@ LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
 
 
 def choose_methods(
-    methods: Methods | None, *, has_draft_model: bool, draft_method: str = "draft_model", has_exit_layer: bool = False
+    methods: Methods | None,
+    *,
+    has_draft_model: bool,
+    draft_method: str = "draft_model",
+    has_exit_layer: bool = False,
+    has_draft_server: bool = False,
 ) -> list[Method]:
     """-> the drafters as a list of names and objects
 
-    methods: one, several, or names with "+" between them; None: draft_method if there is a draft model, else "early_exit" if there
-    is a layer to exit after, else "suffix". draft_method: the method that drafts with the draft model, see DRAFT_METHODS.
+    methods: one, several, or names with "+" between them; None: what there is of draft_method with a draft model and "remote" with a
+    draft server, else "early_exit" if there is a layer to exit after, else "suffix". draft_method: the method that drafts with the
+    draft model, see DRAFT_METHODS.
 
-    Raises ForedraftError for an unknown name, for an object that is no drafter, and for a draft model that is missing or unused.
+    Raises ForedraftError for an unknown name, for an object that is no drafter, for a draft model that is missing or unused, and for a
+    draft server that is missing.
     """
     if methods is None:
-        return [draft_method if has_draft_model else EARLY_EXIT if has_exit_layer else "suffix"]
+        found = [draft_method] if has_draft_model else [EARLY_EXIT] if has_exit_layer else []
+        return [*found, *([REMOTE] if has_draft_server else [])] or ["suffix"]
     chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
         raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
@@ -61,6 +72,8 @@ def choose_methods(
             _check_drafter(method)
         elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
+    if REMOTE in names and not has_draft_server:
+        raise ForedraftError(f'method "{REMOTE}" needs a draft server: give draft_server=')
     given = {EARLY_EXIT} if has_exit_layer else set()
     needing = next((name for name in names if name in DRAFT_METHODS and name not in given), None)
     if needing is not None and not has_draft_model:
@@ -76,6 +89,12 @@ def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method:
         raise ForedraftError(f'exit_layer is for the method "early_exit", and the method is "{"+".join(names)}"')
     if exit_layer is not None and draft_method not in LANGUAGE_MODEL_METHODS:
         raise ForedraftError("exit_layer and a head cannot be combined: leave one of them out")
+
+
+def check_draft_server(names: Sequence[str], *, is_given: bool) -> None:
+    """Raises ForedraftError for a draft server that no method of these names uses."""
+    if is_given and REMOTE not in names:
+        raise ForedraftError(f'draft_server is for the method "{REMOTE}", and the method is "{"+".join(names)}"')
 
 
 def _check_drafter(method: Drafter) -> None:

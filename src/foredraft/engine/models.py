@@ -284,11 +284,11 @@ def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: Vo
 
 
 def check_decoder_only(target: LanguageModel) -> None:
-    """Raises ModelError for a target that no head and no early exit can draft for."""
+    """Raises ModelError for a target that no head, no early exit and no draft server can draft for."""
     if target.has_encoder:
         raise ModelError(
-            f"{target.traits.name} is an encoder-decoder: heads and early exits draft for decoder-only models; use an "
-            'encoder-decoder as draft_model, or method="suffix" or "ngram"'
+            f"{target.traits.name} is an encoder-decoder: heads, early exits and draft servers draft for decoder-only models; use "
+            'an encoder-decoder as draft_model, or method="suffix" or "ngram"'
         )
 
 

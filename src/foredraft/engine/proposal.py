@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.engine.cache import Region
 from foredraft.engine.sources import Source
 from foredraft.engine.token_tree import TreeShape
-from foredraft.sampling import NO_FAILURES, Failures, Sampler, TokenProbs, joined
+from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenProbs, joined
 
 CERTAIN = -1
 
@@ -254,7 +254,8 @@ class Drafter(Protocol):
     what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
     names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests. One that
     runs layers of the target over the target's own keys and values has `shares_cache`, a true attribute, and gets those as the
-    `region` of its requests. One that can answer with trees has `grows_trees`, a true attribute."""
+    `region` of its requests. One that can answer with trees has `grows_trees`, a true attribute. One that others work for, who
+    may begin before it waits for them, has `begin(requests) -> Pending[Proposal]` too (see `begin`)."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""
@@ -278,6 +279,13 @@ def shares_cache(drafter: Drafter) -> bool:
 def grows_trees(drafter: Drafter) -> bool:
     """Whether it can answer with trees."""
     return bool(getattr(drafter, "grows_trees", False))
+
+
+def begin(drafter: Drafter, requests: list[DraftRequest]) -> Pending[Proposal]:
+    """Its answer to the requests. A drafter elsewhere is asked now and waited for when the result is resolved; every other one proposes
+    then, so that all that are elsewhere draft meanwhile."""
+    own: Callable[[list[DraftRequest]], Pending[Proposal]] | None = getattr(drafter, "begin", None)
+    return Pending([], lambda _: drafter.propose(requests)) if own is None else own(requests)
 
 
 def bytes_held(drafter: Drafter) -> int:

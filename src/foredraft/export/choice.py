@@ -76,6 +76,7 @@ def choice_of(settings: Settings) -> Choice:
             "head_settings cannot be exported: other engines read the head's files; set them in its config.json"
         )
     is_embedded = settings.model is None and settings.draft_model is None and settings.method in (None, "draft_model")
+    is_embedded = is_embedded and settings.draft_server is None
     draft = str(EMBEDDED / "draft") if is_embedded else settings.draft_model
     target = settings.model or str(EMBEDDED / "target")
     methods = _methods(settings, draft)
@@ -109,7 +110,11 @@ def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
 
         draft_method = draft_method_of(draft, settings.method, None, settings.exit_layer)
     chosen = choose_methods(
-        settings.method, has_draft_model=draft is not None, draft_method=draft_method, has_exit_layer=has_exit_layer
+        settings.method,
+        has_draft_model=draft is not None,
+        draft_method=draft_method,
+        has_exit_layer=has_exit_layer,
+        has_draft_server=settings.draft_server is not None,
     )
     return tuple(str(method) for method in chosen)
 

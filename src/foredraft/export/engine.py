@@ -13,9 +13,11 @@ from foredraft.export.choice import Choice, is_gguf_name
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
 
+_REMOTE = "a draft server of foredraft drafts for foredraft only; the nearest is the method that it drafts with"
 _ONE_PASS = "drafts in one pass are not exported yet; the nearest is"
 NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     {
+        "remote": _REMOTE,
         "pard": f"{_ONE_PASS} --method draft_model with the same model",
         "peagle": f"{_ONE_PASS} an EAGLE head (--method eagle)",
         "dflash": f"{_ONE_PASS} an EAGLE head (--method eagle)",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import os
-import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +14,10 @@ from foredraft.server.api_errors import ApiError
 from foredraft.server.replicas.forwarded_request import ForwardedRequest
 from foredraft.server.replicas.replica_worker import ReplicaReport, Worker
 from foredraft.server.server_settings import ServerSettings
+from foredraft.utils.ray_cluster import ray_cluster
 
 _APPLICATION = "foredraft"
 _ROUTER = "foredraft.server.replicas.ray_router:PrefixRouter"
-_OBJECT_STORE = 80 << 20
-"""Bytes, the minimum of Ray. Only large requests and responses go through the object store."""
 _REPORT_SECONDS = 5.0
 _MAX_DRAIN_SECONDS = 3600.0
 """Seconds that a replica which is being removed may finish its requests, if they have no time limit."""
@@ -117,48 +113,23 @@ def running_replicas(
     """Start the replicas; the block runs once all are ready. make_llm: loads the models with a number of threads; it runs in the
     replicas, so it must be picklable. Raises ForedraftError if Ray is not installed or the replicas do not start.
     """
-    with _ray(cluster) as num_gpus:
+    with _serving(cluster) as num_gpus:
         yield Replicas(_deploy(cluster, settings, make_llm, num_gpus))
 
 
 @contextmanager
-def _ray(cluster: ClusterSettings) -> Iterator[int]:
-    """Start or join the cluster for the time of the block. Yields the number of its GPUs."""
-    if importlib.util.find_spec("ray") is None:
-        raise ForedraftError("several replicas need Ray: pip install 'foredraft[ray]'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {}
-    if cluster.address is None:
-        # Whoever reaches Ray's ports can run code: require a token.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # 0 binds to loopback only
-        num_cpus = max(os.cpu_count() or 1, cluster.max_num_replicas * cluster.threads_per_replica)
-        options = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-    import ray
-    from ray import serve
+def _serving(cluster: ClusterSettings) -> Iterator[int]:
+    """Start or join the cluster, and Serve on it, for the time of the block. Yields the number of its GPUs."""
+    num_cpus = max(os.cpu_count() or 1, cluster.max_num_replicas * cluster.threads_per_replica)
+    with ray_cluster(cluster.address, num_cpus, "several replicas need") as num_gpus:
+        from ray import serve
 
-    for name in ("ray", "ray.serve"):
-        _use_our_log(logging.getLogger(name))
-    try:
-        try:
-            ray.init(cluster.address or "local", log_to_driver=False, configure_logging=False, **options)
-        except ConnectionError as error:
-            raise ForedraftError(f"no Ray cluster at {cluster.address}: {error}") from None
         serve.start(proxy_location="Disabled", logging_config=_LOGGING)
         try:
-            yield int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+            yield num_gpus
         finally:
             if cluster.address is not None:
                 serve.delete(_APPLICATION)
-    finally:
-        ray.shutdown()
-
-
-def _use_our_log(logger: logging.Logger) -> None:
-    logger.handlers = list(logging.getLogger("foredraft").handlers)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
 
 
 def _deploy(cluster: ClusterSettings, settings: ServerSettings, make_llm: Callable[[int], LLM], num_gpus: int) -> Any:

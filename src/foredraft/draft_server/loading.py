@@ -1,0 +1,49 @@
+"""From a draft model or the name of a method to a drafter that needs no target beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foredraft.draft_server.method import check_method
+from foredraft.drafters import DrafterContext, build
+from foredraft.engine.build import half_of_free_memory
+from foredraft.engine.cache import MemoryPool
+from foredraft.engine.methods import LANGUAGE_MODEL_METHODS
+from foredraft.engine.models import draft_method_of
+from foredraft.engine.proposal import Drafter
+from foredraft.errors import ForedraftError
+from foredraft.model import LoadOptions, load_model, load_tokenizer
+from foredraft.remote.vocabulary import VocabularyIdentity
+
+MOST_ROWS = 512
+"""That a draft model reads in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftServerSettings:
+    """method: None: what the draft model is for, else "suffix". cache_memory: bytes for the draft model's keys and values; None: half
+    of what is free."""
+
+    draft_model: str | None
+    method: str | None
+    options: LoadOptions
+    cache_memory: int | None = None
+
+
+def load_drafter(settings: DraftServerSettings) -> tuple[Drafter, VocabularyIdentity | None]:
+    """The drafter, and the vocabulary of its ids; None: any. Raises ForedraftError for what cannot be loaded, or cannot draft here."""
+    source, options = settings.draft_model, settings.options
+    method = settings.method or ("suffix" if source is None else draft_method_of(source, None, options.revision))
+    check_method(method, has_draft_model=source is not None)
+    if source is None:
+        return build(method, DrafterContext(0, MemoryPool(1))), None
+    if method not in LANGUAGE_MODEL_METHODS:
+        raise ForedraftError(f"method {method} needs no draft model: leave --draft-model out")
+    model = load_model(source, options)
+    if model.has_encoder:
+        raise ForedraftError(f"{model.traits.name} is an encoder-decoder: draft servers draft with decoder-only models")
+    model.take_over()
+    pool = MemoryPool(settings.cache_memory or half_of_free_memory(model.device))
+    vocab_size = model.traits.vocab_size
+    drafter = build(method, DrafterContext(vocab_size, pool, model, MOST_ROWS))
+    return drafter, VocabularyIdentity.of(vocab_size, load_tokenizer(source, options))

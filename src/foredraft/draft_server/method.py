@@ -1,0 +1,28 @@
+"""Which methods can draft without the target beside them. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+from foredraft.drafters import SELF_DRAFTS
+from foredraft.engine.methods import DRAFT_METHODS, LANGUAGE_MODEL_METHODS, NO_DRAFT, REMOTE, choose_methods
+from foredraft.errors import ForedraftError
+
+
+def check_method(method: str | None, *, has_draft_model: bool) -> None:
+    """Raises ForedraftError for a method that cannot draft without the target beside it, with the reason."""
+    if method is None:
+        return
+    if "+" in method:
+        raise ForedraftError(
+            f"a draft server has one method, not {method}: start one for each, or combine with local ones as suffix+{REMOTE}"
+        )
+    if method in SELF_DRAFTS:
+        raise ForedraftError(
+            f"{method} copies the target, which is not here: give --draft-model TARGET --quantization {SELF_DRAFTS[method]['quantization']}"
+        )
+    if method in DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS:
+        raise ForedraftError(
+            f"{method} drafts from what the target computed, which lies in the target's process: use it there, with --method {method}"
+        )
+    if method in (NO_DRAFT, REMOTE):
+        raise ForedraftError(f"a draft server drafts by itself: method {method} cannot")
+    choose_methods(method, has_draft_model=has_draft_model)

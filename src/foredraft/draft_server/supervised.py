@@ -1,0 +1,83 @@
+"""A draft server that Ray places, and starts again whenever it ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foredraft.draft_server.loading import DraftServerSettings, load_drafter
+from foredraft.draft_server.server import DraftServer
+from foredraft.errors import ForedraftError
+from foredraft.remote.sockets import Listener
+from foredraft.utils.ray_cluster import ray_cluster
+
+_PLACING_SECONDS = 60.0
+
+
+class SupervisedServer:
+    """Runs in an actor. It answers in a thread, and ends its process when that thread does, so that Ray starts another one."""
+
+    def __init__(self, settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None) -> None:
+        if num_threads is not None:
+            import torch
+
+            torch.set_num_threads(num_threads)
+        drafter, vocabulary = load_drafter(settings)
+        self._server = DraftServer(drafter, Listener(address, key), vocabulary)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def address(self) -> str:
+        return self._server.address
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _run(self) -> None:
+        try:
+            self._server.run()
+        finally:
+            os._exit(1)
+
+
+@contextmanager
+def supervised_server(
+    settings: DraftServerSettings, address: str, key: bytes, *, cluster: str | None, num_threads: int | None
+) -> Iterator[Any]:
+    """Start it; the block runs once it answers, with the handle of its actor. It keeps its node, and so its address, as long as the node
+    lives. address: where it listens on its node, with a port. cluster: see ray_cluster.
+
+    Raises ForedraftError if Ray is not installed, or the server does not start.
+    """
+    num_cpus = num_threads or 1
+    with ray_cluster(cluster, max(num_cpus, os.cpu_count() or 1), "a supervised draft server needs") as num_gpus:
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        uses_gpu = bool(num_gpus) and settings.draft_model is not None and settings.options.device != "cpu"
+        group = placement_group([{"CPU": num_cpus, **({"GPU": 1} if uses_gpu else {})}])
+        try:
+            if not group.wait(_PLACING_SECONDS):
+                raise ForedraftError(f"no node of the Ray cluster has {num_cpus} CPUs free for a draft server")
+            make: Any = ray.remote(
+                num_cpus=num_cpus,
+                num_gpus=int(uses_gpu),
+                max_restarts=-1,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            )
+            actor = make(SupervisedServer).remote(settings, address, key, num_threads)
+            try:
+                ray.get(actor.address.remote())
+            except RayError as error:
+                raise ForedraftError(f"the draft server did not start: {_cause(error)}") from None
+            yield actor
+        finally:
+            remove_placement_group(group)
+
+
+def _cause(error: Exception) -> str:
+    return " ".join(str(error).split())[-300:]

@@ -1,0 +1,137 @@
+"""Drafts from another process, on this machine or another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from foredraft.drafters.context import DrafterContext
+from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.errors import ForedraftError
+from foredraft.remote.connection import Connection
+from foredraft.remote.histories import Addition, SentHistories
+from foredraft.remote.keys import read_key
+from foredraft.remote.messages import MOST_DRAFT, MOST_ROWS, AskedRow, Sampling
+from foredraft.remote.patience import Patience
+from foredraft.remote.sockets import MOST_ASKED_BYTES, Caller
+from foredraft.sampling import Pending, SamplingSpec
+
+_GREETING = 10.0
+_ROW_BYTES, _BYTES_BESIDE_ROWS = 160, 1 << 16
+"""At most: of a row without its tokens, and of a message without its rows."""
+
+
+class RemoteDrafter:
+    """Asks a draft server (`foredraft draft-server`), and waits no longer than its patience. What comes late, broken or not at all is
+    no draft.
+
+    Its draft tokens are certain: for greedy and unseeded requests the server's likeliest ones, for seeded requests those that it draws
+    with the request's own noise. So they are lossless whatever the server does. It knows no penalties, biases and masks: they cost
+    acceptance.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        patience: Patience,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._connection = connection
+        self._patience = patience
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._histories = SentHistories()
+        self._forgotten: list[int] = []
+
+    @classmethod
+    def build(cls, context: DrafterContext) -> RemoteDrafter:
+        """Raises ForedraftError where no server answers, or it refuses this vocabulary."""
+        access, vocabulary = context.draft_server, context.vocabulary
+        if access is None or vocabulary is None:
+            raise ForedraftError('method "remote" needs a draft server: give draft_server=')
+        connection = Connection(Caller(access.address, read_key(access.key_file)), access.address, vocabulary)
+        connection.greet(_GREETING)
+        return cls(connection, Patience(access.max_wait), context.vocab_size)
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        return self.begin(requests).resolve()
+
+    def begin(self, requests: list[DraftRequest]) -> Pending[Proposal]:
+        """The question is on its way when this returns; the result waits for the answer."""
+        self._patience.begin()
+        rows = self._asked_rows(requests) if self._may_ask(requests) else []
+        if not rows or not self._connection.ask(rows, self._forgotten):
+            return Pending([], lambda _: self._proposal(requests, {}))
+        self._forgotten = []
+        for row in rows:
+            self._histories.sent(row.seq_id, Addition(row.start, row.checksum, row.tokens))
+        return Pending([], lambda _: self._proposal(requests, self._answered(rows)))
+
+    def forget(self, seq_ids: list[int]) -> None:
+        """The server hears of it with the next question."""
+        self._forgotten += [seq_id for seq_id in seq_ids if self._histories.forget(seq_id)]
+        del self._forgotten[:-MOST_ROWS]  # a server forgets by itself what is not asked for
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _may_ask(self, requests: Sequence[DraftRequest]) -> bool:
+        is_wanted = any(request.max_len for request in requests)
+        return is_wanted and not self._patience.is_pausing and self._connection.is_free()
+
+    def _asked_rows(self, requests: Sequence[DraftRequest]) -> list[AskedRow]:
+        """Of those that want a draft, as many as fit into a message; the others have theirs at the next step."""
+        rows: list[AskedRow] = []
+        room = MOST_ASKED_BYTES - _BYTES_BESIDE_ROWS
+        for request in requests:
+            if not request.max_len or len(rows) == MOST_ROWS:
+                continue
+            addition = self._histories.addition(request.seq_id, request.tokens)
+            room -= _ROW_BYTES + 4 * len(addition.tokens)
+            if room < 0:
+                break
+            rows.append(_asked_row(request, addition))
+        return rows
+
+    def _answered(self, rows: Sequence[AskedRow]) -> dict[int, Sequence[int]]:
+        """The drafts that came in time, by sequence."""
+        started = self._clock()
+        answer = self._connection.receive(self._patience.limit(max(row.max_len for row in rows)))
+        if answer is None:
+            self._patience.late(self._clock() - started)
+            return {}
+        self._patience.in_time()
+        if len(answer.drafts) != len(rows):
+            return {}
+        drafts: dict[int, Sequence[int]] = {}
+        for row, draft in zip(rows, answer.drafts, strict=True):
+            if draft is None:
+                self._histories.forget(row.seq_id)
+            elif len(draft) <= row.max_len and max(draft, default=0) < self._vocab_size:
+                drafts[row.seq_id] = draft
+        return drafts
+
+    def _proposal(self, requests: Sequence[DraftRequest], drafts: Mapping[int, Sequence[int]]) -> Proposal:
+        self._patience.end()
+        return Proposal.certain([drafts.get(request.seq_id, ()) if request.max_len else () for request in requests])
+
+
+def _asked_row(request: DraftRequest, addition: Addition) -> AskedRow:
+    sampler = request.sampler
+    return AskedRow(
+        request.seq_id,
+        *addition,
+        min(request.max_len, MOST_DRAFT),
+        sampler.prompt_len,
+        sampler.params.prefix_caching,
+        _sampling_of(sampler.spec),
+    )
+
+
+def _sampling_of(spec: SamplingSpec) -> Sampling | None:
+    """None for a request that draws with noise of its own: the likeliest tokens stand most often."""
+    if not spec.is_coupled:
+        return None
+    top_k, top_p, min_p = spec.truncation or (0, 1.0, 0.0)
+    return Sampling(float(spec.temperature), top_k, float(top_p), float(min_p), spec.seed, spec.child)

@@ -1,0 +1,129 @@
+"""The end of a connection that asks: one question at a time, and no answer but the one that is waited for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+from foredraft.errors import ForedraftError, VocabularyError
+from foredraft.remote.messages import Answer, Ask, AskedRow, MalformedMessage, OtherProtocol
+from foredraft.remote.vocabulary import VocabularyIdentity
+
+logger = logging.getLogger("foredraft")
+
+_CONNECTING = 0.01
+"""Seconds between two attempts to greet a server that is not there yet."""
+_RETRY, _MOST_RETRY = 0.25, 2.0
+"""Seconds after which a question counts as lost, and twice as many after each that was."""
+_MOST_READ = 64
+"""Frames in one call: a server that sends more than it is asked takes no more of a step."""
+
+
+class Calls(Protocol):
+    """sockets.Caller, or a test's."""
+
+    def receive(self, timeout: float) -> bytes | None: ...
+    def send(self, frame: bytes) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Connection:
+    """Asks a draft server. A question that is not answered in time stays open, and until its answer came, or it counts as lost and the
+    server answered another one, nothing is asked: a server that is slow or gone gets no queue. Answers to anything else are
+    discarded.
+
+    address: for messages. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        address: str,
+        vocabulary: VocabularyIdentity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calls = calls
+        self._address = address
+        self._vocabulary = vocabulary
+        self._clock = clock
+        self._steps = count(1)
+        self._open: int | None = None
+        self._sent_at = 0.0
+        self._retry = _RETRY
+        self._is_up = True
+
+    def greet(self, timeout: float) -> None:
+        """Wait until the server answers. Raises ForedraftError where it does not, or refuses."""
+        end = self._clock() + timeout
+        while self._clock() < end:
+            is_sent = self._ask((), ())
+            answer = self.receive(_RETRY if is_sent else _CONNECTING)
+            if answer is not None and answer.refusal:
+                raise VocabularyError(f"the draft server at {self._address} refuses: {answer.refusal}")
+            if answer is not None:
+                return
+        raise ForedraftError(
+            f"no draft server answers at {self._address}: start `foredraft draft-server` there, with the same key as here"
+        )
+
+    def is_free(self) -> bool:
+        """Whether the server answered the last question. Where that counts as lost, this asks whether the server is there."""
+        if self._open is not None:
+            self.receive(0.0)
+        if self._open is None:
+            return True
+        if self._clock() - self._sent_at >= self._retry:
+            if self._retry > _RETRY:
+                self._note(is_up=False)
+            self._retry = min(2 * self._retry, _MOST_RETRY)
+            self._ask((), ())
+        return False
+
+    def ask(self, rows: Sequence[AskedRow], forgotten: Sequence[int]) -> bool:
+        """Send a question. False where nobody is there to take it."""
+        return self._ask(rows, forgotten)
+
+    def receive(self, timeout: float) -> Answer | None:
+        """The answer to the open question; None where it did not come within so many seconds."""
+        end = self._clock() + timeout
+        for _ in range(_MOST_READ):
+            frame = self._calls.receive(end - self._clock())
+            if frame is None:
+                return None
+            answer = self._read(frame)
+            if answer is not None and answer.step == self._open:
+                self._open, self._retry = None, _RETRY
+                self._note(is_up=not answer.refusal, why=answer.refusal)
+                return answer
+        return None
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def _ask(self, rows: Sequence[AskedRow], forgotten: Sequence[int]) -> bool:
+        """What cannot be sent is open too: it is asked again like one that was lost."""
+        self._open, self._sent_at = next(self._steps), self._clock()
+        return self._calls.send(Ask(self._open, self._vocabulary, forgotten, rows).pack())
+
+    def _read(self, frame: bytes) -> Answer | None:
+        try:
+            return Answer.unpack(frame)
+        except OtherProtocol as other:
+            return Answer(other.step, f"it speaks {other}; use one version of foredraft on both sides")
+        except MalformedMessage as error:
+            logger.debug("the draft server at %s sent %s", self._address, error)
+            return None
+
+    def _note(self, *, is_up: bool, why: str = "") -> None:
+        """Say once when the server goes and when it is back."""
+        if is_up is self._is_up:
+            return
+        self._is_up = is_up
+        if is_up:
+            logger.warning("the draft server at %s answers again", self._address)
+        else:
+            reason = f"refuses: {why}" if why else "does not answer"
+            logger.warning("the draft server at %s %s: texts go on without its drafts", self._address, reason)

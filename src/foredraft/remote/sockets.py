@@ -1,0 +1,153 @@
+"""The two ends of a connection, over zmq.
+
+CurveZMQ (https://rfc.zeromq.org/spec/26/) encrypts and authenticates every frame, under keys of the connection and with a counter
+that only grows: a frame that was changed, repeated or sent by someone without the key never arrives here. The comparison of tags takes
+constant time. Frames above a size end their connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+from foredraft.errors import ForedraftError
+from foredraft.remote.keys import KeyPairs
+
+if TYPE_CHECKING:
+    import zmq
+
+MOST_ASKED_BYTES = 8 << 20
+"""Of a frame from a target's process: histories of two million tokens."""
+MOST_ANSWERED_BYTES = 1 << 20
+_MOST_WAITING = 64
+"""Frames that are kept for an end that does not read them."""
+_HANDSHAKE_MS, _HEARTBEAT_MS, _SILENT_MS = 5000, 2000, 6000
+_RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
+
+
+def check_installed() -> None:
+    """Raises ForedraftError where zmq or msgpack is missing, or zmq cannot encrypt."""
+    try:
+        import msgpack  # noqa: F401
+        import zmq
+    except ImportError:
+        raise ForedraftError("drafts from elsewhere need zmq and msgpack: pip install 'foredraft[remote]'") from None
+    if not zmq.has("curve"):
+        raise ForedraftError("this zmq was built without CURVE, and connections must be encrypted: pip install pyzmq")
+
+
+class Listener:
+    """The end of a draft server. address: as tcp://127.0.0.1:5757; port 0 takes any free one.
+
+    Raises ForedraftError for an address that it cannot listen at.
+    """
+
+    def __init__(self, address: str, key: bytes) -> None:
+        check_installed()
+        import zmq
+        from zmq.auth.thread import ThreadAuthenticator
+
+        pairs = KeyPairs.of(key)
+        self._context = zmq.Context()  # of its own: a context has one authenticator
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", _OnlyThis(pairs.client.public))
+        self._socket = _bounded(self._context.socket(zmq.ROUTER), MOST_ASKED_BYTES)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = pairs.server.secret
+        self._socket.curve_publickey = pairs.server.public
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ForedraftError(f"cannot listen at {address}: {error.strerror}") from None
+        self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
+
+    def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """(client, frame); None where none came within so many seconds. What is not one frame is skipped."""
+        import zmq
+
+        while self._socket.poll(int(timeout * 1000)):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) == 2:
+                return parts[0], parts[1]
+        return None
+
+    def send(self, client: bytes, frame: bytes) -> None:
+        """To a client that is gone, or that reads nothing, it is lost."""
+        import zmq
+
+        try:
+            self._socket.send_multipart([client, frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._authenticator.stop()
+        self._context.term()
+
+
+class Caller:
+    """The end of a target's process. It connects by itself, and anew when the connection was lost.
+
+    Raises ForedraftError for an address that is none.
+    """
+
+    def __init__(self, address: str, key: bytes) -> None:
+        check_installed()
+        import zmq
+
+        pairs = KeyPairs.of(key)
+        self._socket = _bounded(zmq.Context.instance().socket(zmq.DEALER), MOST_ANSWERED_BYTES)
+        self._socket.curve_serverkey = pairs.server.public
+        self._socket.curve_secretkey = pairs.client.secret
+        self._socket.curve_publickey = pairs.client.public
+        self._socket.immediate = True  # nothing is kept for a server that is not there
+        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            raise ForedraftError(
+                f"{address} is no address of a draft server ({error.strerror}): give tcp://HOST:PORT"
+            ) from None
+
+    def receive(self, timeout: float) -> bytes | None:
+        """One frame; None where none came within so many seconds. Of a message in several frames, the last."""
+        import zmq
+
+        if not self._socket.poll(max(0, round(timeout * 1000))):
+            return None
+        return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
+
+    def send(self, frame: bytes) -> bool:
+        """False where nobody is there to take it."""
+        import zmq
+
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class _OnlyThis:
+    """The check of zmq's authenticator. public: the only key that is let in, in Z85."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return hmac.compare_digest(key, self._public)
+
+
+def _bounded(socket: zmq.Socket[Any], most_bytes: int) -> zmq.Socket[Any]:
+    socket.linger = 0
+    socket.maxmsgsize = most_bytes
+    socket.rcvhwm = socket.sndhwm = _MOST_WAITING
+    socket.handshake_ivl = _HANDSHAKE_MS
+    socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
+    return socket
