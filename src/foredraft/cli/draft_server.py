@@ -13,7 +13,7 @@ from typer import Option
 from foredraft.cli.app import app
 from foredraft.cli.groups import option_groups
 from foredraft.cli.inputs import parse_bytes
-from foredraft.cli.models import DeviceOption, DtypeOption, ThreadsOption, set_threads
+from foredraft.cli.models import DeviceOption, DtypeOption, ThreadsOption
 from foredraft.draft_server import check_method
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import refuse_unusable
@@ -48,6 +48,7 @@ class DrafterOptions:
 
     def settings(self) -> DraftServerSettings:
         """Raises ForedraftError for what can be refused before anything is loaded."""
+        arguments.check_threads(self.num_threads)
         arguments.check_precision(self.dtype, self.quantization, None)
         if self.draft_model is not None:
             refuse_unusable(self.draft_model, has_weights=True)
@@ -114,16 +115,16 @@ def draft_server(drafter: DrafterOptions, listening: ListeningOptions) -> None:
 
 
 def _run(settings: DraftServerSettings, listening: ListeningOptions, key: bytes, num_threads: int | None) -> None:
-    set_threads(num_threads)
-    from foredraft.draft_server import DraftServer, load_drafter
-    from foredraft.remote import Listener
+    from foredraft.draft_server.kept import KeptServer
 
     startup.ready()
-    drafter, vocabulary = load_drafter(settings)
-    server = DraftServer(drafter, Listener(listening.address, key), vocabulary)
+    server = KeptServer(settings, listening.address, key, num_threads)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     _say(server.address)
-    server.run()
+    try:
+        server.keep()
+    finally:
+        server.stop()
 
 
 def _run_supervised(

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 
 from foredraft.engine.proposal import DraftRequest
-from foredraft.remote.histories import NOTHING, checksum_of
+from foredraft.remote.histories import NOTHING, checksum_of, unpacked
 from foredraft.remote.messages import AskedRow, Sampling
 from foredraft.sampling import Sampler, SamplingParams
 
@@ -40,7 +40,7 @@ class History:
         return (row.start, row.checksum) == (len(self.tokens), self.checksum)
 
     def read(self, row: AskedRow) -> None:
-        self.tokens += row.tokens
+        self.tokens += unpacked(row.tokens)
         self.checksum = checksum_of(row.tokens, self.checksum)
 
     def request(self, row: AskedRow) -> DraftRequest:
@@ -95,7 +95,7 @@ class Histories:
         self._held.move_to_end((client, row.seq_id))
         history.used_at = self._clock()
         history.read(row)
-        self._num_tokens += len(row.tokens)
+        self._num_tokens += len(row.tokens) // 4
         return history
 
     def forget(self, client: bytes, seq_id: int) -> None:

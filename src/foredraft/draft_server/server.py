@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from foredraft.draft_server.histories import Histories, History
-from foredraft.engine.contract import check_drafter, check_proposal
+from foredraft.engine.contract import check_drafter
 from foredraft.engine.drafter_group import RetainingDrafter
 from foredraft.engine.proposal import Drafter, DraftRequest, shares_cache, taps_of
 from foredraft.errors import DrafterError, ForedraftError
@@ -61,10 +61,10 @@ class DraftServer:
     def address(self) -> str:
         return self._listener.address
 
-    def run(self) -> None:
-        """Until `stop`, which another thread may call."""
+    def run(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Until `stop`, which another thread may call, or until it is not wanted, which is asked several times a second."""
         try:
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and is_wanted():
                 self._receive()
                 self._answer(self._next_batch())
                 self._histories.make_room()
@@ -144,9 +144,13 @@ class DraftServer:
         return [[] for _ in requests] if drafts is None else drafts
 
     def _propose(self, requests: list[DraftRequest]) -> list[list[int]]:
-        proposal = self._drafter.propose(requests)
-        check_proposal(self._drafter, proposal, requests, _ANY_ID)
-        return proposal.draft_ids
+        """What is wrong with a draft is seen where it arrives."""
+        drafts = self._drafter.propose(requests).draft_ids
+        if len(drafts) != len(requests):
+            raise DrafterError(
+                f"{type(self._drafter).__name__} proposed {len(drafts)} rows for {len(requests)} requests"
+            )
+        return drafts
 
     def _shielded(self, call: Callable[[], T]) -> T | None:
         """None where the drafter raises."""
@@ -163,11 +167,8 @@ class DraftServer:
         self._listener.send(client, answer.pack())
 
 
-_ANY_ID = 2**31
-"""Ids are cut to the client's vocabulary, and checked there."""
-
-
-def _below(ids: Sequence[int], size: int) -> list[int]:
+def _below(ids: list[int], size: int) -> list[int]:
     """The ids before the first that the target does not have: logits may be padded differently."""
-    end = next((place for place, token in enumerate(ids) if token >= size), len(ids))
-    return list(ids[:end])
+    if not ids or max(ids) < size:
+        return ids
+    return ids[: next(place for place, token in enumerate(ids) if token >= size)]

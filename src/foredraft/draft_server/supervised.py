@@ -1,4 +1,4 @@
-"""A draft server that Ray places, and starts again whenever it ends."""
+"""A draft server that Ray places on a node, and starts again there should its keeper end."""
 
 from __future__ import annotations
 
@@ -6,38 +6,35 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foredraft.draft_server.loading import DraftServerSettings, load_drafter
-from foredraft.draft_server.server import DraftServer
+from foredraft.draft_server.kept import KeptServer
 from foredraft.errors import ForedraftError
-from foredraft.remote.sockets import Listener
 from foredraft.utils.ray_cluster import ray_cluster
+
+if TYPE_CHECKING:
+    from foredraft.draft_server.loading import DraftServerSettings
 
 _PLACING_SECONDS = 60.0
 
 
-class SupervisedServer:
-    """Runs in an actor. It answers in a thread, and ends its process when that thread does, so that Ray starts another one."""
+class Keeper:
+    """Runs in an actor, and keeps the process that drafts. Where it cannot, it ends its own, and Ray starts another one."""
 
     def __init__(self, settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None) -> None:
-        if num_threads is not None:
-            import torch
-
-            torch.set_num_threads(num_threads)
-        drafter, vocabulary = load_drafter(settings)
-        self._server = DraftServer(drafter, Listener(address, key), vocabulary)
-        threading.Thread(target=self._run, daemon=True).start()
+        self._server = KeptServer(settings, address, key, num_threads)
+        threading.Thread(target=self._keep, daemon=True).start()
 
     def address(self) -> str:
         return self._server.address
 
-    def pid(self) -> int:
-        return os.getpid()
+    def pid(self) -> int | None:
+        """Of the process that drafts."""
+        return self._server.pid
 
-    def _run(self) -> None:
+    def _keep(self) -> None:
         try:
-            self._server.run()
+            self._server.keep()
         finally:
             os._exit(1)
 
@@ -69,7 +66,7 @@ def supervised_server(
                 max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
-            actor = make(SupervisedServer).remote(settings, address, key, num_threads)
+            actor = make(Keeper).remote(settings, address, key, num_threads)
             try:
                 ray.get(actor.address.remote())
             except RayError as error:

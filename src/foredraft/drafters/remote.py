@@ -88,7 +88,7 @@ class RemoteDrafter:
             if not request.max_len or len(rows) == MOST_ROWS:
                 continue
             addition = self._histories.addition(request.seq_id, request.tokens)
-            room -= _ROW_BYTES + 4 * len(addition.tokens)
+            room -= _ROW_BYTES + len(addition.tokens)
             if room < 0:
                 break
             rows.append(_asked_row(request, addition))

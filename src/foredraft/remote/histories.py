@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 NOTHING = 0
 """The checksum of no tokens."""
 
 
 class Addition(NamedTuple):
-    """The tokens of a history from position `start` on. checksum: of those before."""
+    """The tokens of a history from position `start` on, packed. checksum: of those before."""
 
     start: int
     checksum: int
-    tokens: Sequence[int]
+    tokens: bytes
 
 
 class SentHistories:
@@ -35,22 +34,27 @@ class SentHistories:
         start, checksum = self._sent.get(seq_id, (0, NOTHING))
         if start > len(tokens):  # another history under the same id
             start, checksum = 0, NOTHING
-        return Addition(start, checksum, tokens[start:])
+        return Addition(start, checksum, packed(tokens[start:]))
 
     def sent(self, seq_id: int, addition: Addition) -> None:
         start, checksum, tokens = addition
-        self._sent[seq_id] = start + len(tokens), checksum_of(tokens, checksum)
+        self._sent[seq_id] = start + len(tokens) // 4, checksum_of(tokens, checksum)
 
     def forget(self, seq_id: int) -> bool:
         """-> whether anything of it was sent"""
         return self._sent.pop(seq_id, None) is not None
 
 
-def as_bytes(tokens: Sequence[int]) -> bytes:
-    """Four bytes each, little-endian."""
-    return np.asarray(tokens, dtype="<i4").tobytes()
+def packed(tokens: Sequence[int]) -> bytes:
+    """Four bytes each, little-endian. Raises struct.error for what is no id."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
-def checksum_of(tokens: Sequence[int], before: int = NOTHING) -> int:
-    """CRC-32 of the tokens behind others. before: theirs"""
-    return zlib.crc32(as_bytes(tokens), before)
+def unpacked(tokens: bytes) -> list[int]:
+    """tokens: four bytes each"""
+    return list(struct.unpack(f"<{len(tokens) // 4}I", tokens))
+
+
+def checksum_of(tokens: bytes, before: int = NOTHING) -> int:
+    """CRC-32 of packed tokens behind others. before: theirs"""
+    return zlib.crc32(tokens, before)

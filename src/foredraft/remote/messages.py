@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from foredraft.remote.histories import as_bytes
+from foredraft.remote.histories import packed, unpacked
 from foredraft.remote.vocabulary import VocabularyIdentity
 
 PROTOCOL = 1
@@ -59,18 +57,15 @@ class AskedRow(NamedTuple):
     seq_id: int
     start: int
     checksum: int
-    tokens: Sequence[int]
+    tokens: bytes
     max_len: int
     prompt_len: int
     shares_prefix: bool = True
     sampling: Sampling | None = None
 
-    def pack(self) -> list[Any]:
-        return [*self[:3], as_bytes(self.tokens), *self[4:]]
-
     @classmethod
-    def unpack(cls, packed: Any) -> AskedRow:
-        seq_id, start, checksum, tokens, max_len, prompt_len, shares_prefix, sampling = _array(packed, 8)
+    def unpack(cls, row: Any) -> AskedRow:
+        seq_id, start, checksum, tokens, max_len, prompt_len, shares_prefix, sampling = _array(row, 8)
         return cls(
             _whole(seq_id),
             _whole(start),
@@ -92,8 +87,7 @@ class Ask(NamedTuple):
     rows: Sequence[AskedRow] = ()
 
     def pack(self) -> bytes:
-        rows = [row.pack() for row in self.rows]
-        return _packed([PROTOCOL, self.step, *self.vocabulary, list(self.forgotten), rows])
+        return _frame([PROTOCOL, self.step, *self.vocabulary, list(self.forgotten), list(self.rows)])
 
     @classmethod
     def unpack(cls, frame: bytes) -> Ask:
@@ -115,8 +109,8 @@ class Answer(NamedTuple):
     drafts: Sequence[Sequence[int] | None] = ()
 
     def pack(self) -> bytes:
-        rows = [None if draft is None else as_bytes(draft) for draft in self.drafts]
-        return _packed([PROTOCOL, self.step, self.refusal[:_MOST_TEXT], rows])
+        rows = [None if draft is None else packed(draft) for draft in self.drafts]
+        return _frame([PROTOCOL, self.step, self.refusal[:_MOST_TEXT], rows])
 
     @classmethod
     def unpack(cls, frame: bytes) -> Answer:
@@ -124,11 +118,11 @@ class Answer(NamedTuple):
         step, refusal, rows = _array(_message(frame), 3)
         if not isinstance(refusal, str):
             raise MalformedMessage("a refusal is no text")
-        drafts = [None if row is None else _tokens(row) for row in _list(rows)]
+        drafts = [None if row is None else unpacked(_tokens(row)) for row in _list(rows)]
         return cls(step, " ".join(refusal.split())[:_MOST_TEXT], drafts)
 
 
-def _packed(message: list[Any]) -> bytes:
+def _frame(message: list[Any]) -> bytes:
     import msgpack
 
     frame: bytes = msgpack.packb(message)
@@ -178,13 +172,10 @@ def _bytes(value: Any, most: int) -> bytes:
     return value
 
 
-def _tokens(value: Any) -> list[int]:
+def _tokens(value: Any) -> bytes:
     if not isinstance(value, bytes) or len(value) % 4:
         raise MalformedMessage("tokens of four bytes were to come")
-    tokens: list[int] = np.frombuffer(value, dtype="<i4").tolist()
-    if tokens and min(tokens) < 0:
-        raise MalformedMessage("a token is negative")
-    return tokens
+    return value
 
 
 def _sampling(value: Any) -> Sampling:

@@ -65,10 +65,7 @@ class Listener:
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
         """(client, frame); None where none came within so many seconds. What is not one frame is skipped."""
-        import zmq
-
-        while self._socket.poll(int(timeout * 1000)):
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+        while (parts := _received(self._socket, timeout)) is not None:
             if len(parts) == 2:
                 return parts[0], parts[1]
         return None
@@ -114,11 +111,8 @@ class Caller:
 
     def receive(self, timeout: float) -> bytes | None:
         """One frame; None where none came within so many seconds. Of a message in several frames, the last."""
-        import zmq
-
-        if not self._socket.poll(max(0, round(timeout * 1000))):
-            return None
-        return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
+        parts = _received(self._socket, timeout)
+        return None if parts is None else parts[-1]
 
     def send(self, frame: bytes) -> bool:
         """False where nobody is there to take it."""
@@ -132,6 +126,17 @@ class Caller:
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+
+def _received(socket: zmq.Socket[Any], timeout: float) -> list[bytes] | None:
+    """A message; None where none came within so many seconds."""
+    import zmq
+
+    socket.rcvtimeo = max(0, round(timeout * 1000))
+    try:
+        return socket.recv_multipart()
+    except zmq.Again:
+        return None
 
 
 class _OnlyThis:

@@ -1,0 +1,149 @@
+"""What a round trip to a draft server costs, by what is sent.
+
+    python -m benchmarks.drafters.remote_round_trip [--batch 1 8] [--rounds 2000] [--repeats 5]
+
+A draft server in another process of this machine answers at once, with four tokens for every sequence; each text grows by three
+tokens a round. `round trip` is a call of RemoteDrafter.propose, from its requests to its proposal. Beside it stand one frame of the same
+size and back over the bare encrypted socket, and the same drafter asked in this process: what is above that is the cost of being
+elsewhere.
+Medians and 90th percentiles; of several repeats the best, the middle and the worst median, for on a shared machine a single one says
+little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from foredraft.draft_server import DraftServer
+from foredraft.drafters import RemoteDrafter, ScriptedDrafter
+from foredraft.engine.proposal import DraftRequest
+from foredraft.remote import Connection, Listener, Patience, VocabularyIdentity
+from foredraft.remote.sockets import Caller
+from foredraft.testing.requests import request_for
+from foredraft.utils.machine import this_machine
+
+DRAFT, GROWTH, PROMPT = 4, 3, 200
+VOCAB = 1 << 15
+
+
+def drafter() -> ScriptedDrafter:
+    return ScriptedDrafter(lambda request: [7, 8, 9, 10])
+
+
+def serve(key: bytes, pipe: Pipe) -> None:
+    server = DraftServer(drafter(), Listener("tcp://127.0.0.1:0", key))
+    pipe.send(server.address)
+    server.run()
+
+
+def echo(key: bytes, pipe: Pipe) -> None:
+    listener = Listener("tcp://127.0.0.1:0", key)
+    pipe.send(listener.address)
+    while True:
+        received = listener.receive(1.0)
+        if received is not None:
+            listener.send(*received)
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, run: Callable[[bytes, Pipe], None], key: bytes) -> None:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        self._process = context.Process(target=run, args=(key, there), daemon=True)
+        self._process.start()
+        self.address: str = here.recv()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def rounds(ask: Callable[[list[DraftRequest]], Any], batch: int, count: int) -> list[float]:
+    """Seconds of each call."""
+    texts = [[b + 1] * PROMPT for b in range(batch)]
+    requests = [request_for(b, text, DRAFT) for b, text in enumerate(texts)]
+    seconds = []
+    for number in range(count):
+        for text in texts:
+            text += [number % VOCAB] * GROWTH
+        started = time.perf_counter()
+        ask(requests)
+        seconds.append(time.perf_counter() - started)
+    return seconds[count // 10 :]
+
+
+def of_socket(caller: Caller, size: int, count: int) -> list[float]:
+    frame, seconds = bytes(size), []
+    while not caller.send(frame):
+        time.sleep(0.01)
+    caller.receive(10.0)
+    for _ in range(count):
+        started = time.perf_counter()
+        caller.send(frame)
+        caller.receive(10.0)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def summary(repeats: list[list[float]]) -> dict[str, float]:
+    """Milliseconds."""
+    medians = sorted(statistics.median(each) * 1e3 for each in repeats)
+    p90 = statistics.median(statistics.quantiles(each, n=10)[-1] * 1e3 for each in repeats)
+    middle = statistics.median(medians)
+    return {
+        name: round(ms, 4)
+        for name, ms in zip(("best", "median", "worst", "p90"), (medians[0], middle, medians[-1], p90), strict=True)
+    }
+
+
+def measure(batches: list[int], num_rounds: int, num_repeats: int) -> dict[str, Any]:
+    key = secrets.token_hex(16).encode()
+    server, mirror = Process(serve, key), Process(echo, key)
+    try:
+        connection = Connection(Caller(server.address, key), server.address, VocabularyIdentity(VOCAB))
+        connection.greet(30.0)
+        caller = Caller(mirror.address, key)
+        found: dict[str, Any] = {}
+        for batch in batches:
+            remote = RemoteDrafter(connection, Patience(1.0, 1.0), VOCAB)
+            kinds: dict[str, list[list[float]]] = {"round trip": [], "socket": [], "here": []}
+            for _ in range(num_repeats):
+                remote.forget([*range(batch)])
+                kinds["round trip"].append(rounds(remote.propose, batch, num_rounds))
+                kinds["socket"].append(of_socket(caller, 64 * batch, num_rounds))
+                kinds["here"].append(rounds(drafter().propose, batch, num_rounds))
+            found[f"batch {batch}"] = {name: summary(repeats) for name, repeats in kinds.items()}
+        return found
+    finally:
+        server.stop()
+        mirror.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    before = os.getloadavg()[0]
+    found = measure(arguments.batch, arguments.rounds, arguments.repeats)
+    machine = this_machine()
+    load = [round(each, 1) for each in (before, os.getloadavg()[0])]
+    print(
+        json.dumps({"machine": str(machine), "load average, before and after": load, "milliseconds": found}, indent=2)
+    )
+
+
+if __name__ == "__main__":
+    main()

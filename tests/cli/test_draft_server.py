@@ -1,0 +1,84 @@
+"""foredraft draft-server, and the commands that ask one."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from foredraft.remote import VARIABLE
+from tests.command_line import PROMPT, assert_refused, generate, json_lines, run, started
+from tests.draft_servers import KEY, key_file
+from tests.heads.random_heads import embedded_head
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, KEY.decode())
+
+
+def test_no_key_no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE)
+    assert_refused(run("draft-server", "--method", "suffix"), VARIABLE, "holds no key", "openssl rand -hex 32")
+    empty = tmp_path / "key"
+    empty.touch()
+    assert_refused(run("draft-server", "--method", "suffix", "--key-file", empty), str(empty), "holds no key")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--method", "eagle"), ("eagle", "target's process")),
+        (("--method", "early_exit"), ("early_exit", "target's process")),
+        (("--method", "self-int8"), ("--draft-model TARGET --quantization int8",)),
+        (("--method", "suffix+ngram"), ("one method", "suffix+remote")),
+        (("--method", "draft_model"), ("needs a draft model",)),
+        (("--draft-model", "/nowhere"), ("/nowhere",)),
+        (("--ray", "--port", "0"), ("--port 0", "--ray")),
+        (("--ray-address", "auto"), ("--ray",)),
+        (("--quantization", "int3"), ("int3",)),
+    ],
+)
+def test_what_cannot_draft_elsewhere_is_refused_by_name(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_refused(run("draft-server", *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--draft-server", "there"), ("tcp://127.0.0.1:5757", "there")),
+        (("--draft-server-max-wait", "1s"), ("--draft-server",)),
+        (("--draft-server-key-file", "key"), ("--draft-server",)),
+        (("--method", "remote"), ('method "remote" needs a draft server',)),
+        (("--draft-server", "tcp://127.0.0.1:1", "--method", "suffix"), ('the method "remote"', '"suffix"')),
+        (("--draft-server", "tcp://127.0.0.1:1", "--draft-server-max-wait", "0s"), ("above 0",)),
+    ],
+)
+def test_who_asks_is_refused_by_name_too(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_refused(generate(PROMPT, *options), *words)
+
+
+@pytest.mark.slow
+def test_a_head_is_known_by_its_files() -> None:
+    assert_refused(run("draft-server", "--draft-model", embedded_head("medusa")), "medusa", "target's process")
+
+
+@pytest.mark.slow
+def test_a_text_with_drafts_from_another_process_is_the_text_without() -> None:
+    with started(
+        "draft-server", "--method", "suffix", "--port", "0", "--key-file", key_file(), stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline().decode()
+        found = re.fullmatch(r"drafting at (tcp://127\.0\.0\.1:\d+)\n", line)
+        assert found, line
+        options = ("--temperature", "0", "--max-tokens", "60", "--json")
+        (plain,) = json_lines(generate(PROMPT, "--method", "none", *options))
+        server = ("--draft-server", found[1], "--draft-server-max-wait", "1s", "--speculative-tokens", "4")
+        (drafted,) = json_lines(generate(PROMPT, *server, *options))
+        assert drafted["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
