@@ -57,6 +57,7 @@ NOT_RUN = {
     "export": "sets what only a cluster reads",
     "python": "takes minutes, and corpora that are not part of the repository",
     "foredraft check": "its verdict depends on the time that it gets; tests/certificate/ runs it",
+    "foredraft draft-server": "runs until it is stopped; tests/cli/test_draft_server.py starts one",
     "foredraft serve": "runs until it is stopped; tests/server/test_command.py starts one",
 }
 """What a command begins with, and why it is not run."""
@@ -66,6 +67,7 @@ NOT_RUN_WORDS = {
     "meta-llama/": "needs the hub",
     "--model models/": "needs what `make models` downloads; tests with the mark real_model have it",
     "CHAT_MODEL": "takes hours, and a model that has a chat template; tests/train/test_chats.py has it",
+    "tcp://": "needs a draft server; tests/cli/test_draft_server.py has one",
     ".gguf": "needs a file that is not part of the repository",
     "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",
 }

@@ -29,6 +29,7 @@ any_settings = st.builds(
     head_window=st.none() | st.integers(0, 4096),
     head_settings=st.none()
     | st.fixed_dictionaries({"taps": st.lists(numbers, max_size=3), "norm_output": st.booleans()}),
+    draft_server=st.none() | names | st.fixed_dictionaries({"address": names, "max_wait": st.floats(0.1, 1)}),
 )
 
 
