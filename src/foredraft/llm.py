@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.drafters import SELF_DRAFTS
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import (
+    OWN_DRAFTS,
     Methods,
     check_draft_server,
     check_exit_layer,
@@ -62,14 +62,15 @@ class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
     model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair.
-    draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or directory.
+    draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or directory. MTP layers
+        are found in the target's own checkpoint: method="mtp".
     heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the
         target's tokenizer and compares, "tli" lets it draw from the tokens that both have, "none" refuses it. None or "auto": "tli"
         where the vocabularies are alike, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "pard", "eagle", "peagle", "dflash", "medusa",
-        "early_exit", "remote", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with propose
-        and forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the draft_model is
-        for and "remote" with a draft_server, if there are such, else "early_exit" with exit_layer, else "suffix".
+        "mtp", "early_exit", "remote", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with
+        propose and forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the
+        draft_model is for and "remote" with a draft_server, if there are such, else "early_exit" with exit_layer, else "suffix".
     exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows
         its own.
     speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
@@ -190,7 +191,7 @@ class LLM:
         builder = self._builder
         methods, draft_len = builder.methods, builder.speculative_tokens
         if method is not None:
-            makes_draft = isinstance(method, str) and method in SELF_DRAFTS  # then the draft model is not used
+            makes_draft = isinstance(method, str) and method in OWN_DRAFTS  # then the draft model is not used
             has_draft_model = builder.models.has_draft and not makes_draft
             has_exit_layer = builder.models.has_exit_layer
             methods = choose_methods(
@@ -207,7 +208,7 @@ class LLM:
         if speculative_tokens is not None:
             check_draft_len(speculative_tokens)
             draft_len = speculative_tokens
-        builder.models.load_self_drafts(methods)
+        builder.models.load_own_drafts(methods)
         other = copy(self)
         other._builder = EngineBuilder(builder.models, settings, methods, draft_len)
         other._start_engine(*other._builder.drafters(self.engine.pool))
@@ -500,7 +501,7 @@ def _load(
     )
     if settings.draft_server is not None:
         check_decoder_only(models.target)
-    models.load_self_drafts(methods)
+    models.load_own_drafts(methods)
     fixed_len = draft_len if isinstance(draft_len, int) else 0
     models.warm_up(engine_settings.limits.max_num_seqs, max(engine_settings.max_speculative_tokens, fixed_len))
     return EngineBuilder(models, engine_settings, methods, draft_len)

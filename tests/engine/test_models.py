@@ -33,9 +33,9 @@ def test_a_pair_is_loaded_with_the_targets_tokenizer(models: LoadedModels) -> No
 
 
 def test_a_copy_of_the_target_is_loaded_once(models: LoadedModels) -> None:
-    models.load_self_drafts(["suffix", "self-int8"])
+    models.load_own_drafts(["suffix", "self-int8"])
     copied = models.draft_for("self-int8")
-    models.load_self_drafts(["self-int8"])
+    models.load_own_drafts(["self-int8"])
     assert copied is not None
     assert models.draft_for("self-int8") is copied is models.drafts["self-int8"]
     assert set(models.drafts) == {"draft_model", "self-int8"}

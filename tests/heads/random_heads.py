@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from foredraft.heads import AnyHead, attach_head
+from foredraft.heads import AnyHead, attach_head, attach_mtp
 from foredraft.model import EMBEDDED, LanguageModel
+from tests.heads.mtp_targets import embedded_mtp
 
 HEAD_METHODS = ("eagle", "peagle", "dflash", "medusa", "early_exit")
-OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard")
+OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard", "mtp")
 """Methods that do not draft with the embedded draft model: they need a checkpoint of their own."""
 
 MASK_TOKEN = 300
@@ -38,6 +39,8 @@ def embedded_head(method: str) -> Path:
 
 def random_head(method: str, target: LanguageModel) -> AnyHead | None:
     """The same, attached to the embedded target; None for a method that needs no head."""
+    if method == "mtp":
+        return attach_mtp(str(embedded_mtp()), target)
     return attach_head(str(embedded_head(method)), target) if method in HEAD_METHODS else None
 
 
@@ -45,6 +48,8 @@ def head_settings(method: str) -> dict[str, Path]:
     """Arguments of LLM beside method, with the embedded target."""
     if method == "pard":
         return {"draft_model": embedded_pard()}
+    if method == "mtp":
+        return {"model": embedded_mtp()}
     return {"draft_model": embedded_head(method)} if method in HEAD_METHODS else {}
 
 

@@ -55,7 +55,7 @@ class ModelOptions:
     method: Annotated[
         str | None,
         Option(
-            help="none, ngram, suffix, draft_model, pard, eagle, peagle, dflash, medusa, early_exit, remote, self-int8 or self-int4, or "
+            help="none, ngram, suffix, draft_model, pard, eagle, peagle, dflash, medusa, mtp, early_exit, remote, self-int8 or self-int4, or "
             "several joined by + to choose from. Default: what --draft-model is for, else suffix."
         ),
     ] = None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.early_exit import EarlyExitDrafter
     from foredraft.drafters.medusa import MedusaDrafter
     from foredraft.drafters.merged import MergedDrafter
+    from foredraft.drafters.mtp import LayeredMtpDrafter, MtpDrafter
     from foredraft.drafters.ngram import NgramDrafter
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.pard import PardDrafter
@@ -37,6 +38,7 @@ __getattr__ = attributes(
         "early_exit": ("EarlyExitDrafter",),
         "medusa": ("MedusaDrafter",),
         "merged": ("MergedDrafter",),
+        "mtp": ("MtpDrafter", "LayeredMtpDrafter"),
         "ngram": ("NgramDrafter",),
         "none": ("NoDrafter",),
         "pard": ("PardDrafter",),
@@ -58,6 +60,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "eagle": lambda context: __getattr__("EagleDrafter").build(context),
         "early_exit": lambda context: __getattr__("EarlyExitDrafter").build(context),
         "medusa": lambda context: __getattr__("MedusaDrafter").build(context),
+        "mtp": lambda context: __getattr__("MtpDrafter").build(context),
         "pard": lambda context: __getattr__("PardDrafter").build(context),
         "peagle": lambda context: __getattr__("PEagleDrafter").build(context),
         "remote": lambda context: __getattr__("RemoteDrafter").build(context),
@@ -100,8 +103,10 @@ __all__ = [
     "DrafterContext",
     "EagleDrafter",
     "EarlyExitDrafter",
+    "LayeredMtpDrafter",
     "MedusaDrafter",
     "MergedDrafter",
+    "MtpDrafter",
     "NgramDrafter",
     "NoDrafter",
     "PEagleDrafter",

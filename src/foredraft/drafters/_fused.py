@@ -7,6 +7,7 @@ something else in their place, and are read anew once they stand: so a head neve
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,16 +15,23 @@ from torch import Tensor
 from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
-from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.heads import CompiledEagle, EagleHead, MtpHead
 from foredraft.model import Read
 
+Head = TypeVar("Head", bound=EagleHead | CompiledEagle | MtpHead)
 
-class FusedReader:
+
+class FusedReader(Generic[Head]):
     """head: its keys and values are taken from the pool. max_rows: of one pass. context_len: the longest sequence. A sequence
     whose history the target has not read yet, or whose cache finds no room, gets a proposal of zero."""
 
     def __init__(
-        self, head: EagleHead | CompiledEagle, vocab_size: int, pool: MemoryPool, context_len: int, max_rows: int = 512
+        self,
+        head: Head,
+        vocab_size: int,
+        pool: MemoryPool,
+        context_len: int,
+        max_rows: int = 512,
     ) -> None:
         self.taps = head.config.taps
         self._head = head
@@ -31,6 +39,7 @@ class FusedReader:
         self._max_rows = max_rows
         self._cache = KVCache(pool, head.bytes_per_token, context_len)
         self._num_fused: dict[int, int] = {}
+        self._num_ahead = 0  # rows of the features that last came, in which draft tokens were read beside them
 
     @property
     def bytes_held(self) -> int:
@@ -48,7 +57,7 @@ class FusedReader:
         seq_id, tokens = request.seq_id, request.tokens
         num_features = len(_features_of(request))
         # the last row is always read again: it gives the first draft token
-        kept = min(self._num_fused.get(seq_id, 0), num_features - 1)
+        kept = max(0, min(self._num_fused.get(seq_id, 0) - self._num_ahead, num_features - 1))
         self._cache.keep_prefix_of(seq_id, tokens[1 : num_features + 1], at_most=kept)
         self._num_fused[seq_id] = self._cache.num_held(seq_id)
         if self._cache.reserve(seq_id, len(tokens) - 1 + draft.max_len - 1):
@@ -79,8 +88,12 @@ class FusedReader:
         """What a draft has to read beyond max_rows rows is read before."""
         for draft in drafts:
             while self._num_unread(draft) > self._max_rows:
-                self._head.read(*self._fused([draft], self._max_rows), self._cache)
+                self._read_before(draft)
         return in_passes(drafts, self._num_rows, self._max_rows)
+
+    def _read_before(self, draft: Draft) -> None:
+        """At most max_rows rows."""
+        self._head.read(*self._fused([draft], self._max_rows), self._cache)
 
 
 def _features_of(request: DraftRequest) -> Features:

@@ -1,31 +1,20 @@
-"""EAGLE heads draft autoregressively from hidden states of the target (arXiv:2401.15077, arXiv:2503.01840).
-
-Rows of draft tokens have the head's own state in the place of the target's features.
-"""
+"""EAGLE heads draft autoregressively from hidden states of the target (arXiv:2401.15077, arXiv:2503.01840)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
-from foredraft.drafters._fused import FusedReader
-from foredraft.drafters._trees import DraftTree, grow_all, inner_nodes, last_level, read_of, trees_for
+from foredraft.drafters._autoregressive import AutoregressiveReader
+from foredraft.drafters._drafts import Draft, is_written, take_generated
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
-from foredraft.heads import CompiledEagle, EagleHead, HeadReading
-from foredraft.model import Read
-from foredraft.sampling import TokenProbs, draw_specs, select
+from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.sampling import TokenProbs, draw_specs
 
 
-class EagleDrafter(FusedReader):
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities."""
-
-    grows_trees = True
+class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
+    """Where the compiled kernels run the head, they write a whole draft in one call."""
 
     @classmethod
     def build(cls, context: DrafterContext) -> EagleDrafter:
@@ -34,15 +23,11 @@ class EagleDrafter(FusedReader):
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        drafts = [Draft(request, request.max_len if request.has_all_features else 0) for request in requests]
-        token_probs: list[TokenProbs] = []
-        ready = [draft for draft in drafts if draft.max_len > 0 and self._has_room(draft)]
-        chains = [draft for draft in ready if draft.request.shape is None]
-        with torch.inference_mode():
-            self._write([draft for draft in chains if self._is_written(draft)], token_probs)
-            self._extend_all([draft for draft in chains if not self._is_written(draft)], token_probs)
-            self._grow(trees_for(ready))
-        return as_proposal(drafts, token_probs)
+        return self._drafted(requests)
+
+    def _draft_chains(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
+        self._write([draft for draft in drafts if self._is_written(draft)], token_probs)
+        self._extend_all([draft for draft in drafts if not self._is_written(draft)], token_probs)
 
     def _is_written(self, draft: Draft) -> bool:
         """Whether the head writes it in one call."""
@@ -58,56 +43,3 @@ class EagleDrafter(FusedReader):
             reads, states = self._fused(group)
             written = head.generate(reads, states, lens, self._vocab_size, self._cache, specs)  # type: ignore[operator]
             take_generated(group, written, specs, token_probs)
-
-    def _catch_up(self, drafts: Sequence[Draft]) -> HeadReading:
-        """Read all tokens that the target's features are there for, then those that are forced -> the reading of each last row."""
-        parts = [self._head.read(*self._fused(group), self._cache) for group in self._passes(drafts)]
-        logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
-        for place in range(max(draft.request.num_forced for draft in drafts)):
-            rows = [row for row, draft in enumerate(drafts) if draft.request.num_forced > place]
-            forced = [_first_forced(drafts[row].request) + place for row in rows]
-            tokens = [drafts[row].request.tokens[position] for row, position in zip(rows, forced, strict=True)]
-            reading = self._read_on([drafts[row] for row in rows], tokens, states[rows])
-            logits[rows], states[rows] = reading.logits, reading.states
-        return HeadReading(logits, states)
-
-    def _extend_all(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
-        """A pass for each token."""
-        if not drafts:
-            return
-        reading = self._catch_up(drafts)
-        while True:
-            extend(drafts, self._head.on_target(reading.logits), self._vocab_size, token_probs)
-            rows = [row for row, draft in enumerate(drafts) if draft.has_room]
-            if not rows:
-                return
-            drafts = [drafts[row] for row in rows]
-            reading = self._read_on(drafts, [draft.ids[-1] for draft in drafts], reading.states[rows])
-
-    def _grow(self, trees: Sequence[DraftTree]) -> None:
-        """A pass for each level. It reads the levels before it anew: rows cost a head little."""
-        if not trees:
-            return
-        reading = self._catch_up([tree.draft for tree in trees])
-        num_read = {id(tree): self._cache.num_held(tree.request.seq_id) for tree in trees}
-        states = {(id(tree), ROOT): reading.states[row] for row, tree in enumerate(trees)}
-
-        def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
-            nodes = inner_nodes(going_on, depth)
-            before = torch.stack([states[id(tree), tree.shape.parents[node]] for tree, node in nodes])
-            reading = self._head.read([read_of(tree, depth) for tree in going_on], before, self._cache)
-            states.update({(id(tree), node): state for (tree, node), state in zip(nodes, reading.states, strict=True)})
-            for tree in going_on:
-                self._cache.keep_prefix_of(tree.request.seq_id, tree.request.tokens[1:], at_most=num_read[id(tree)])
-            return self._head.on_target(select(reading.logits, last_level(going_on, depth)))
-
-        grow_all(trees, self._head.on_target(reading.logits), self._vocab_size, read)
-
-    def _read_on(self, drafts: Sequence[Draft], tokens: Sequence[int], states: Tensor) -> HeadReading:
-        """A token more for each, with the head's own states. states: [len(drafts), H]"""
-        reads = [Read(draft.request.seq_id, [token], 1) for draft, token in zip(drafts, tokens, strict=True)]
-        return self._head.read(reads, states, self._cache)
-
-
-def _first_forced(request: DraftRequest) -> int:
-    return len(request.tokens) - request.num_forced

@@ -22,7 +22,7 @@ from foredraft.model import Read
 from foredraft.sampling import TokenProbs
 
 
-class PEagleDrafter(FusedReader):
+class PEagleDrafter(FusedReader[EagleHead | CompiledEagle]):
     """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities."""
 
     grows_trees = True

@@ -42,6 +42,13 @@ LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
 """Those of them whose draft is a language model of its own; the others draft with a head."""
 
 
+TARGET_HEADS = frozenset({"mtp"})
+"""Methods that draft with a head that lies in the target's own checkpoint."""
+
+OWN_DRAFTS = frozenset({*SELF_DRAFTS, *TARGET_HEADS})
+"""Methods whose draft comes with the target."""
+
+
 def choose_methods(
     methods: Methods | None,
     *,
@@ -78,8 +85,11 @@ def choose_methods(
     needing = next((name for name in names if name in DRAFT_METHODS and name not in given), None)
     if needing is not None and not has_draft_model:
         raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}')
-    if has_draft_model and all(name in SELF_DRAFTS for name in names):
+    if has_draft_model and all(name in OWN_DRAFTS for name in names):
         raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
+    own = next((name for name in names if name in TARGET_HEADS), None)
+    if own is not None and any(name in DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS for name in names):
+        raise ForedraftError(f'method "{own}" cannot be combined with another head: leave one of them out')
     return chosen
 
 

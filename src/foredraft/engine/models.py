@@ -15,6 +15,7 @@ from foredraft.engine.methods import (
     DRAFT_METHODS,
     EARLY_EXIT,
     LANGUAGE_MODEL_METHODS,
+    TARGET_HEADS,
     Method,
     Methods,
     draft_of,
@@ -22,7 +23,17 @@ from foredraft.engine.methods import (
     names_of,
 )
 from foredraft.errors import ForedraftError, ModelError, VocabularyError
-from foredraft.heads import TEXT, AnyHead, CompiledEagle, EarlyExit, HeadOptions, attach_head, head_method_of
+from foredraft.heads import (
+    TEXT,
+    AnyHead,
+    CompiledEagle,
+    EarlyExit,
+    HeadOptions,
+    MtpHead,
+    attach_head,
+    attach_mtp,
+    head_method_of,
+)
 from foredraft.kernels import WeightFormat, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -82,7 +93,8 @@ class LoadedModels:
     ) -> None:
         has_head = draft_source is not None and draft_method not in LANGUAGE_MODEL_METHODS
         draft_model = None if has_head else draft_source
-        if not has_head and head_options is not None and head_options.are_given:
+        takes_options = has_head or draft_method in TARGET_HEADS
+        if not takes_options and head_options is not None and head_options.are_given:
             raise ForedraftError(
                 "head_window and head_settings are for heads: give draft_model= the directory or hub id of one"
             )
@@ -133,12 +145,17 @@ class LoadedModels:
     @property
     def has_draft(self) -> bool:
         """Whether there is a draft model, or a head in its place."""
-        return "draft_model" in self.drafts or (self.head is not None and not self.has_exit_layer)
+        return "draft_model" in self.drafts or (self.head is not None and not self.has_own_head)
 
     @property
     def has_exit_layer(self) -> bool:
         """Whether an early exit that is not trained can draft."""
         return isinstance(self.head, EarlyExit) and not self.head.config.is_trained
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the head came with the target, and not in the place of a draft model."""
+        return self.has_exit_layer or isinstance(self.head, MtpHead)
 
     @property
     def end_ids(self) -> list[int]:
@@ -156,10 +173,12 @@ class LoadedModels:
         config = getattr(self.target.hf, "generation_config", None)
         return {} if config is None else config.to_diff_dict()
 
-    def load_self_drafts(self, methods: Sequence[Method]) -> None:
-        """Load the copies of the target that these methods draft with, unless they are loaded."""
+    def load_own_drafts(self, methods: Sequence[Method]) -> None:
+        """Load what comes with the target and these methods draft with, unless it is loaded: its MTP layers, and copies of it."""
         for method in methods:
             name = name_of(method)
+            if name in TARGET_HEADS and not isinstance(self.head, MtpHead):
+                self._attach_mtp()
             if name in SELF_DRAFTS and name not in self.drafts:
                 if is_stored_in_few_bits(self.source, self.options):
                     raise ModelError(
@@ -215,6 +234,19 @@ class LoadedModels:
         check_encoders(self.target, draft, self.vocabularies.get("draft_model"))
         return draft
 
+    def _attach_mtp(self) -> None:
+        """Raises ModelError for a target without MTP layers, and where there is another head."""
+        if self.head is not None:
+            raise ModelError('method "mtp" cannot be combined with another head: load the target without it')
+        if self.is_in_memory:
+            raise ModelError(
+                'method "mtp" reads MTP layers from the target\'s checkpoint: give its directory or hub id, and no model object'
+            )
+        check_decoder_only(self.target)
+        name = os.fspath(self.source)
+        self.head = attach_mtp(name, self.target, self.options.revision, self.head_options)
+        self.head_identity = HeadIdentity(f"MTP layers of {name}", str(self.head.dtype).removeprefix("torch."), None)
+
     def _attach_head(self, source: ModelSource | None) -> AnyHead:
         if source is None or isinstance(source, PreTrainedModel):
             raise ModelError("a head is given by its directory or hub id, not as a model object")
@@ -243,9 +275,11 @@ def draft_method_of(
     draft_source: ModelSource | None, methods: Methods | None, revision: str | None, exit_layer: int | None = None
 ) -> str:
     """The method that drafts with a draft: the one that the user names, else the one that its files are for. With exit_layer, early
-    exit needs no draft."""
+    exit needs no draft. Without a draft, one that finds its head in the target's checkpoint may be named."""
     using = DRAFT_METHODS.keys() - ({EARLY_EXIT} if exit_layer is not None else set())
     named = [] if methods is None else [name for name in names_of(methods) if name in using]
+    if not named and methods is not None and draft_source is None:
+        named = [name for name in names_of(methods) if name in TARGET_HEADS]
     if named or draft_source is None or isinstance(draft_source, PreTrainedModel):
         return named[0] if named else "draft_model"
     name = os.fspath(draft_source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
-    from foredraft.heads.attaching import AnyHead, TargetEnds, attach_head
+    from foredraft.heads.attaching import AnyHead, TargetEnds, attach_head, attach_mtp
     from foredraft.heads.calibration import TEXT
     from foredraft.heads.compiled import CompiledEagle
     from foredraft.heads.config import (
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         HeadCheckpoint,
         HeadConfig,
         MedusaConfig,
+        MtpConfig,
         TargetShape,
     )
     from foredraft.heads.detection import head_method_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from foredraft.heads.early_exit import EarlyExit
     from foredraft.heads.loading import load_head
     from foredraft.heads.medusa import MedusaHead
+    from foredraft.heads.mtp import MtpHead
     from foredraft.heads.options import HeadOptions
 
 __all__ = [
@@ -47,9 +49,12 @@ __all__ = [
     "HeadReading",
     "MedusaConfig",
     "MedusaHead",
+    "MtpConfig",
+    "MtpHead",
     "TargetEnds",
     "TargetShape",
     "attach_head",
+    "attach_mtp",
     "head_method_of",
     "load_head",
 ]
@@ -66,9 +71,10 @@ __getattr__ = attributes(
             "HeadCheckpoint",
             "HeadConfig",
             "MedusaConfig",
+            "MtpConfig",
             "TargetShape",
         ),
-        "attaching": ("AnyHead", "TargetEnds", "attach_head"),
+        "attaching": ("AnyHead", "TargetEnds", "attach_head", "attach_mtp"),
         "calibration": ("TEXT",),
         "compiled": ("CompiledEagle",),
         "dflash": ("DFlashHead",),
@@ -77,6 +83,7 @@ __getattr__ = attributes(
         "early_exit": ("EarlyExit",),
         "loading": ("load_head",),
         "medusa": ("MedusaHead",),
+        "mtp": ("MtpHead",),
         "options": ("HeadOptions",),
     },
 )

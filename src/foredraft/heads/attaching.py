@@ -17,16 +17,18 @@ from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCh
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import EarlyExit
-from foredraft.heads.loading import load_head
+from foredraft.heads.loading import load_head, load_mtp
 from foredraft.heads.medusa import MedusaHead
+from foredraft.heads.mtp import MtpHead
 from foredraft.heads.options import HeadOptions, overridden, window_of
 from foredraft.kernels import WeightFormat, unquantized
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
+from foredraft.model.structure import DecoderParts
 
-AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit
+AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit | MtpHead
 
 logger = logging.getLogger("foredraft")
 
@@ -49,8 +51,6 @@ def attach_head(
     """
     shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
     checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
-    for note in checkpoint.notes:
-        logger.info("%s: %s", name, note)
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):
@@ -58,17 +58,38 @@ def attach_head(
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(checkpoint)
         return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype).to(target.device)
+    assert isinstance(checkpoint.config, EagleConfig)  # MTP layers are no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
     return _compiled(head, target, weight_format) or head
 
 
+def attach_mtp(
+    name: str, target: LanguageModel, revision: str | None = None, options: HeadOptions = _NO_OPTIONS
+) -> MtpHead:
+    """The MTP layers of the target's own checkpoint, in its precision and on its device. name: the checkpoint's directory or hub id.
+
+    Raises ModelError, see load_mtp and overridden, and for layers that our attention cannot run.
+    """
+    hf, ends = target.hf, TargetEnds(target.hf)
+    checkpoint = load_mtp(name, hf.config, DecoderParts.of(hf), revision)
+    checkpoint = _with_options(name, checkpoint, options, TargetShape.of(hf.config))
+    head = MtpHead.of(checkpoint, ends.embed, ends.lm_head, hf.dtype, options.window or None).to(target.device)
+    head.route(target.device, target.body.kernels)
+    head.try_out(name, target.device)
+    return head
+
+
 def _with_options(name: str, checkpoint: HeadCheckpoint, options: HeadOptions, shape: TargetShape) -> HeadCheckpoint:
+    """With the user's settings. What is to be known of how its files were read is logged."""
     try:
-        return overridden(checkpoint, options.settings, shape)
+        checkpoint = overridden(checkpoint, options.settings, shape)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
+    for note in checkpoint.notes:
+        logger.info("%s: %s", name, note)
+    return checkpoint
 
 
 def _calibrated(

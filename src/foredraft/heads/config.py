@@ -1,8 +1,9 @@
 """What a head is: one description for the checkpoints of every form.
 
-A head drafts from hidden states of the target. Four kinds of description: an EAGLE head is one or more decoder layers with
-keys and values of their own, a DFlash head some over keys and values that hidden states give, a Medusa head a few independent
-blocks on one hidden state, and an early exit a norm behind one of the target's own layers.
+A head drafts from hidden states of the target. Five kinds of description: an EAGLE head is one or more decoder layers with
+keys and values of their own, MTP layers are more layers of the target's own family, a DFlash head has some over keys and values that
+hidden states give, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the target's
+own layers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from foredraft.model.structure import DecoderParts
 from foredraft.model.taps import FINAL_NORM
 
 
@@ -191,7 +193,28 @@ class ExitConfig(HeadConfig):
     kind: Literal["early_exit"] = "early_exit"
 
 
-AnyHeadConfig = EagleConfig | DFlashConfig | MedusaConfig | ExitConfig
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(LayeredConfig):
+    """Multi-token prediction layers of the target's own checkpoint (DeepSeek-V3, arXiv:2412.19437).
+
+    layer: the target's configuration, for these layers alone. parts: what they are made of. cache_width: numbers that the cache keeps
+    of a token in each layer.
+    hidden_first: whether the projection reads the hidden state before the embedding, and not behind it.
+    """
+
+    parts: DecoderParts = field(compare=False, repr=False)
+    cache_width: int
+    hidden_first: bool = False
+    taps: tuple[int, ...] = (FINAL_NORM,)
+    owns_lm_head: bool = False
+    kind: Literal["mtp"] = "mtp"
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Of keys and values, over all layers."""
+        return self.num_layers * self.cache_width * dtype.itemsize
+
+
+AnyHeadConfig = EagleConfig | DFlashConfig | MedusaConfig | ExitConfig | MtpConfig
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from foredraft.heads.files import HeadFiles, weight_files
+from foredraft.heads.files import HeadFiles, tensor_names, weight_files
 from foredraft.heads.formats import FORMATS, dflash, early_exit, speculators
 from foredraft.model.hub import config_of
 
@@ -45,11 +44,7 @@ def _without_weights(folder: Path) -> dict[str, Tensor]:
     """Empty tensors under the names of the files."""
     names: list[str] = []
     for path in weight_files(folder):
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as stream:
-                names += stream.keys()
-        else:
-            names += torch.load(path, map_location="meta", weights_only=True)
+        names += tensor_names(path)
     return dict.fromkeys(names, torch.empty(0, device="meta"))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -48,6 +49,50 @@ class HeadFiles:
             raise ModelError(f"{name}: {error}") from error
         except Exception as error:
             raise ModelError(f"{name}: the head cannot be read: {one_line(error)}; download it again") from error
+
+
+class CheckpointTensors:
+    """The tensors of a model's checkpoint, of which some are read. name: a directory, or a hub id whose files are fetched.
+
+    Raises ModelError for files that cannot be found or read.
+    """
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        self._files = {key: path for path in _files_of(name, revision) for key in tensor_names(path)}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def read(self, wanted: Iterable[str]) -> dict[str, Tensor]:
+        """Those of these names that are there."""
+        tensors: dict[str, Tensor] = {}
+        names = [name for name in wanted if name in self._files]
+        for path in sorted({self._files[name] for name in names}):
+            inside = [name for name in names if self._files[name] == path]
+            if path.suffix == ".safetensors":
+                with safe_open(path, "pt") as stream:
+                    tensors |= {name: stream.get_tensor(name) for name in inside}
+            else:
+                held = _read(path)
+                tensors |= {name: held[name] for name in inside}
+        return tensors
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Of the tensors in a file of weights, without reading them."""
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as stream:
+            return list(stream.keys())
+    return list(torch.load(path, map_location="meta", weights_only=True))
+
+
+def _files_of(name: str, revision: str | None) -> list[Path]:
+    folder = _folder_of(name, revision)
+    try:
+        return list(weight_files(folder))
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
 
 
 def _folder_of(name: str, revision: str | None) -> Path:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from foredraft.errors import ModelError
-from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, MtpConfig, TargetShape
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import empty_exit
-from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats import FORMATS
+from foredraft.heads.files import CheckpointTensors, HeadFiles
+from foredraft.heads.formats import FORMATS, mtp
 from foredraft.heads.formats.base import HeadFormat
 from foredraft.heads.medusa import MedusaHead
+from foredraft.heads.mtp import MtpHead
+from foredraft.model.checkpoint import is_gguf
+from foredraft.model.structure import DecoderParts
 
 
 def load_head(name: str, target: TargetShape, revision: str | None = None) -> HeadCheckpoint:
@@ -31,6 +36,28 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
         form = format_of(files)
         checkpoint = replace(form.read(files, target), form=form.name)
         _check_target(checkpoint, target)
+        _check_tensors(checkpoint)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    return checkpoint
+
+
+def load_mtp(name: str, config: PretrainedConfig, parts: DecoderParts, revision: str | None = None) -> HeadCheckpoint:
+    """The MTP layers in a target's own checkpoint. name: of the checkpoint. config, parts: of the target.
+
+    Raises ModelError, one line that names it, for a checkpoint that has none or is quantized, and for layers of an unknown form, whose
+    tensors are missing, unknown or of another shape, or that cannot be made from the target's configuration.
+    """
+    if is_gguf(Path(name)):
+        raise ModelError(f"{name}: a GGUF file; MTP layers are read from checkpoints in Hugging Face format")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(f"{name}: its weights are quantized, and MTP layers are read from unquantized ones only")
+    tensors = CheckpointTensors(name, revision)
+    try:
+        found = mtp.find_layers(tensors.names, config.get_text_config().num_hidden_layers)
+        if found is None:
+            raise ModelError("it has no MTP layers, with which it could draft for itself; use another method")
+        checkpoint = mtp.read(found, tensors.read(found.wanted), config, parts)
         _check_tensors(checkpoint)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
@@ -54,6 +81,8 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
         return DFlashHead(checkpoint.config, _no_target, _no_target)
     if isinstance(checkpoint.config, ExitConfig):
         return empty_exit(checkpoint.config)
+    if isinstance(checkpoint.config, MtpConfig):
+        return MtpHead(checkpoint.config, _no_target, _no_target)
     return MedusaHead(checkpoint.config, _no_target)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.model import attention, experts
@@ -31,9 +32,14 @@ def route(model: PreTrainedModel) -> None:
     Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
     """
     for config in _configs_of(model):
-        config._attn_implementation = attention.NAME
-        if model.device.type == "cpu":
-            config._experts_implementation = experts.NAME
+        route_config(config, model.device)
+
+
+def route_config(config: PretrainedConfig, device: torch.device) -> None:
+    """Modules that are made from this configuration run our functions, on this device."""
+    config._attn_implementation = attention.NAME
+    if device.type == "cpu":
+        config._experts_implementation = experts.NAME
 
 
 def _configs_of(model: PreTrainedModel) -> list[PretrainedConfig]:

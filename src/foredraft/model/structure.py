@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import ModelError
 
@@ -30,6 +30,15 @@ def find_layers(hf: PreTrainedModel) -> nn.ModuleList | None:
     return next((layers for layers in lists if len(layers) == num_layers), None)
 
 
+def cache_width_of(config: PretrainedConfig) -> int:
+    """Numbers of keys and values that a layer keeps of a token, where the configuration uses the usual names."""
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds the expanded heads
+        return int(heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * (getattr(config, "num_key_value_heads", None) or heads) * head_dim)
+
+
 def final_norm_of(hf: PreTrainedModel) -> nn.Module:
     """The norm behind the last layer, whatever its family calls it: of the layers' siblings the last one with a vector of weights.
     Raises ModelError where there is none."""
@@ -40,6 +49,29 @@ def final_norm_of(hf: PreTrainedModel) -> nn.Module:
         if isinstance(weight, Tensor) and weight.shape == width:
             return module
     raise ModelError(f"{type(hf).__name__}: it has no norm behind its last layer, and a trained exit takes its place")
+
+
+class DecoderParts(NamedTuple):
+    """What more layers of a decoder's family are made of.
+
+    layer: their class, made from a configuration and an index. norm: the final one, of which copies are made. rotary_emb: gives cos and
+    sin for all layers. float32: tensors that are kept in float32, by parts of their names.
+    """
+
+    layer: type[nn.Module]
+    norm: nn.Module
+    rotary_emb: nn.Module
+    float32: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, hf: PreTrainedModel) -> DecoderParts:
+        """Raises ModelError for a decoder whose layers make their rotary angles themselves, or have none."""
+        layers = decoder_layers(hf)
+        rotary_emb = getattr(_parent_of(hf, layers), "rotary_emb", None)
+        if not isinstance(rotary_emb, nn.Module):
+            raise ModelError(f"{type(hf).__name__}: its layers share no rotary embedding, so no more can be added")
+        float32 = tuple(getattr(hf, "_keep_in_fp32_modules_strict", None) or ())
+        return cls(type(layers[-1]), final_norm_of(hf), rotary_emb, float32)
 
 
 def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Pretrained
 from foredraft.model import LanguageModel, LoadOptions, Read, Traits
 from foredraft.model.context import context_len_of
 from foredraft.model.loading import load_config, refuse_unsupported
+from foredraft.model.structure import cache_width_of
 from foredraft.tools.inspection.report import Costs, ModelReport
 from foredraft.tools.inspection.weights import layout_of, load_bytes, pass_bytes, predicted_weights
 
@@ -76,15 +77,10 @@ def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, 
 def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None:
     """Keys and values of every layer, where the configuration uses the usual names."""
     text: Any = config.get_text_config()
-    layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
-    if not layers or not heads:
+    layers = getattr(text, "num_hidden_layers", None)
+    if not layers or not getattr(text, "num_attention_heads", None):
         return None
-    if getattr(text, "kv_lora_rank", None):  # latent attention: the cache holds the expanded heads
-        widths = heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
-    else:
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-        widths = 2 * (getattr(text, "num_key_value_heads", None) or heads) * head_dim
-    return int(layers * widths * dtype.itemsize)
+    return int(layers * cache_width_of(text) * dtype.itemsize)
 
 
 def _architecture(config: PretrainedConfig) -> str:
