@@ -110,11 +110,11 @@ def test_random_trees_are_invisible(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
-    "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "early_exit", "ngram", "suffix"]
+    "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "mtp", "early_exit", "ngram", "suffix"]
 )
 def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
     """Alone, and in a batch with requests of chains and of fewer tokens."""
-    settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa"} else {}
+    settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa", "mtp"} else {}
     settings |= head_settings(method) if method in {"pard", "peagle", "dflash"} else {}
     settings |= {"exit_layer": 6} if method == "early_exit" else {}
     llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, **settings)

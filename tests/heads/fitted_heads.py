@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,18 +11,21 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import foredraft
-from foredraft import LLM
+from foredraft import LLM, SamplingParams
 from foredraft.heads import TargetEnds
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.model.taps import FINAL_NORM
+from tests.heads import mtp_targets
 from tests.heads.checkpoints import Golden
 
 TAPS = (3, 5, 7)
 _EXIT_LAYER = 6
 _NUM_MEDUSA_HEADS = 3
+_BEGINNINGS = ("def read_lines(path):", "Once upon a time there was a", "import os\nimport sys\n")
 _TEXT = Path(foredraft.__file__).with_name("llm.py")
 
 
@@ -30,6 +34,8 @@ def fitted_settings(method: str) -> dict[str, Any]:
     """Arguments of LLM beside method, with the embedded target, for drafts of hidden states that are often accepted."""
     if method == "early_exit":
         return {"exit_layer": _EXIT_LAYER}
+    if method == "mtp":
+        return {"model": fitted_mtp()}
     llm = LLM(EMBEDDED / "target", method="none", num_threads=1)
     text, folder = llm.text_tokenizer(_TEXT.read_text())["input_ids"][:4000], Path(mkdtemp())
     return {
@@ -108,3 +114,39 @@ def _save_medusa(target: LanguageModel, text: Sequence[int], folder: Path) -> Pa
     settings = {"medusa_num_heads": _NUM_MEDUSA_HEADS, "medusa_num_layers": 1}
     (folder / "config.json").write_text(json.dumps(settings))
     return folder
+
+
+@cache
+@torch.inference_mode()
+def fitted_mtp(num_layers: int = 1) -> Path:
+    """The embedded target with MTP layers whose decoder layer does nothing: the projection maps the embedding of a token and the
+    hidden state before it to what the target's last layer gives for that token. Fitted on texts that the target writes."""
+    llm = LLM(EMBEDDED / "target", method="none", num_threads=1)
+    config, own = llm.target.hf.config, load_file(EMBEDDED / "target" / "model.safetensors")
+    wanted = SamplingParams(max_tokens=96, temperature=0.8, n=8, seed=0)
+    prompts = [llm.text_tokenizer(prompt)["input_ids"] for prompt in _BEGINNINGS]
+    outputs = zip(prompts, llm.generate(prompts, wanted), strict=True)
+    texts = [[*prompt, *text.token_ids] for prompt, output in outputs for text in output.outputs]
+    inputs, wanted_states = [], []
+    for text, features in zip(
+        texts, llm.target.read_features(texts, (FINAL_NORM, config.num_hidden_layers)), strict=True
+    ):
+        states, last_outputs = features.double().split(config.hidden_size, 1)
+        embeds = own["model.embed_tokens.weight"].double()[torch.tensor(text[1:])]
+        inputs.append(torch.cat([_rms(embeds), _rms(states[:-1])], dim=-1))
+        wanted_states.append(last_outputs[1:])
+    projection = torch.linalg.lstsq(torch.cat(inputs), torch.cat(wanted_states)).solution.T
+    last, tensors = f"model.layers.{config.num_hidden_layers - 1}.", {}
+    for index in range(num_layers):
+        prefix = f"model.layers.{config.num_hidden_layers + index}."
+        tensors |= {name.replace(last, prefix): tensor.clone() for name, tensor in own.items() if name.startswith(last)}
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            tensors[f"{prefix}{name}.weight"].zero_()
+        tensors[f"{prefix}eh_proj.weight"] = projection.float().clone()
+        tensors |= {f"{prefix}{name}.weight": torch.ones(config.hidden_size) for name in ("enorm", "hnorm")}
+        tensors[f"{prefix}shared_head.norm.weight"] = own["model.norm.weight"].clone()
+    return mtp_targets.add(Path(shutil.copytree(EMBEDDED / "target", Path(mkdtemp()) / "target")), tensors)
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -65,13 +66,14 @@ class DecoderParts(NamedTuple):
 
     @classmethod
     def of(cls, hf: PreTrainedModel) -> DecoderParts:
-        """Raises ModelError for a decoder whose layers make their rotary angles themselves, or have none."""
+        """Of a model whose layers may have been given up to kernels. Raises ModelError for a decoder whose layers make their rotary
+        angles themselves, or have none."""
         layers = decoder_layers(hf)
         rotary_emb = getattr(_parent_of(hf, layers), "rotary_emb", None)
         if not isinstance(rotary_emb, nn.Module):
             raise ModelError(f"{type(hf).__name__}: its layers share no rotary embedding, so no more can be added")
         float32 = tuple(getattr(hf, "_keep_in_fp32_modules_strict", None) or ())
-        return cls(type(layers[-1]), final_norm_of(hf), rotary_emb, float32)
+        return cls(type(decoder_layers(_skeleton(hf))[-1]), final_norm_of(hf), rotary_emb, float32)
 
 
 def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> PreTrainedModel:
@@ -84,6 +86,14 @@ def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> P
         changed[_path_of(hf, parent, final_norm_of(hf))] = exit
     shorter: PreTrainedModel = _with_modules(hf, changed)
     return shorter
+
+
+def _skeleton(hf: PreTrainedModel) -> PreTrainedModel:
+    """The model as its class makes it, without storage."""
+    config = copy.deepcopy(hf.config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        return type(hf)(config)
 
 
 def _parent_of(hf: PreTrainedModel, child: nn.Module) -> nn.Module:
