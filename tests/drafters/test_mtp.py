@@ -81,8 +81,8 @@ def test_rounds_of_sampled_texts_are_recorded(tmp_path: Path) -> None:
     with record(llm, tmp_path / "trace.jsonl"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.8))
     trace = read_trace(tmp_path / "trace.jsonl")
-    assert trace.header.head is not None
-    assert trace.header.head.name == f"MTP layers of {fitted_mtp()}"
+    assert trace.header.draft is not None
+    assert trace.header.draft.name == f"MTP layers of {fitted_mtp()}"
     stats = llm.engine.stats
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 20
 

@@ -87,6 +87,7 @@ def test_vllm_is_given_keys_that_it_takes(name: str, method: str, tmp_path: Path
         ("draft_model", {"method": "draft_model", "model": DRAFT, "draft_sample_method": "probabilistic"}),
         ("ngram", {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}),
         ("suffix", {"method": "custom_class", "model": "foredraft.integrations.vllm.Proposer"}),
+        ("mtp", {"method": "mtp"}),
     ],
 )
 def test_what_vllm_is_given(name: str, method: str, expected: dict[str, Any], tmp_path: Path) -> None:

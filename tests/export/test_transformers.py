@@ -59,6 +59,12 @@ def test_an_early_exit_runs() -> None:
         assert generate(names, prompt, **names["options"]) == generate(names, prompt)
 
 
+def test_mtp_layers_are_transformers_own(tmp_path: Path) -> None:
+    """Here they come from the target's checkpoint too."""
+    names = executed(export("transformers", "mtp", tmp_path).text)
+    assert names["options"] == {"use_mtp": True}
+
+
 class PassCounter:
     """Of a model, since the last `pop`."""
 

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foredraft import ModelError
+from foredraft.cli.render.inspection import inspection_lines
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.heads import MedusaConfig
 from foredraft.kernels import load_kernels
@@ -24,6 +25,7 @@ from foredraft.model.packed import packs
 from foredraft.tools.inspection import inspect_models
 from foredraft.tools.inspection.heads import coverage_of
 from foredraft.utils.machine import process_memory
+from tests.heads.mtp_targets import saved
 from tests.heads.random_heads import HEAD_METHODS, embedded_head
 from tests.vocabulary.permuted import permuted_draft
 
@@ -278,6 +280,18 @@ def test_a_head_is_described_from_its_files() -> None:
     assert head.target_pass_bytes == found.target.pass_bytes
     assert head.step_share("bfloat16") == head.step_bytes["bfloat16"] / found.target.pass_bytes["bfloat16"]
     json.dumps(found.as_dict())
+
+
+def test_a_target_with_mtp_layers_says_so() -> None:
+    options = LoadOptions(device="cpu")
+    for folder, count in ((saved("glm"), 1), (saved("deepseek", 3), 3), (TARGET, 0)):
+        found = inspect_models(folder, None, options, load=False)
+        assert found.target.num_mtp_layers == count
+        lines = [line for line in inspection_lines(found) if line.startswith("MTP layers")]
+        drafts = {0: [], 1: ["it"], 3: ["them"]}[count]
+        assert lines == [
+            f"MTP layers: {count} in the target's checkpoint; --method mtp drafts with {it}" for it in drafts
+        ]
 
 
 def test_a_medusa_draft_reads_every_lm_head() -> None:

@@ -24,11 +24,13 @@ NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Methods that no engine is given, why, and the nearest that can be."""
+NO_MTP = "MTP layers are not exported to it yet; the nearest is"
 WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
         "suffix": "it has no suffix decoding; the nearest is --method ngram",
         "medusa": "it has no Medusa; the nearest is --method draft_model",
+        "mtp": f"{NO_MTP} --method ngram",
         "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
     }
 )

@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation
+from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation
 from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 from foredraft.model.checkpoint import raw_config
@@ -64,6 +64,7 @@ _NO_LOOKUP = "it has no lookup; the nearest is an EAGLE head (--method eagle)"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
+        "mtp": f"{NO_MTP} an EAGLE head (--method eagle)",
         "draft_model": "it has no draft models; the nearest is an EAGLE head (--method eagle)",
         "ngram": _NO_LOOKUP,
         "suffix": _NO_LOOKUP,

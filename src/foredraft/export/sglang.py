@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 
@@ -75,6 +75,7 @@ _COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoi
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
+        "mtp": f"{NO_MTP} --method ngram",
         "suffix": "it has no suffix decoding within a text; the nearest is its trie, --method ngram",
         "medusa": "it has no Medusa; the nearest is an EAGLE head (--method eagle)",
         "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",

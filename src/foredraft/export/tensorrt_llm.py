@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_yaml
 
@@ -100,6 +100,7 @@ _COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoi
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
+        "mtp": f"{NO_MTP} --method ngram",
         "medusa": "its PyTorch backend has no Medusa; the nearest is an EAGLE-3 head (--method eagle)",
         "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE-3 head (--method eagle)",
         "self-int8": _COPY,

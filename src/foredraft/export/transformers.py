@@ -17,6 +17,9 @@ TITLE, VERSION = "transformers", "5.23"
 ONE_TEXT = "transformers speculates for one text at a time: a batch of several is refused."
 LOOKUP = "transformers' lookup takes the first occurrence of the longest match, and does not go on behind the end of the text."
 PLAIN_EXIT = "The exit has no layers of its own: the target's final norm and lm_head follow the layer directly."
+ONE_A_LAYER = (
+    "transformers drafts one token for each MTP layer of the checkpoint, whatever the number of draft tokens here."
+)
 HERE = 'foredraft.generate takes the same model object, with batches, all drafters and "auto".'
 _SERVED = (FIXED, ONE_TEXT, HERE)
 
@@ -29,6 +32,10 @@ def draft_model(choice: Choice) -> Translation:
 def ngram(choice: Choice) -> Translation:
     options = {"prompt_lookup_num_tokens": num_tokens(choice, TITLE), "max_matching_ngram_size": 3}
     return Translation({"options": options}, (LOOKUP, *_SERVED))
+
+
+def mtp(_: Choice) -> Translation:
+    return Translation({"options": {"use_mtp": True}}, (ONE_A_LAYER, *_SERVED))
 
 
 def early_exit(choice: Choice) -> Translation:
@@ -71,7 +78,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType(
-    {"draft_model": draft_model, "ngram": ngram, "early_exit": early_exit}
+    {"draft_model": draft_model, "ngram": ngram, "early_exit": early_exit, "mtp": mtp}
 )
 _COPY = "it makes no rounded copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(

@@ -42,6 +42,7 @@ AUTO = (
 ON_CPU = (
     "The draft model runs on the CPU of vLLM's worker, by foredraft's kernels, for the plug-in merges it with lookups."
 )
+LAYERS = "vLLM knows the MTP layers of the families that it lists, and refuses others when it starts."
 NATIVE_NGRAM = (
     "vLLM's n-gram lookup takes its own occurrence of the longest match, and does not go on behind the end of the text as "
     "foredraft's does."
@@ -71,6 +72,12 @@ def eagle(choice: Choice) -> Translation:
 def medusa(choice: Choice) -> Translation:
     native = _native("medusa", choice, model=choice.draft_model)
     return native._replace(differences=(GREEDY_DRAFTS, *native.differences))
+
+
+def mtp(choice: Choice) -> Translation:
+    """vLLM finds the layers in the target's checkpoint too."""
+    native = _native("mtp", choice)
+    return native._replace(differences=(GREEDY_DRAFTS, LAYERS, *native.differences))
 
 
 def ngram(choice: Choice) -> Translation:
@@ -114,7 +121,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType(
-    {"draft_model": draft_model, "eagle": eagle, "medusa": medusa, "ngram": ngram, "suffix": plug_in}
+    {"draft_model": draft_model, "eagle": eagle, "medusa": medusa, "mtp": mtp, "ngram": ngram, "suffix": plug_in}
 )
 _COPY = (
     "it quantizes no copy of the target by itself; the nearest is a quantized checkpoint of it as --draft-model, with --method "

@@ -64,6 +64,17 @@ def load_mtp(name: str, config: PretrainedConfig, parts: DecoderParts, revision:
     return checkpoint
 
 
+def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
+    """How many MTP layers the checkpoint in a directory has that can be used; no weight is read. config: the target's."""
+    if not Path(name).is_dir() or getattr(config, "quantization_config", None) is not None:
+        return 0
+    try:
+        found = mtp.find_layers(CheckpointTensors(name).names, config.get_text_config().num_hidden_layers)
+    except Exception:  # whoever loads it says what is wrong
+        return 0
+    return 0 if found is None else len(found.layers)
+
+
 def format_of(files: HeadFiles) -> HeadFormat:
     """Raises ModelError if the files are of no known form."""
     for form in FORMATS:

@@ -42,11 +42,21 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     """What holds for the pair and the machine, a line each."""
     fits = "yes" if inspection.fits else f"no: {inspection.reason}"
     return [
+        *_mtp_lines(inspection.target),
         *_vocabulary_lines(inspection.vocabularies),
         *_memory_lines(inspection.memory),
         f"machine: {_machine(inspection.machine)}",
         f"exactness: {inspection.exactness}",
         f"fits: {fits}",
+    ]
+
+
+def _mtp_lines(target: ModelReport) -> list[str]:
+    count = target.num_mtp_layers
+    if not count:
+        return []
+    return [
+        f"MTP layers: {count} in the target's checkpoint; --method mtp drafts with {'it' if count == 1 else 'them'}"
     ]
 
 

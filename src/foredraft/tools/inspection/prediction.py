@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 
+from foredraft.heads.loading import count_mtp_layers
 from foredraft.model import LanguageModel, LoadOptions, Read, Traits
 from foredraft.model.context import context_len_of
 from foredraft.model.loading import load_config, refuse_unsupported
@@ -43,6 +44,7 @@ def predict(source: str | os.PathLike[str], options: LoadOptions) -> ModelReport
         quantization=layout.quantization,
         load_bytes=load_bytes(skeleton, layout, weights),
         pass_bytes=pass_bytes(skeleton),
+        num_mtp_layers=count_mtp_layers(name, config),
     )
 
 

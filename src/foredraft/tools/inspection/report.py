@@ -24,7 +24,8 @@ class ModelReport:
     predicted: from the configuration and the file headers. measured: after loading; None if the model was not loaded.
     row_exact: whether a row's bits were measured to be independent of the other rows of a pass; None if the model was not
     loaded. quantization: of the linear layers, applied while loading. load_bytes: the predicted peak on the host while
-    loading. pass_bytes: of the matrices that a pass reads, by precision; None where that is not known.
+    loading. pass_bytes: of the matrices that a pass reads, by precision; None where that is not known. num_mtp_layers: with which the
+    checkpoint can draft for itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelReport:
     quantization: str | None = None
     load_bytes: int | None = None
     pass_bytes: dict[str, int] | None = None
+    num_mtp_layers: int = 0
 
     @property
     def costs(self) -> Costs:
