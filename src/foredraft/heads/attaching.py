@@ -26,7 +26,6 @@ from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
-from foredraft.model.structure import DecoderParts
 
 AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit | MtpHead
 
@@ -73,8 +72,7 @@ def attach_mtp(
     Raises ModelError, see load_mtp and overridden, and for layers that our attention cannot run.
     """
     hf, ends = target.hf, TargetEnds(target.hf)
-    checkpoint = load_mtp(name, hf.config, DecoderParts.of(hf), revision)
-    checkpoint = _with_options(name, checkpoint, options, TargetShape.of(hf.config))
+    checkpoint = _with_options(name, load_mtp(name, hf, revision), options, TargetShape.of(hf.config))
     head = MtpHead.of(checkpoint, ends.embed, ends.lm_head, hf.dtype, options.window or None).to(target.device)
     head.route(target.device, target.body.kernels)
     head.try_out(name, target.device)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import ModelError
 from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, MtpConfig, TargetShape
@@ -42,22 +42,22 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
     return checkpoint
 
 
-def load_mtp(name: str, config: PretrainedConfig, parts: DecoderParts, revision: str | None = None) -> HeadCheckpoint:
-    """The MTP layers in a target's own checkpoint. name: of the checkpoint. config, parts: of the target.
+def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> HeadCheckpoint:
+    """The MTP layers in the checkpoint of this name, from which the target `hf` was loaded.
 
     Raises ModelError, one line that names it, for a checkpoint that has none or is quantized, and for layers of an unknown form, whose
     tensors are missing, unknown or of another shape, or that cannot be made from the target's configuration.
     """
     if is_gguf(Path(name)):
         raise ModelError(f"{name}: a GGUF file; MTP layers are read from checkpoints in Hugging Face format")
-    if getattr(config, "quantization_config", None) is not None:
+    if _is_quantized(hf.config):
         raise ModelError(f"{name}: its weights are quantized, and MTP layers are read from unquantized ones only")
     tensors = CheckpointTensors(name, revision)
     try:
-        found = mtp.find_layers(tensors.names, config.get_text_config().num_hidden_layers)
+        found = mtp.find_layers(tensors.names, hf.config.get_text_config().num_hidden_layers)
         if found is None:
             raise ModelError("it has no MTP layers, with which it could draft for itself; use another method")
-        checkpoint = mtp.read(found, tensors.read(found.wanted), config, parts)
+        checkpoint = mtp.read(found, tensors.read(found.wanted), hf.config, DecoderParts.of(hf))
         _check_tensors(checkpoint)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
@@ -66,7 +66,7 @@ def load_mtp(name: str, config: PretrainedConfig, parts: DecoderParts, revision:
 
 def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
     """How many MTP layers the checkpoint in a directory has that can be used; no weight is read. config: the target's."""
-    if not Path(name).is_dir() or getattr(config, "quantization_config", None) is not None:
+    if not Path(name).is_dir() or _is_quantized(config):
         return 0
     try:
         found = mtp.find_layers(CheckpointTensors(name).names, config.get_text_config().num_hidden_layers)
@@ -95,6 +95,11 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
     if isinstance(checkpoint.config, MtpConfig):
         return MtpHead(checkpoint.config, _no_target, _no_target)
     return MedusaHead(checkpoint.config, _no_target)
+
+
+def _is_quantized(config: PretrainedConfig) -> bool:
+    """Whether the weights of its checkpoint are."""
+    return getattr(config, "quantization_config", None) is not None
 
 
 def _check_target(checkpoint: HeadCheckpoint, target: TargetShape) -> None:

@@ -26,8 +26,9 @@ _BUFFER = "rotary_emb.inv_freq"
 
 
 class MtpForm(NamedTuple):
-    """How checkpoints name MTP layers. layers: the prefix of layer {index}, counted from `first` on. renamed: parts that are not the
-    decoder layer's, by their names in heads/mtp.py. copies: of the target's own tensors. hidden_first: see MtpConfig."""
+    """How checkpoints name MTP layers. layers: what comes before a layer's number. is_behind: whether numbers go on behind the target's
+    own layers; otherwise they begin at 0. renamed: parts that are not the decoder layer's -> their names in heads/mtp.py. copies: of the
+    target's own tensors -> those. hidden_first: see MtpConfig."""
 
     name: str
     layers: str
@@ -75,24 +76,29 @@ def find_layers(names: Iterable[str], num_hidden_layers: int) -> MtpNames | None
     names = list(names)
     for form in _FORMS:
         first = num_hidden_layers if form.is_behind else 0
-        pattern = re.compile(re.escape(form.layers) + r"(\d+)\.(.*)")
-        layers: dict[int, dict[str, str]] = {}
-        for name in names:
-            match = pattern.fullmatch(name)
-            if match is not None and int(match[1]) >= first and not name.endswith(_BUFFER):
-                layers.setdefault(int(match[1]) - first, {})[match[2]] = name
-        if not layers:
+        layers = _by_layer(form, names, first)
+        parts = {name.removesuffix(".weight") for layer in layers.values() for name in layer}
+        if not parts & form.renamed.keys():
             continue
-        if set(layers) != set(range(len(layers))):
-            raise ModelError(
-                f"its MTP layers should be {first}, {first + 1}, .., and are {[first + i for i in layers]}"
-            )
+        if layers.keys() != set(range(len(layers))):
+            numbers = ", ".join(str(first + index) for index in sorted(layers))
+            raise ModelError(f"its MTP layers should be {first}, {first + 1}, .., and are {numbers}")
         return MtpNames(form, tuple(layers[index] for index in range(len(layers))))
     unknown = next((name for name in names if _UNKNOWN.search(name)), None)
     if unknown is not None:
         known = ", ".join(form.name for form in _FORMS)
         raise ModelError(f"it has MTP layers in a form that is not known ({unknown}; known are {known})")
     return None
+
+
+def _by_layer(form: MtpForm, names: Iterable[str], first: int) -> dict[int, dict[str, str]]:
+    """Layers from this number on, counted from 0: see MtpNames."""
+    pattern, layers = re.compile(re.escape(form.layers) + r"(\d+)\.(.*)"), dict[int, dict[str, str]]()
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is not None and int(match[1]) >= first and not name.endswith(_BUFFER):
+            layers.setdefault(int(match[1]) - first, {})[match[2]] = name
+    return layers
 
 
 def read(
@@ -162,7 +168,7 @@ def _check_copies(form: MtpForm, layer: Mapping[str, Tensor], tensors: Mapping[s
     for name, original in form.copies.items():
         theirs = tensors.get(original, tensors.get(_EMBEDDINGS))
         if name in layer and theirs is not None and not torch.equal(layer[name], theirs):
-            raise ModelError(f"its MTP layers have a {name} of their own, and not the target's: that is not supported")
+            raise ModelError(f"{name} of its MTP layers is not the target's {original}: that is not supported")
 
 
 def _config_of_layers(config: PretrainedConfig, weights: Mapping[str, Tensor], num_layers: int) -> PretrainedConfig:
