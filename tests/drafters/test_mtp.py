@@ -64,8 +64,9 @@ def plain() -> list[list[int]]:
     return texts_of(LLM(fitted_mtp(), method="none", num_threads=1), [0])
 
 
-@pytest.mark.parametrize("num_running", [1, 8])
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_layers", "num_running"), [(1, 1), (1, 8), (2, 8), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
 def test_texts_are_plain_decodings(plain: list[list[int]], num_layers: int, num_running: int) -> None:
     """Greedy and seeded. In the first run a text is preempted, in the second one prompts are found in the cache."""
     llm = LLM(fitted_mtp(num_layers), method="mtp", num_threads=1, max_num_seqs=num_running, max_num_batched_tokens=64)
@@ -74,6 +75,16 @@ def test_texts_are_plain_decodings(plain: list[list[int]], num_layers: int, num_
     assert stats.num_accepted_tokens > 20
     assert len([count for count in stats.accepted_per_position if count]) == (4 if num_layers == 1 else 2)
     assert texts_of(llm, [1, 2, 3, "auto", 4]) == plain
+
+
+@pytest.mark.slow
+def test_texts_of_a_rounded_target_are_plain_decodings() -> None:
+    """Its MTP layers are not rounded."""
+    llm = LLM(fitted_mtp(), method="mtp", quantization="int8", num_threads=1)
+    assert llm.head_identity is not None
+    assert llm.head_identity.quantization is None
+    assert texts_of(llm, [3, "auto"]) == texts_of(llm.with_drafter("none"), [0])
+    assert llm.engine.stats.num_accepted_tokens > 20
 
 
 def test_rounds_of_sampled_texts_are_recorded(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from transformers import PreTrainedModel, Qwen2Config
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from foredraft import LLM
+from foredraft import LLM, SamplingParams
 from foredraft.drafters import DrafterContext, build
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Features
@@ -103,8 +105,7 @@ def test_one_layer_is_transformers(family: str) -> None:
     assert proposal.draft_prob_rows == [[CERTAIN] * 3]
 
 
-@pytest.mark.parametrize("family", MAKERS)
-@pytest.mark.parametrize("max_rows", [512, 4])
+@pytest.mark.parametrize(("family", "max_rows"), [("glm", 512), ("deepseek", 4)])
 def test_several_layers_draft_what_transformers_drafts(family: str, max_rows: int) -> None:
     """Three of them, behind histories that take drafts and leave them, with the keys and values of the rounds before."""
     hf = new_target(MAKERS[family](3))
@@ -151,6 +152,43 @@ def test_mimo_is_its_description() -> None:
     reading = head.read([Read(0, PROMPT[1:], 7)], features, cache_for(head, [7]))
     assert (reading.states - states).abs().max() < TOLERANCE
     assert (reading.logits - hf.lm_head(states)).abs().max() < TOLERANCE
+
+
+_REMOTE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    config_class = MiMoConfig
+"""
+
+
+def mimo_with_code(folder: Path) -> Path:
+    """As MiMo is published: its architecture is code beside the weights."""
+    folder = Path(shutil.copytree(saved("mimo"), folder / "mimo"))
+    (folder / "modeling_mimo.py").write_text(_REMOTE)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
+    classes = {"AutoConfig": "MiMoConfig", "AutoModelForCausalLM": "MiMoForCausalLM"}
+    config["auto_map"] = {auto: f"modeling_mimo.{own}" for auto, own in classes.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("family", "num_layers"), [("glm", 3), ("deepseek", 1), ("mimo", 1)])
+def test_texts_are_plain_decodings(family: str, num_layers: int, tmp_path: Path) -> None:
+    """In float32, through the public API; layers with random weights."""
+    has_code = family == "mimo"
+    folder = mimo_with_code(tmp_path) if has_code else saved(family, num_layers)
+    llm = LLM(folder, method="mtp", dtype="float32", speculative_tokens=3, trust_remote_code=has_code, num_threads=1)
+    plain = llm.with_drafter("none")
+    for params in (SamplingParams(max_tokens=12, temperature=0), SamplingParams(max_tokens=12, seed=3)):
+        prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
+        expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params)]
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert llm.engine.stats.num_draft_tokens > 20
 
 
 def test_a_window_hides_earlier_tokens() -> None:
