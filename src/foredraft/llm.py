@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from foredraft.drafters import RefitSchedule, refits_of
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import (
     OWN_DRAFTS,
     Methods,
+    check_adapt,
     check_draft_server,
     check_exit_layer,
     choose_methods,
@@ -90,6 +92,9 @@ class LLM:
     draft_server: where another process drafts (`foredraft draft-server`), as "tcp://10.0.0.2:5757"; the method is "remote" then. Or a
         mapping: its "address"; the "key_file" that has the key, where the environment variable FOREDRAFT_DRAFT_KEY has it not; and
         "max_wait", the most seconds that a step waits for its drafts, 0.1 by default (see docs/guides/remote-drafts.md).
+    adapt: whether a drafter may learn from the texts that are written, Medusa heads so far (see docs/guides/heads.md): what it drafts
+        follows them, what is written stays the target's own. With speculative_tokens "auto" learning takes at most 1 % of the
+        time, else it comes every 16 steps. None: no.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
     quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
@@ -127,6 +132,7 @@ class LLM:
         head_window: int | None = None,
         head_settings: Mapping[str, Any] | None = None,
         draft_server: str | Mapping[str, Any] | None = None,
+        adapt: bool | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -160,6 +166,7 @@ class LLM:
             head_window=head_window,
             head_settings=head_settings,
             draft_server=draft_server,
+            adapt=adapt,
         )
         bounds = Limits(max_num_seqs, max_num_batched_tokens), Thresholds(min_acceptance_rate, max_draft_memory)
         engine = _engine_settings(settings, *bounds, cache_memory, seed, enable_prefix_caching, verification_rules)
@@ -311,6 +318,12 @@ class LLM:
         return sum((policy.fallbacks for policy in (self.policy, *self._trial_policies)), Counter())
 
     @property
+    def refits(self) -> dict[str, RefitSchedule]:
+        """How often each drafter that adapts has learned, by its name."""
+        found = {name: refits_of(drafter) for name, drafter in self.drafters.items()}
+        return {name: refits for name, refits in found.items() if refits is not None}
+
+    @property
     def max_num_seqs(self) -> int:
         """Sequences that run at a time."""
         return self._builder.settings.limits.max_num_seqs
@@ -458,7 +471,7 @@ def _engine_settings(
 ) -> EngineSettings:
     checked, server = checked_rules(rules or {}), DraftServerAccess.of(settings.draft_server)
     most, trees = _most_draft_of(settings), _trees_of(settings.speculative_token_tree)
-    return EngineSettings(limits, thresholds, most, cache_memory, seed, retain, checked, *trees, server)
+    return EngineSettings(limits, thresholds, most, cache_memory, seed, retain, checked, *trees, server, bool(settings.adapt))
 
 
 def _load(
@@ -485,6 +498,7 @@ def _load(
     )
     check_exit_layer(exit_layer, names_of(methods), draft_method)
     check_draft_server(names_of(methods), is_given=settings.draft_server is not None)
+    check_adapt(names_of(methods), adapt=engine_settings.adapt)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     head_options = HeadOptions(settings.head_window, settings.head_settings or {})

@@ -31,6 +31,15 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "head_window": (int,),
     "head_settings": (dict,),
     "draft_server": (str, dict),
+    "adapt": (bool,),
+}
+
+_KIND_NAMES: Mapping[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    dict: "a table",
+    list: "a list",
+    bool: "true or false",
 }
 
 
@@ -52,6 +61,7 @@ class Settings:
     head_window: int | None = None
     head_settings: Mapping[str, Any] | None = None
     draft_server: str | Mapping[str, Any] | None = None
+    adapt: bool | None = None
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Settings:
@@ -63,11 +73,8 @@ class Settings:
         for name, value in values.items():
             if name not in _KINDS:
                 raise ForedraftError(f"{path}: unknown setting {name!r}: known are {', '.join(_KINDS)}")
-            if isinstance(value, bool) or not isinstance(value, _KINDS[name]):
-                kinds = " or ".join(
-                    {str: "a text", int: "a whole number", dict: "a table", list: "a list"}[kind]
-                    for kind in _KINDS[name]
-                )
+            if type(value) not in _KINDS[name]:
+                kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name])
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
         return cls(**values)
 

@@ -21,6 +21,7 @@ _NOT_EXPORTED = Without(
     "max_draft_memory",
     "head_window",
     "head_settings",
+    "adapt",
     "cache_memory",
     "dtype",
     "device",

@@ -33,7 +33,13 @@ def inspect(
         ModelOptions,
         WITHOUT_DRAFTER,
         Without(
-            "settings_file", "cache_memory", "draft_quantization", "batch_invariant", "head_window", "head_settings"
+            "settings_file",
+            "cache_memory",
+            "draft_quantization",
+            "batch_invariant",
+            "head_window",
+            "head_settings",
+            "adapt",
         ),
     ],
     load: Annotated[

@@ -136,6 +136,10 @@ class ModelOptions:
             "--draft-server-max-wait", help="The longest that a step waits for its drafts, as 0.05s. Default: 0.1s."
         ),
     ] = None
+    adapt: Annotated[
+        bool | None,
+        Option("--adapt/--no-adapt", help="Let Medusa heads learn from the texts that are written. Default: no."),
+    ] = None
     cache_memory: Annotated[
         str | None,
         Option("--cache-memory", help="For keys and values, as 4GiB. Default: by context and free memory."),
@@ -281,6 +285,7 @@ class ModelOptions:
                 head_window=self.head_window,
                 head_settings=self.head_values,
                 draft_server=self.draft_server_values,
+                adapt=self.adapt,
                 cache_memory=self.cache_bytes,
                 dtype=self.dtype,
                 device=self.device,
@@ -322,6 +327,7 @@ class ModelOptions:
             head_window=self.head_window,
             head_settings=self.head_values,
             draft_server=self.draft_server_values,
+            adapt=self.adapt,
         )
 
 

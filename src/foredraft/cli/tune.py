@@ -61,7 +61,7 @@ class SearchOptions:
 @app.command()
 @option_groups
 def tune(
-    models: Annotated[ModelOptions, WITHOUT_DRAFTER, Without("batch_invariant")],
+    models: Annotated[ModelOptions, WITHOUT_DRAFTER, Without("batch_invariant", "adapt")],
     sampling: TuningOptions,
     workload: WorkloadOptions,
     search: SearchOptions,

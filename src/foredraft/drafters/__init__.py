@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.none import NoDrafter
     from foredraft.drafters.pard import PardDrafter
     from foredraft.drafters.peagle import PEagleDrafter
+    from foredraft.drafters.refit_schedule import CountedRefits, RefitSchedule, TimedRefits, refits_of
     from foredraft.drafters.remote import RemoteDrafter
     from foredraft.drafters.scripted import ScriptedDrafter
     from foredraft.drafters.slem import SlemDrafter
@@ -43,6 +44,7 @@ __getattr__ = attributes(
         "none": ("NoDrafter",),
         "pard": ("PardDrafter",),
         "peagle": ("PEagleDrafter",),
+        "refit_schedule": ("CountedRefits", "RefitSchedule", "TimedRefits", "refits_of"),
         "remote": ("RemoteDrafter",),
         "scripted": ("ScriptedDrafter",),
         "slem": ("SlemDrafter",),
@@ -98,6 +100,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
 __all__ = [
     "REGISTRY",
     "SELF_DRAFTS",
+    "CountedRefits",
     "DFlashDrafter",
     "DraftModelDrafter",
     "DrafterContext",
@@ -111,9 +114,12 @@ __all__ = [
     "NoDrafter",
     "PEagleDrafter",
     "PardDrafter",
+    "RefitSchedule",
     "RemoteDrafter",
     "ScriptedDrafter",
     "SlemDrafter",
     "SuffixDrafter",
+    "TimedRefits",
     "build",
+    "refits_of",
 ]

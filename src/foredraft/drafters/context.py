@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.cache import MemoryPool
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel
@@ -18,7 +19,8 @@ class DrafterContext:
     pool: every byte a drafter holds for its sequences' keys and values is taken from here and given back.
     max_rows: how many tokens a drafter may read in one pass of its own model. head: None unless the user gave one in the place of
     a draft model. context_len: the longest sequence of the target. vocabularies: the target's and the draft model's, where they
-    differ. draft_server: None unless the user gave one. vocabulary: the target's, as a draft server is told it.
+    differ. draft_server: None unless the user gave one. vocabulary: the target's, as a draft server is told it. refits: when a
+    drafter that can adapt learns from the texts; None: not.
     """
 
     vocab_size: int
@@ -30,6 +32,7 @@ class DrafterContext:
     vocabularies: VocabularyPair | None = None
     draft_server: DraftServerAccess | None = None
     vocabulary: VocabularyIdentity | None = None
+    refits: RefitSchedule | None = None
 
     @property
     def vocabulary_method(self) -> str:

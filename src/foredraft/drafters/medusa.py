@@ -9,7 +9,9 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._slots import Slots, draft_slots
+from foredraft.drafters._state_refit import StateRefit
 from foredraft.drafters.context import DrafterContext
+from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaHead
@@ -18,23 +20,26 @@ from foredraft.sampling import TokenProbs
 
 class MedusaDrafter:
     """One pass over a row for each sequence gives all its draft tokens. Greedy and seeded requests get certain drafts, the others
-    sampled ones with their probabilities. Nothing is kept from step to step.
+    sampled ones with their probabilities. Nothing is kept from step to step, but what it learned where it adapts.
 
-    A sequence whose history the target has not read yet gets a proposal of zero.
+    refits: when it learns from the texts; None: it does not adapt. A sequence whose history the target has not read yet gets a
+    proposal of zero.
     """
 
     grows_trees = True
 
-    def __init__(self, head: MedusaHead, vocab_size: int) -> None:
+    def __init__(self, head: MedusaHead, vocab_size: int, refits: RefitSchedule | None = None) -> None:
         self.taps = head.config.taps
+        self.refits = refits
         self._head = head
         self._vocab_size = vocab_size
+        self._refit = None if refits is None else StateRefit(head, refits)
 
     @classmethod
     def build(cls, context: DrafterContext) -> MedusaDrafter:
         if not isinstance(context.head, MedusaHead):
             raise ForedraftError('method "medusa" needs Medusa heads: give draft_model= their directory or hub id')
-        return cls(context.head, context.vocab_size)
+        return cls(context.head, context.vocab_size, context.refits)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         drafts = [Draft(request, self._room(request)) for request in requests]
@@ -48,7 +53,8 @@ class MedusaDrafter:
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        if self._refit is not None:
+            self._refit.forget(seq_ids)
 
     def _room(self, request: DraftRequest) -> int:
         """Head h drafts the token h places after the pending one; the first heads' places may be forced."""
@@ -61,7 +67,14 @@ class MedusaDrafter:
         """[len(requests) * heads, V]"""
         features = [request.features for request in requests if request.features is not None]
         last = torch.cat([each.since(len(each) - 1) for each in features])
-        return self._head.on_target(self._head(last.to(self._head.dtype)).flatten(0, 1))
+        return self._head.on_target(self._head.logits_of(self._states(requests, last)).flatten(0, 1))
+
+    def _states(self, requests: Sequence[DraftRequest], last: Tensor) -> Tensor:
+        """What the lm_heads read, after learning where that is due. last: [len(requests), H] -> [len(requests), heads, H]"""
+        if self._refit is None:
+            return self._head.states(last.to(self._head.dtype))
+        self._refit.learn(requests)
+        return self._refit.corrected(requests, last)
 
     def _rows(self, place: int, draft: Draft) -> range:
         """Of these logits, for the draft of the request at this place."""

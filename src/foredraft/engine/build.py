@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from foredraft.drafters import DrafterContext, MergedDrafter, build
+from foredraft.drafters import (
+    CountedRefits,
+    DrafterContext,
+    MergedDrafter,
+    RefitSchedule,
+    TimedRefits,
+    build,
+    refits_of,
+)
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import MERGED, NO_DRAFT, Method, draft_of, name_of
@@ -20,6 +28,7 @@ from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel, available_memory
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.remote import DraftServerAccess, VocabularyIdentity
+from foredraft.sampling import AUTO
 from foredraft.utils.arguments import check_numbers, check_thresholds
 from foredraft.verify import Rule, Verifier, verify
 from foredraft.vocabulary import VocabularyPair
@@ -56,6 +65,7 @@ class EngineSettings:
     shape: TreeShape | None = None
     auto_trees: bool = False
     draft_server: DraftServerAccess | None = None
+    adapt: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -95,8 +105,15 @@ class EngineBuilder:
             vocabularies=models.vocabularies,
             draft_server=settings.draft_server,
             tokenizer=models.tokenizer,
+            new_refits=self._new_refits,
         )
         return self._with_merged(drafters), pool
+
+    def _new_refits(self) -> RefitSchedule | None:
+        """With a fixed number of draft tokens, nothing depends on measured times."""
+        if not self.settings.adapt:
+            return None
+        return TimedRefits() if self.speculative_tokens == AUTO else CountedRefits()
 
     def _with_merged(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
         """And one that merges the trees of all that grow some. Where their shape is fixed it is the first."""
@@ -119,6 +136,7 @@ class EngineBuilder:
         settings, key = self.settings, self.models.cost_key(self.methods, names)
         if settings.draft_server is not None:
             key["draft server"] = settings.draft_server.address
+        key |= {"adapt": True} if settings.adapt else {}
         growing = [name for name, drafter in drafters.items() if grows_trees(drafter)]
         store = None if self.models.is_in_memory else CostFile.of(key)
         return Controller(
@@ -161,6 +179,7 @@ class EngineBuilder:
             end_ids=self.models.end_ids,
             speculative_tokens=None if isinstance(self.speculative_tokens, str) else self.speculative_tokens,
             policy=policy,
+            observers=[refits for refits in map(refits_of, drafters.values()) if refits is not None],
             limits=self.settings.limits,
             seed=seed,
             retain=retain,
@@ -180,12 +199,13 @@ def build_drafters(
     vocabularies: Mapping[str, VocabularyPair] | None = None,
     draft_server: DraftServerAccess | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    new_refits: Callable[[], RefitSchedule | None] = lambda: None,
 ) -> tuple[dict[str, Drafter], MemoryPool]:
     """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
 
     drafts: draft models, by draft_of. head: what was given in the place of a draft model. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
     of the free memory. vocabularies: of draft models with another vocabulary than the target's, by draft_of. tokenizer: the target's,
-    by which a draft server compares its vocabulary.
+    by which a draft server compares its vocabulary. new_refits: makes DrafterContext.refits.
     """
     if pool is None:
         pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits, head))
@@ -202,6 +222,7 @@ def build_drafters(
             (vocabularies or {}).get(draft_of(method)),
             draft_server,
             vocabulary,
+            new_refits(),
         )
         drafters[name_of(method)] = build(method, context) if isinstance(method, str) else method
     return drafters, pool

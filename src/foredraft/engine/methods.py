@@ -38,6 +38,9 @@ DRAFT_METHODS = MappingProxyType(
 )
 """The methods that draft with what draft_model= names, and what they need."""
 
+ADAPTING_METHODS = ("medusa",)
+"""Those whose drafters can learn from the texts."""
+
 LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
 """Those of them whose draft is a language model of its own; the others draft with a head."""
 
@@ -105,6 +108,14 @@ def check_draft_server(names: Sequence[str], *, is_given: bool) -> None:
     """Raises ForedraftError for a draft server that no method of these names uses."""
     if is_given and REMOTE not in names:
         raise ForedraftError(f'draft_server is for the method "{REMOTE}", and the method is "{"+".join(names)}"')
+
+
+def check_adapt(names: Sequence[str], *, adapt: bool) -> None:
+    """Raises ForedraftError where a drafter shall adapt and none of these can."""
+    if adapt and not any(name in ADAPTING_METHODS for name in names):
+        raise ForedraftError(
+            f'adapt is for the method {" and ".join(ADAPTING_METHODS)}, and "{"+".join(names)}" has nothing that adapts'
+        )
 
 
 def _check_drafter(method: Drafter) -> None:

@@ -53,7 +53,7 @@ def attach_head(
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):
-        return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype).to(target.device)
+        return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(checkpoint)
         return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype).to(target.device)

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.heads.config import HeadCheckpoint, MedusaConfig
-from foredraft.heads.module import HeadModule, LMHead
+from foredraft.heads.module import Embed, HeadModule, LMHead
 
 
 class MedusaHead(HeadModule):
-    """lm_head: the target's, used where the file has none. Its weights are on the meta device until they are loaded (`of`)."""
+    """lm_head: the target's, used where the file has none. embed: the target's embeddings, for a drafter that adapts; the heads read
+    none. Its weights are on the meta device until they are loaded (`of`)."""
 
-    def __init__(self, config: MedusaConfig, lm_head: LMHead) -> None:
+    def __init__(self, config: MedusaConfig, lm_head: LMHead, embed: Embed | None = None) -> None:
         super().__init__(config, lm_head)
         self.config = config
+        self._target_embed = embed
         width = config.target_hidden_size
         with torch.device("meta"):
             self.blocks = nn.ModuleList(
@@ -32,15 +34,26 @@ class MedusaHead(HeadModule):
                 self.lm_heads = nn.ModuleList(heads)
 
     @classmethod
-    def of(cls, checkpoint: HeadCheckpoint, lm_head: LMHead, dtype: torch.dtype = torch.float32) -> MedusaHead:
+    def of(
+        cls,
+        checkpoint: HeadCheckpoint,
+        lm_head: LMHead,
+        dtype: torch.dtype = torch.float32,
+        embed: Embed | None = None,
+    ) -> MedusaHead:
         """The heads of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, MedusaConfig)
-        return cls(checkpoint.config, lm_head).loaded(checkpoint, dtype)
+        return cls(checkpoint.config, lm_head, embed).loaded(checkpoint, dtype)
 
     @property
     def bytes_per_token(self) -> int:
         """It keeps nothing of a text."""
         return 0
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's embeddings. ids [R] -> rows [R, E]"""
+        assert self._target_embed is not None
+        return self._target_embed(ids)
 
     def states(self, hidden: Tensor) -> Tensor:
         """What each head's lm_head reads. hidden: [R, H] -> [R, heads, H]"""
@@ -48,7 +61,10 @@ class MedusaHead(HeadModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, H], the target's after its final norm -> logits [R, heads, D]"""
-        states = self.states(hidden)
+        return self.logits_of(self.states(hidden))
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """Of all heads. states: [R, heads, H] -> [R, heads, D]"""
         return torch.stack([self.logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
 
     def logits(self, head: int, states: Tensor) -> Tensor:

@@ -39,6 +39,11 @@ class HeadModule(nn.Module):
         """Of its weights."""
         return next(self.parameters()).dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Of its weights."""
+        return next(self.parameters()).device
+
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
         return to_target_vocabulary(logits, self.target_ids, self._config.vocab_size)

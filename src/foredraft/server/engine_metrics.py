@@ -120,10 +120,21 @@ class EngineCollector(Collector):
             ("drafter", "reason"),
             dict(self._llm.fallbacks),
         )
+        yield from self._refits()
         by_kind = {(kind,): float(steps.num_steps[kind]) for kind in ("drafted", "plain")}
         yield _labelled_counter("engine_steps", "Engine steps, with or without drafts", ("kind",), by_kind)
         by_part = {(part,): seconds for part, seconds in steps.seconds.items()}
         yield _labelled_counter("engine_step_seconds", "Seconds of the engine's steps, by part", ("part",), by_part)
+
+    def _refits(self) -> Iterator[Metric]:
+        refits = self._llm.refits
+        for name, help_text, field in (
+            ("spec_decode_refits", "Times that a drafter learned from the texts (--adapt)", "num_refits"),
+            ("spec_decode_refit_tokens", "Places of texts that a drafter learned from", "num_tokens"),
+            ("spec_decode_refit_seconds", "Seconds that learning took", "seconds"),
+        ):
+            values = {(drafter,): float(getattr(counts, field)) for drafter, counts in refits.items()}
+            yield _labelled_counter(name, help_text, ("drafter",), values)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
