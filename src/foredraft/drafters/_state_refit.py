@@ -21,7 +21,7 @@ from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest
 from foredraft.heads import MedusaHead
 
-MAX_EXAMPLES = 32
+MAX_EXAMPLES = 16
 
 
 class _Examples(NamedTuple):
