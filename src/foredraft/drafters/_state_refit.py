@@ -2,7 +2,10 @@
 
 Each head h aims at the hidden state from which the target draws the token that head h drafts. That state is known a few steps later, when
 the target has read so far anyway, so every place of a text is an example with no pass of its own. The correction sees what the heads see,
-and the pending token, which they do not (as Hydra heads do, arXiv:2402.05109).
+and the pending token, which they do not (as Hydra heads do, arXiv:2402.05109), through a random projection to few numbers.
+
+States that are closer are not always drafts that stand more often: where the heads know a text well, the correction may do harm. So it is
+used where its drafts are accepted more often than those of the heads as they are.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize
 
+from foredraft.drafters._drafts import Draft
 from foredraft.drafters._least_squares import RecursiveLeastSquares
+from foredraft.drafters._two_ways import TwoWays
 from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest
 from foredraft.heads import MedusaHead
 
 MAX_EXAMPLES = 16
+NUM_INPUTS = 128
+_SEED = 0
+_AS_THEY_ARE = 0
 
 
 class _Examples(NamedTuple):
@@ -43,20 +51,32 @@ class StateRefit:
         self.schedule = schedule
         self._head = head
         width, num_heads = head.config.target_hidden_size, head.config.num_heads
-        num_inputs = width + self._embedded([0]).shape[1]
-        self._correction = RecursiveLeastSquares(num_inputs, num_heads * width, head.device)
+        width_in = width + self._embedded([0]).shape[1]
+        projection = torch.randn(NUM_INPUTS, width_in, generator=torch.Generator().manual_seed(_SEED))
+        self._projection = (projection * NUM_INPUTS**-0.5).to(head.device)
+        self._correction = RecursiveLeastSquares(NUM_INPUTS, num_heads * width, head.device)
         self._num_learned: dict[int, int] = {}
+        self._ways = TwoWays()
+        self._way = 0
 
-    def corrected(self, requests: Sequence[DraftRequest], hidden: Tensor) -> Tensor:
-        """What the lm_heads shall read. hidden: [len(requests), H], of the last token that the target has read -> [len(requests), heads,
-        H]"""
+    def states(self, requests: Sequence[DraftRequest], hidden: Tensor) -> Tensor:
+        """What the lm_heads shall read, after learning where that is due. hidden: [len(requests), H], of the last token that the target
+        has read -> [len(requests), heads, H]"""
+        if self.schedule.is_due:
+            self._learn(requests)
+        self._way = self._ways.choose(requests)
+        if self._way == _AS_THEY_ARE:
+            return self._head.states(hidden.to(self._head.dtype))
         pending = self._embedded([request.tokens[_num_read(request)] for request in requests])
-        return self._states(hidden, self._inputs(hidden, pending))
+        return self._corrected(hidden, self._inputs(hidden, pending))
 
-    def learn(self, requests: Sequence[DraftRequest]) -> None:
-        """From what the target has read since the last time, if it is time to."""
-        if not self.schedule.is_due:
-            return
+    def remember(self, drafts: Sequence[Draft]) -> None:
+        """What was drafted from these states."""
+        for draft in drafts:
+            self._ways.remember(draft.request, draft.ids, draft.parents, self._way)
+
+    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+        """From what the target has read since the last time."""
         started = time.perf_counter()
         parts, room = list[_Examples](), MAX_EXAMPLES
         for request in requests:
@@ -67,11 +87,12 @@ class StateRefit:
             return
         hidden, pending, wanted = (torch.cat(each) for each in zip(*parts, strict=True))
         inputs = self._inputs(hidden, pending)
-        errors = wanted - self._states(hidden, inputs).float()
+        errors = wanted - self._corrected(hidden, inputs).float()
         self._correction.learn(inputs, errors.flatten(1))
         self.schedule.record(len(hidden), time.perf_counter() - started)
 
     def forget(self, seq_ids: Sequence[int]) -> None:
+        self._ways.forget(seq_ids)
         for seq_id in seq_ids:
             self._num_learned.pop(seq_id, None)
 
@@ -92,11 +113,11 @@ class StateRefit:
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
         return self._head.embed(torch.tensor(tokens, device=self._head.device))
 
-    @staticmethod
-    def _inputs(hidden: Tensor, pending: Tensor) -> Tensor:
-        return torch.cat((normalize(hidden.float()), normalize(pending.float())), dim=1)
+    def _inputs(self, hidden: Tensor, pending: Tensor) -> Tensor:
+        """[n, NUM_INPUTS]"""
+        return linear(torch.cat((normalize(hidden.float()), normalize(pending.float())), dim=1), self._projection)
 
-    def _states(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+    def _corrected(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         """[n, heads, H], in the head's precision"""
         states = self._head.states(hidden.to(self._head.dtype))
         return states + self._correction(inputs).view(states.shape).to(states.dtype)

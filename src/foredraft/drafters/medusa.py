@@ -50,6 +50,8 @@ class MedusaDrafter:
                 logits = self._logits([draft.request for draft in drafting])
                 slots = [Slots(draft, self._rows(place, draft)) for place, draft in enumerate(drafting)]
                 draft_slots(slots, logits, self._vocab_size, token_probs)
+            if self._refit is not None:
+                self._refit.remember(drafting)
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -73,8 +75,7 @@ class MedusaDrafter:
         """What the lm_heads read, after learning where that is due. last: [len(requests), H] -> [len(requests), heads, H]"""
         if self._refit is None:
             return self._head.states(last.to(self._head.dtype))
-        self._refit.learn(requests)
-        return self._refit.corrected(requests, last)
+        return self._refit.states(requests, last)
 
     def _rows(self, place: int, draft: Draft) -> range:
         """Of these logits, for the draft of the request at this place."""

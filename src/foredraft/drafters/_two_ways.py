@@ -1,0 +1,78 @@
+"""Which of two ways to draft is right more often: both are tried, and what became of their drafts is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.token_tree import ROOT
+
+TRIAL_PERIOD = 16
+_DECAY = 0.97
+_PRIOR_TOKENS = 4.0
+
+
+class _Pending(NamedTuple):
+    """A draft whose fate is not known. start: its place in the text. parents: None for a chain."""
+
+    start: int
+    ids: Sequence[int]
+    parents: Sequence[int] | None
+    way: int
+
+
+class TwoWays:
+    """Ways 0 and 1. The better one drafts, and every TRIAL_PERIOD-th time the other. Better: more of its last draft tokens stood, of
+    those that stood or were the first not to. Both begin as equals, with way 0.
+
+    It reads committed texts alone, and nothing of a draft that is being made.
+    """
+
+    def __init__(self) -> None:
+        self._accepted = [0.0, 0.0]
+        self._evaluated = [_PRIOR_TOKENS, _PRIOR_TOKENS]
+        self._pending: dict[int, _Pending] = {}
+        self._num_choices = 0
+
+    @property
+    def better(self) -> int:
+        rates = [accepted / evaluated for accepted, evaluated in zip(self._accepted, self._evaluated, strict=True)]
+        return int(rates[1] > rates[0])
+
+    def choose(self, requests: Sequence[DraftRequest]) -> int:
+        """The way for these requests' drafts, after counting what became of their last ones."""
+        for request in requests:
+            self._count(request)
+        self._num_choices += 1
+        return self.better if self._num_choices % TRIAL_PERIOD else 1 - self.better
+
+    def remember(self, request: DraftRequest, ids: Sequence[int], parents: Sequence[int] | None, way: int) -> None:
+        """A draft that was made."""
+        if ids:
+            self._pending[request.seq_id] = _Pending(len(request.tokens), ids, parents, way)
+
+    def forget(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self._pending.pop(seq_id, None)
+
+    def _count(self, request: DraftRequest) -> None:
+        draft = self._pending.pop(request.seq_id, None)
+        if draft is None or len(request.tokens) <= draft.start:
+            return
+        num_accepted, has_more = _follow(draft, request.tokens)
+        self._accepted[draft.way] = _DECAY * self._accepted[draft.way] + num_accepted
+        self._evaluated[draft.way] = _DECAY * self._evaluated[draft.way] + num_accepted + has_more
+
+
+def _follow(draft: _Pending, tokens: Sequence[int]) -> tuple[int, bool]:
+    """How many of its tokens stand in the text, and whether it had more behind them."""
+    parents = range(ROOT, len(draft.ids) - 1) if draft.parents is None else draft.parents
+    node = ROOT
+    for position in range(draft.start, len(tokens) + 1):
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        fitting = [child for child in children if position < len(tokens) and draft.ids[child] == tokens[position]]
+        if not fitting:
+            return position - draft.start, bool(children)
+        node = fitting[0]
+    raise AssertionError
