@@ -94,7 +94,7 @@ class LLM:
         "max_wait", the most seconds that a step waits for its drafts, 0.1 by default (see docs/guides/remote-drafts.md).
     adapt: whether a drafter may learn from the texts that are written, Medusa heads so far (see docs/guides/heads.md): what it drafts
         follows them, what is written stays the target's own. With speculative_tokens "auto" learning takes at most 1 % of the
-        time, else it comes every 32 steps. None: no.
+        time, else it comes every 64 steps. None: no.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
     quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"

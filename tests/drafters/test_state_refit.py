@@ -155,6 +155,7 @@ def test_a_finished_text_is_forgotten(target: LanguageModel, untrained: MedusaHe
     texts_of(engine_of(target, made, speculative_tokens=4, retain=False), params_of(8))
     assert made._refit is not None
     assert not made._refit._num_learned
+    assert not made._refit._ways._pending
 
 
 @pytest.mark.slow

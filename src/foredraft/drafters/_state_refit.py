@@ -64,9 +64,9 @@ class StateRefit:
         has read -> [len(requests), heads, H]"""
         if self.schedule.is_due:
             self._learn(requests)
-        self._way = self._ways.choose(requests)
+        self._way, hidden = self._ways.choose(requests), hidden.to(self._head.dtype)
         if self._way == _AS_THEY_ARE:
-            return self._head.states(hidden.to(self._head.dtype))
+            return self._head.states(hidden)
         pending = self._embedded([request.tokens[_num_read(request)] for request in requests])
         return self._corrected(hidden, self._inputs(hidden, pending))
 
@@ -87,7 +87,8 @@ class StateRefit:
             return
         hidden, pending, wanted = (torch.cat(each) for each in zip(*parts, strict=True))
         inputs = self._inputs(hidden, pending)
-        errors = wanted - self._corrected(hidden, inputs).float()
+        # in float32: in few bits so many rows are slow where the processor has no products of them
+        errors = wanted - self._corrected(hidden.float(), inputs)
         self._correction.learn(inputs, errors.flatten(1))
         self.schedule.record(len(hidden), time.perf_counter() - started)
 
@@ -118,8 +119,8 @@ class StateRefit:
         return linear(torch.cat((normalize(hidden.float()), normalize(pending.float())), dim=1), self._projection)
 
     def _corrected(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """[n, heads, H], in the head's precision"""
-        states = self._head.states(hidden.to(self._head.dtype))
+        """[n, heads, H], in the precision of hidden"""
+        states = self._head.states(hidden)
         return states + self._correction(inputs).view(states.shape).to(states.dtype)
 
 

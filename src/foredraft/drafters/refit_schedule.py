@@ -11,7 +11,7 @@ from foredraft.engine.proposal import Drafter
 from foredraft.engine.step import Step
 
 TIME_SHARE = 0.01
-STEPS_PER_REFIT = 32
+STEPS_PER_REFIT = 64
 
 
 class RefitSchedule(Protocol):

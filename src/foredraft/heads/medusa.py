@@ -56,7 +56,7 @@ class MedusaHead(HeadModule):
         return self._target_embed(ids)
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What each head's lm_head reads. hidden: [R, H] -> [R, heads, H]"""
+        """What each head's lm_head reads. hidden: [R, H] -> [R, heads, H], in the precision of hidden"""
         return torch.stack([_through(blocks, hidden) for blocks in self.blocks], dim=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -78,5 +78,7 @@ class MedusaHead(HeadModule):
 def _through(blocks: nn.Module, x: Tensor) -> Tensor:
     """Residual blocks, one after another. x: [R, H] -> [R, H]"""
     for linear in blocks.children():
-        x = x + nn.functional.silu(linear(x))
+        assert isinstance(linear, nn.Linear)
+        bias = None if linear.bias is None else linear.bias.to(x.dtype)
+        x = x + nn.functional.silu(nn.functional.linear(x, linear.weight.to(x.dtype), bias))
     return x
