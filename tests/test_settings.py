@@ -26,6 +26,7 @@ any_settings = st.builds(
     draft_quantization=st.none() | st.just("none"),
     num_threads=st.none() | numbers,
     heterogeneous_vocab=st.none() | st.sampled_from(["auto", "slem", "tli", "none"]),
+    adapt=st.none() | st.booleans(),
     head_window=st.none() | st.integers(0, 4096),
     head_settings=st.none()
     | st.fixed_dictionaries({"taps": st.lists(numbers, max_size=3), "norm_output": st.booleans()}),
@@ -56,6 +57,7 @@ BAD = {
     "wrong kind": ("method = 3", ("method", "text", "3")),
     "a truth": ("speculative_tokens = true", ("speculative_tokens", "True")),
     "no table": ("head_settings = true", ("head_settings", "table", "True")),
+    "no truth": ('adapt = "yes"', ("adapt", "true or false", "yes")),
     "a fraction": ("speculative_tokens = 1.5", ("speculative_tokens", "1.5")),
 }
 

@@ -9,18 +9,19 @@ from itertools import count
 import pytest
 import torch
 
-from foredraft.drafters import CountedRefits, MedusaDrafter
+from foredraft import LLM
+from foredraft.drafters import CountedRefits, MedusaDrafter, TimedRefits
 from foredraft.drafters._state_refit import MAX_EXAMPLES, StateRefit
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.heads import MedusaHead
-from foredraft.model import LanguageModel
+from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
 from foredraft.testing import DrafterContract
 from foredraft.testing.requests import request_for
 from foredraft.train import MedusaKind
-from tests.heads.random_heads import random_head
+from tests.heads.random_heads import embedded_head, random_head
 
 STORY = [0, *range(500, 540)]
 PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], STORY, [0, 9])
@@ -116,6 +117,7 @@ def test_the_head_itself_does_not_change(head: MedusaHead) -> None:
     assert MedusaDrafter(head, 4096).propose([request(head, 30)]).draft_ids == first
 
 
+@pytest.mark.slow
 def test_drafts_get_better(target: LanguageModel, untrained: MedusaHead) -> None:
     def acceptance(made: MedusaDrafter) -> float:
         engine = engine_of(target, made, speculative_tokens=4)
@@ -156,6 +158,19 @@ def test_a_finished_text_is_forgotten(target: LanguageModel, untrained: MedusaHe
     assert made._refit is not None
     assert not made._refit._num_learned
     assert not made._refit._ways._pending
+
+
+def test_an_llm_adapts_where_it_is_told_to() -> None:
+    settings = {"draft_model": embedded_head("medusa"), "num_threads": 1}
+    llm = LLM(EMBEDDED / "target", speculative_tokens=3, adapt=True, **settings)
+    params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+    drafted, plain = (each.generate("def add(a, b):", params) for each in (llm, llm.with_drafter("none")))
+    assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+    assert llm.refits["medusa"].num_refits >= 1
+    assert isinstance(llm.refits["medusa"], CountedRefits)
+    assert isinstance(llm.with_drafter(speculative_tokens="auto").refits["medusa"], TimedRefits)
+    assert llm.with_drafter("none").refits == {}
+    assert LLM(EMBEDDED / "target", **settings).refits == {}
 
 
 @pytest.mark.slow

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from foredraft.tools.quality import QualityReport
 
 _QUALITY_TOKENS = 20_000
+_NOT_INSPECTED = Without(
+    "settings_file",
+    "cache_memory",
+    "draft_quantization",
+    "batch_invariant",
+    "head_window",
+    "head_settings",
+    "adapt",
+)
 
 
 @app.command()
@@ -32,15 +41,7 @@ def inspect(
     models: Annotated[
         ModelOptions,
         WITHOUT_DRAFTER,
-        Without(
-            "settings_file",
-            "cache_memory",
-            "draft_quantization",
-            "batch_invariant",
-            "head_window",
-            "head_settings",
-            "adapt",
-        ),
+        _NOT_INSPECTED,
     ],
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Load the models and measure, or only predict.")

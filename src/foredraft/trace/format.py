@@ -35,7 +35,8 @@ class ModelInfo(_Line):
 
 
 class Header(_Line):
-    """The first line. created: ISO 8601, with the time zone. method: the drafter, or drafters."""
+    """The first line. created: ISO 8601, with the time zone. method: the drafter, or drafters. adapts: whether one of them learned from
+    the texts."""
 
     type: Literal["trace"] = "trace"
     version: int = VERSION
@@ -43,6 +44,7 @@ class Header(_Line):
     created: str
     method: str = ""
     device: str = ""
+    adapts: bool = False
     target: ModelInfo | None = None
     draft: ModelInfo | None = None
 

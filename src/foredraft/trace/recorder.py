@@ -67,6 +67,7 @@ def header_of(llm: LLM) -> Header:
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         method=llm.method,
         device=str(llm.target.device),
+        adapts=bool(llm.refits),
         target=_model_info(llm.target, llm.options.quantization),
         draft=_draft_info(llm),
     )
