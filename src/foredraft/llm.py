@@ -471,7 +471,9 @@ def _engine_settings(
 ) -> EngineSettings:
     checked, server = checked_rules(rules or {}), DraftServerAccess.of(settings.draft_server)
     most, trees = _most_draft_of(settings), _trees_of(settings.speculative_token_tree)
-    return EngineSettings(limits, thresholds, most, cache_memory, seed, retain, checked, *trees, server, bool(settings.adapt))
+    return EngineSettings(
+        limits, thresholds, most, cache_memory, seed, retain, checked, *trees, server, bool(settings.adapt)
+    )
 
 
 def _load(
