@@ -26,7 +26,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from foredraft.engine.build import build_drafters
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
-from foredraft.engine.models import check_decoder_only, check_encoders, check_logit_width
+from foredraft.engine.models import check_can_have_head, check_encoders, check_logit_width
 from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import StopRule, TokenSequence
@@ -320,7 +320,7 @@ def _engine(
     check_exit_layer(exit_layer, names_of(methods), "draft_model")
     target = _language_model(model)
     if has_exit_layer:
-        check_decoder_only(target)
+        check_can_have_head(target)
     head = None if exit_layer is None else EarlyExit.after(target, exit_layer)
     drafts = {} if draft_model is None else {"draft_model": _language_model(draft_model)}
     for draft in drafts.values():

@@ -97,6 +97,9 @@ class LLM:
         time, else it comes every 64 steps. None: no.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
+    device_map: of the target, as in transformers: "auto" spreads its layers over all GPUs, a mapping puts modules where it says.
+    tp_plan: "auto" splits the target among the processes of a torchrun, each of which makes the same LLM. The first goes on with it;
+        the others compute their share, and end with the first (see docs/guides/scaling.md).
     quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
         the head too; None leaves them.
     draft_quantization: the same for the draft; None: the target's, "none": none. It may cost acceptance, never exactness.
@@ -138,6 +141,8 @@ class LLM:
         device: str | torch.device = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
+        device_map: str | Mapping[str, int | str] | None = None,
+        tp_plan: str | None = None,
         quantization: str | None = None,
         draft_quantization: str | None = None,
         batch_invariant: bool = False,
@@ -171,7 +176,14 @@ class LLM:
         bounds = Limits(max_num_seqs, max_num_batched_tokens), Thresholds(min_acceptance_rate, max_draft_memory)
         engine = _engine_settings(settings, *bounds, cache_memory, seed, enable_prefix_caching, verification_rules)
         options = LoadOptions(
-            dtype, device, revision, trust_remote_code, settings.quantization, batch_invariant=batch_invariant
+            dtype,
+            device,
+            revision,
+            trust_remote_code,
+            settings.quantization,
+            batch_invariant=batch_invariant,
+            device_map=device_map,
+            tp_plan=tp_plan,
         )
         self._builder = _load(settings, engine, tokenizer, options)
         self._grammars: Grammars | None = None

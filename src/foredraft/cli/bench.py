@@ -90,6 +90,7 @@ def bench(
     params = sampling.params()
     seconds = parse_budget(runs.budget)
     models.check()
+    models.follow()
     configurations, questions = runs.configurations(), workload.read()
     directory = runs.directory
     make_directory(directory)

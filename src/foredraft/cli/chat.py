@@ -50,6 +50,7 @@ def chat(
     params = sampling.params()
     template = None if chat_template is None else read_text(chat_template)
     models.check()
+    models.follow()
     check_trace(trace)
     llm = models.load(tokenizer=models.load_tokenizer() if template is not None else _with_template(models))
     with recording(llm, trace):

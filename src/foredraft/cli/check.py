@@ -60,6 +60,7 @@ def check(
     """
     check_budget(budget)
     models.check()
+    models.follow()
     given = None if prompts is None else read_prompts_file(prompts)
     from foredraft.bench.failures import failure_warnings
     from foredraft.certificate import check as certify

@@ -62,6 +62,7 @@ def generate(
     """
     params = sampling.params(structure.structured_outputs())
     models.check()
+    models.follow()
     check_trace(trace)
     batch = read_prompts(prompt, prompts)
     if compare and len(batch) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -163,6 +164,23 @@ class ModelOptions:
         bool,
         Option("--batch-invariant", help="On a GPU: a text never depends on what it is batched with. Somewhat slower."),
     ] = False
+    device_map: Annotated[
+        str | None,
+        Option(
+            "--device-map",
+            metavar="auto|JSON",
+            help='The target over several GPUs, as transformers spreads it: auto, or a device for each module, as \'{"model": 0, '
+            '"lm_head": 1}\'.',
+        ),
+    ] = None
+    tp_plan: Annotated[
+        str | None,
+        Option(
+            "--tp-plan",
+            metavar="auto",
+            help="The target split among the processes of a torchrun: torchrun --nproc-per-node 2 -m foredraft ...",
+        ),
+    ] = None
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
     trust_remote_code: Annotated[
         bool, Option("--trust-remote-code", help="Run code that comes with the checkpoint.")
@@ -218,6 +236,15 @@ class ModelOptions:
         return {"address": self.draft_server} | {name: value for name, value in given.items() if value is not None}
 
     @property
+    def device_places(self) -> str | Mapping[str, int | str] | None:
+        """`device_map`, read."""
+        try:
+            places: str | Mapping[str, int | str] = json.loads(self.device_map or "null")
+        except ValueError:
+            return self.device_map
+        return places
+
+    @property
     def max_draft_bytes(self) -> int | None:
         return None if self.max_draft_memory is None else parse_bytes(self.max_draft_memory)
 
@@ -246,6 +273,7 @@ class ModelOptions:
         arguments.check_head_options(settings.head_window, settings.head_settings)
         arguments.check_heterogeneous_vocab(settings.heterogeneous_vocab)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
+        arguments.check_devices(self.device, self.device_places, self.tp_plan, settings.quantization)
         exit_layer = settings.exit_layer
         method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
         is_embedded = settings.model is None and method in (None, "draft_model") and settings.draft_server is None
@@ -291,6 +319,8 @@ class ModelOptions:
                 device=self.device,
                 revision=self.revision,
                 trust_remote_code=self.trust_remote_code,
+                device_map=self.device_places,
+                tp_plan=self.tp_plan,
                 quantization=self.quantization,
                 draft_quantization=self.draft_quantization,
                 batch_invariant=self.batch_invariant,
@@ -298,6 +328,12 @@ class ModelOptions:
                 config=self.settings_file,
                 **settings,
             )
+
+    def follow(self, **settings: Any) -> None:
+        """In a torchrun's other processes, take part in the first one's passes from here on, and end with it: what a command does
+        before it loads, such as reading standard input or opening a port, is the first's alone. settings: as in load."""
+        if self.tp_plan is not None and os.environ.get("RANK", "0") != "0":
+            self.load(**settings)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's. Raises ForedraftError where it has none."""

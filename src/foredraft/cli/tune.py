@@ -78,6 +78,7 @@ def tune(
     seconds = parse_budget(search.budget)
     models = _from_settings_file(models)
     models.check()
+    models.follow()
     questions = workload.read()
     search.check()
     llm = models.load()

@@ -43,7 +43,7 @@ def load_drafter(settings: DraftServerSettings) -> tuple[Drafter, VocabularyIden
     if model.has_encoder:
         raise ForedraftError(f"{model.traits.name} is an encoder-decoder: draft servers draft with decoder-only models")
     model.take_over()
-    pool = MemoryPool(settings.cache_memory or half_of_free_memory(model.device))
+    pool = MemoryPool(settings.cache_memory or half_of_free_memory(model))
     vocab_size = model.traits.vocab_size
     drafter = build(method, DrafterContext(vocab_size, pool, model, MOST_ROWS))
     return drafter, VocabularyIdentity.of(vocab_size, load_tokenizer(source, options))

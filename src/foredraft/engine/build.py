@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import (
@@ -25,7 +24,7 @@ from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.heads import AnyHead
-from foredraft.model import LanguageModel, available_memory
+from foredraft.model import LanguageModel
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.remote import DraftServerAccess, VocabularyIdentity
 from foredraft.sampling import AUTO
@@ -243,7 +242,7 @@ def _default_cache_memory(
     needed = (
         bytes_per_token * target.traits.context_len + _bytes_of_source(target, drafts, used)
     ) * limits.max_num_seqs
-    return max(1, min(needed, half_of_free_memory(target.device)))
+    return max(1, min(needed, half_of_free_memory(target)))
 
 
 def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel], used: set[str]) -> int:
@@ -252,7 +251,7 @@ def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel],
     return sum(per_token) * target.traits.source_len
 
 
-def half_of_free_memory(device: torch.device) -> int:
+def half_of_free_memory(model: LanguageModel) -> int:
     """Bytes; 4 GiB where the free memory is not known."""
-    free = available_memory(device)
+    free = model.memory_for_cache
     return int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY

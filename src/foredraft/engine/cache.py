@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -237,18 +237,19 @@ class Region:
         """Append the path of the tree that these tokens follow, and forget the rest of it -> the length of the path"""
         assert self._tree is not None
         path, self._tree = self._tree.path_of(wanted), None
-        first, end = len(self.tokens), len(self.tokens) + len(path)
         if path != list(range(len(path))):
-            self._move(first + torch.tensor(path), first, end)
+            first = len(self.tokens)
+            self.move_rows([first + node for node in path], first)
         self.tokens.extend(wanted[: len(path)])
         return len(path)
 
     @torch.inference_mode()  # passes are read in it, and what they wrote may be changed nowhere else
-    def _move(self, slots: Tensor, first: int, end: int) -> None:
-        """What lies at these slots goes to the slots first .. end, keys, values and features."""
+    def move_rows(self, slots: Sequence[int], first: int) -> None:
+        """What lies at these slots goes to the slots from first on, keys, values and features."""
+        index, end = torch.tensor(slots), first + len(slots)
         stores = [tensor for pair in self._layers.values() for tensor in pair]
         for tensor in stores if self.features is None else [*stores, self.features[None]]:
-            tensor[:, first:end] = tensor[:, slots.to(tensor.device)]
+            tensor[:, first:end] = tensor[:, index.to(tensor.device)]
 
     def shared_view(self) -> Region:
         """The same keys and values under a list of tokens of its own, valid until this region is resized. What is read through
@@ -260,16 +261,19 @@ class Region:
     def resize(self, capacity: int) -> None:
         """Make room for `capacity` tokens; what is held stays."""
         self._tree = None
-        held = min(len(self.tokens), capacity)
-        self._layers, self.capacity, self._addresses = _moved(self._layers, held, capacity), capacity, None
-        self.features = _moved_features(self.features, held, capacity)
+        self.copy_rows(self, min(len(self.tokens), capacity), capacity)
 
     def copy_prefix(self, source: Region, length: int) -> None:
         """Take over the first `length` tokens of another region. Needs that much capacity."""
-        self._layers, self._addresses = _moved(source._layers, length, self.capacity), None
-        self.features = _moved_features(source.features, length, self.capacity)
+        self.copy_rows(source, length, self.capacity)
         self.tokens = source.tokens[:length]
         self._compared_with = None
+
+    def copy_rows(self, source: Region, length: int, capacity: int) -> None:
+        """Hold the keys, values and features of the first `length` tokens of a region, which may be this one, in a place for
+        `capacity` tokens."""
+        self._layers, self.capacity, self._addresses = _moved(source._layers, length, capacity), capacity, None
+        self.features = _moved_features(source.features, length, capacity)
 
     def _blank(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
@@ -289,7 +293,7 @@ class KVCache:
 
     bytes_per_token: what one token costs over all layers, its features included. max_len: the longest a sequence can become.
     taps: the hidden states that are kept as features of every token that is read (see model.Body). bytes_per_source_token: what one
-    token of a source costs.
+    token of a source costs. new_region: makes a sequence's region.
     """
 
     def __init__(
@@ -299,11 +303,13 @@ class KVCache:
         max_len: int,
         taps: Sequence[int] = (),
         bytes_per_source_token: int = 0,
+        new_region: Callable[[], Region] = Region,
     ) -> None:
         self.pool = pool
         self.bytes_per_token = bytes_per_token
         self.max_len = max_len
         self.taps = tuple(taps)
+        self._new_region = new_region
         self._regions: dict[int, Region] = {}
         self._sharing: set[int] = set()
         self._sources = SourceStore(pool, bytes_per_source_token)
@@ -361,7 +367,7 @@ class KVCache:
     def region(self, seq_id: int) -> Region:
         region = self._regions.get(seq_id)
         if region is None:
-            region = self._regions[seq_id] = Region()
+            region = self._regions[seq_id] = self._new_region()
         return region
 
     def num_held(self, seq_id: int) -> int:

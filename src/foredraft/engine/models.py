@@ -121,7 +121,7 @@ class LoadedModels:
         if draft_model is not None:
             _take_over(draft_model, self.drafts["draft_model"])
         if has_head or exit_layer is not None:
-            check_decoder_only(self.target)
+            check_can_have_head(self.target)
         if has_head:
             self.head = self._attach_head(draft_source)
             self.head_identity = _identity_of(self.head, os.fspath(draft_source), self.draft_options)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class LoadedModels:
                         f"{name} drafts with a rounded copy of the target, and this target is quantized already; use another "
                         "method, or give the unquantized checkpoint"
                     )
-                draft = self._load_draft(self.source, replace(self.options, **SELF_DRAFTS[name]))
+                draft = self._load_draft(self.source, replace(_on_one_device(self.options), **SELF_DRAFTS[name]))
                 _take_over(self.source, draft)
                 self.drafts[name] = draft
 
@@ -242,7 +242,7 @@ class LoadedModels:
             raise ModelError(
                 'method "mtp" reads MTP layers from the target\'s checkpoint: give its directory or hub id, and no model object'
             )
-        check_decoder_only(self.target)
+        check_can_have_head(self.target)
         name = os.fspath(self.source)
         self.head = attach_mtp(name, self.target, self.options.revision, self.head_options)
         self.head_identity = HeadIdentity(f"MTP layers of {name}", str(self.head.dtype).removeprefix("torch."), None)
@@ -259,11 +259,17 @@ class LoadedModels:
 def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
     """As the target's, but a draft that is quantized already is only rounded where that was asked of the draft itself: then the
     loader refuses it."""
+    options = _on_one_device(options)
     if draft_quantization is not None:
         return replace(options, quantization=draft_quantization)
     if options.is_rounded and source is not None and is_stored_in_few_bits(source, options):
         return replace(options, quantization=None)
     return options
+
+
+def _on_one_device(options: LoadOptions) -> LoadOptions:
+    """Drafts are small: they lie on one device, and in one process."""
+    return replace(options, device_map=None, tp_plan=None)
 
 
 def head_format(options: LoadOptions) -> WeightFormat:
@@ -315,6 +321,16 @@ def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: Vo
             f"{draft.traits.name} has another vocabulary than {target.traits.name}: an encoder-decoder reads the target's source, "
             "so its draft must have the target's vocabulary"
         )
+
+
+def check_can_have_head(target: LanguageModel) -> None:
+    """Raises ModelError for a target that no head and no early exit can draft for."""
+    if not target.is_whole:
+        raise ModelError(
+            f"{target.traits.name} lies on several devices, and heads and early exits use weights of their target on one: use a "
+            'draft model, or method="suffix" or "ngram"'
+        )
+    check_decoder_only(target)
 
 
 def check_decoder_only(target: LanguageModel) -> None:

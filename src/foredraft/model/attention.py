@@ -61,7 +61,7 @@ class AttentionMetadata:
 
     spans: list[Span]
     kernels: Kernels | None = None
-    _masks: dict[tuple[MaskFunction, int, int, int, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[MaskFunction, int, int, int, int, torch.device], Tensor] = field(default_factory=dict)
     _seen: dict[tuple[MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
     _branches: dict[int, list[Branch]] = field(default_factory=dict)
 
@@ -109,9 +109,9 @@ class AttentionMetadata:
         return self._seen[key]
 
     def mask(self, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor) -> Tensor:
-        """Additive mask [1, groups * R, N] of num_rows positions from the chain's first on, made once per rule and pass."""
+        """Additive mask [1, groups * R, N] of num_rows positions from the chain's first on, made once per rule, device and pass."""
         num_keys = chain.keys.shape[1]
-        key = (rule, chain.start, num_rows, num_keys, groups)
+        key = (rule, chain.start, num_rows, num_keys, groups, like.device)
         if key not in self._masks:
             queries = torch.arange(chain.start, chain.start + num_rows, device=like.device)[:, None]
             keys = torch.arange(num_keys, device=like.device)[None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import (
@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 
 from foredraft.errors import ModelError, one_line
 from foredraft.model.checkpoint import refuse_unusable
@@ -27,6 +28,7 @@ from foredraft.model.gguf import GGUFCheckpoint
 from foredraft.model.memory import float16_to_bfloat16
 from foredraft.model.options import LoadOptions
 from foredraft.model.quantized import is_stored_quantized, load_quantized, quantization_of
+from foredraft.model.ranks import this_world
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -88,6 +90,7 @@ class HuggingFaceCheckpoint:
                 self._name,
                 config=config,
                 dtype=torch.float16 if is_float16 else dtype,
+                **_placement(self._options),
                 revision=self._options.revision,
                 trust_remote_code=self._options.trust_remote_code,
                 ignore_mismatched_sizes=True,  # refused below, with the reason
@@ -117,6 +120,15 @@ class HuggingFaceCheckpoint:
                 f"{name}: no tokenizer could be loaded ({one_line(error)}); give tokenizer=, or token ids as prompts"
             ) from error
         return tokenizer
+
+
+def _placement(options: LoadOptions) -> dict[str, Any]:
+    """Arguments of from_pretrained that say on which devices, or in which processes, the weights lie."""
+    if options.device_map is not None:
+        return {"device_map": options.device_map}
+    if options.tp_plan is not None:
+        return {"distributed_config": DistributedConfig(tp_size=this_world().size)}
+    return {}
 
 
 FORMATS: Sequence[Callable[[str, LoadOptions], Checkpoint | None]] = (GGUFCheckpoint.of, HuggingFaceCheckpoint)

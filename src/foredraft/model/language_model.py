@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import KVCache, MemoryPool, Regions, padded
+from foredraft.engine.cache import KVCache, MemoryPool, Region, Regions, padded
 from foredraft.engine.sources import Source, SourceKeys
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels
@@ -20,6 +20,8 @@ from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.mask_token import mask_token_of
+from foredraft.model.memory import is_spread, memory_for_layers
+from foredraft.model.ranks import is_split
 from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
 
@@ -94,6 +96,14 @@ class SourceReadingBody(Body, Protocol):
         """Fill in their keys and values, in one pass."""
 
 
+@runtime_checkable
+class SharedBody(Body, Protocol):
+    """A body whose passes other processes read too, with regions of their own."""
+
+    def new_region(self) -> Region:
+        """One whose changes they repeat."""
+
+
 def library_body(hf: PreTrainedModel) -> Body:
     """The library's own code, with our attention inside."""
     return EncoderDecoderBody(hf) if hf.config.is_encoder_decoder else LibraryBody(hf)
@@ -108,6 +118,7 @@ class LanguageModel:
         self.body = body or library_body(hf)
         self._generating = self.body if isinstance(self.body, GeneratingBody) else None
         self._source_reading = self.body if isinstance(self.body, SourceReadingBody) else None
+        self._new_region = self.body.new_region if isinstance(self.body, SharedBody) else Region
 
     def take_over(self) -> None:
         """From now on nobody else runs the model."""
@@ -125,6 +136,16 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         return torch.device(self.hf.device)
+
+    @property
+    def memory_for_cache(self) -> int | None:
+        """Bytes that are free for its keys and values, over all devices that it lies on; None where the system does not say."""
+        return memory_for_layers(self.hf)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one device holds all of its weights."""
+        return not (is_spread(self.hf) or is_split(self.hf))
 
     @property
     def has_encoder(self) -> bool:
@@ -153,7 +174,14 @@ class LanguageModel:
                 f"they go from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its head reads"
             )
         traits = self.traits
-        return KVCache(pool, self.bytes_per_token(taps), traits.context_len, taps, traits.bytes_per_source_token)
+        return KVCache(
+            pool,
+            self.bytes_per_token(taps),
+            traits.context_len,
+            taps,
+            traits.bytes_per_source_token,
+            self._new_region,
+        )
 
     def bytes_per_token(self, taps: Sequence[int] = ()) -> int:
         """Of cache, with the features of these taps."""

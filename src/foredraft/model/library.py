@@ -36,18 +36,17 @@ class LibraryBody:
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         num_rows, wanted = len(batch.ids), batch.wanted
         batch = padded_batch(batch, self._row_rule)
-        index = torch.tensor(batch.wanted, device=self._hf.device)
         inputs = self._inputs(batch)
         if self._keeps_rows:
-            inputs["logits_to_keep"] = index
+            inputs["logits_to_keep"] = batch.wanted  # a list indexes hidden states on any device
         if taps:
             inputs["output_hidden_states"] = True
         with nullcontext() if self._is_taken_over else routed(self._hf), _LastLayer(self._hf, taps) as last_layer:
             outputs = self._hf(**inputs)
         logits: Tensor = outputs.logits[0]
         if not self._keeps_rows:
-            logits = logits[index]
-        hidden = [last_layer.tapped(outputs.hidden_states, tap)[0, :num_rows] for tap in taps]
+            logits = logits[batch.wanted]
+        hidden = [last_layer.tapped(outputs.hidden_states, tap)[0, :num_rows].to(logits.device) for tap in taps]
         return Reading(logits[: len(wanted)], torch.cat(hidden, dim=-1) if hidden else None)
 
     def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> LibraryBody:

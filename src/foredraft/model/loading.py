@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     PretrainedConfig,
@@ -13,20 +16,23 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from foredraft.errors import ModelError
+from foredraft.errors import ForedraftError, ModelError
+from foredraft.model.checkpoint import is_gguf
 from foredraft.model.context import context_len_of
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.input_rounding import GroupOf, never
 from foredraft.model.language_model import Body, LanguageModel, library_body
-from foredraft.model.memory import move, refuse_if_too_big
+from foredraft.model.memory import is_spread, move, refuse_if_too_big
 from foredraft.model.options import LoadOptions
 from foredraft.model.pages import give_back
 from foredraft.model.prepare import is_quantized, prepare, rounded_groups
 from foredraft.model.probe import probe
 from foredraft.model.quantized import quantization_of
+from foredraft.model.ranks import Ranks, is_split, this_world
 from foredraft.model.rounding import round_to_int4
 from foredraft.model.source_probe import probe_encoder_decoder
-from foredraft.utils.arguments import FOUR_BITS
+from foredraft.model.tensor_parallel import lead_or_follow, refuse_unsplittable
+from foredraft.utils.arguments import FOUR_BITS, refuse_offloaded
 
 _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
 
@@ -43,6 +49,10 @@ def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights
         _refuse_quantization(name, checkpoint.quantization(config), options)
     if options.is_rounded:
         _refuse_second_rounding(name, checkpoint.quantization(config), options)
+    if options.tp_plan is not None:
+        _refuse_split(name, config, checkpoint.quantization(config))
+    if options.device_map is not None or options.tp_plan is not None:
+        _refuse_unplaceable(name)
     return config
 
 
@@ -73,6 +83,22 @@ def _refuse_quantization(name: str, kind: str | None, options: LoadOptions) -> N
         )
 
 
+def _refuse_split(name: str, config: PretrainedConfig, kind: str | None) -> None:
+    """What cannot be split among ranks."""
+    if kind is not None:
+        raise ModelError(f"{name}: its weights are quantized ({kind}), and tp_plan splits floating-point weights")
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name}: an encoder-decoder, and tp_plan splits decoder-only models")
+    refuse_unsplittable(config, name, this_world().size)
+
+
+def _refuse_unplaceable(name: str) -> None:
+    if is_gguf(Path(name)):
+        raise ModelError(f"{name}: a GGUF file is loaded onto one device: leave device_map and tp_plan out")
+    if importlib.util.find_spec("accelerate") is None:
+        raise ModelError("device_map and tp_plan need accelerate: pip install 'foredraft[accelerate]'")
+
+
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
     if isinstance(source, PreTrainedModel):
@@ -80,16 +106,33 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
     name = os.fspath(source)
     config = examine(name, options)
     dtype = options.torch_dtype(config)
+    if options.tp_plan is not None:
+        return _load_share(name, config, dtype, options)
+    if options.device_map is not None:
+        return _rounded_and_examined(open_checkpoint(name, options).model(config, dtype).eval(), name, options)
     refuse_if_too_big(name, dtype, options.torch_device())
     hf = open_checkpoint(name, options).model(config, dtype)
-    if getattr(hf, "hf_device_map", None) is None and not is_quantized(hf):
+    if not is_quantized(hf):
         move(hf, options.torch_device())
     return _rounded_and_examined(hf.eval(), name, options)
+
+
+def _load_share(name: str, config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> LanguageModel:
+    """This process's share of a model. All ranks load and try it in step; see lead_or_follow."""
+    ranks, device = Ranks(this_world()), options.torch_device()
+    on_this_device = ranks.world.local_size if device.type == "cpu" else 1
+    refuse_if_too_big(name, dtype, device, on_this_device / ranks.world.size)
+    hf = open_checkpoint(name, options).model(config, dtype)
+    return lead_or_follow(_examined(hf.eval(), name), ranks)
 
 
 def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
     """The owner's model stays as it is: what is quantised is a copy."""
     name = source.config.name_or_path or type(source).__name__
+    if is_split(source):
+        raise ModelError(
+            f'{name}: other processes have a part of its weights: give its name or directory, and tp_plan="auto"'
+        )
     kind = quantization_of(source.config) if is_quantized(source) else None
     if source.config.is_encoder_decoder:
         _refuse_quantization(name, kind, options)
@@ -161,6 +204,16 @@ def _rounded_and_examined(hf: PreTrainedModel, name: str, options: LoadOptions) 
     return _examined(hf, name, lambda ours: prepare(ours, name, options), rounded_groups(options))
 
 
+def _refuse_placement(hf: PreTrainedModel, name: str) -> None:
+    """Where a device map has put a model that a pass could not use."""
+    try:
+        refuse_offloaded(getattr(hf, "hf_device_map", None) or {})
+    except ForedraftError as error:
+        raise ModelError(f"{name}: {error}") from None
+    if hf.config.is_encoder_decoder and is_spread(hf):
+        raise ModelError(f"{name}: an encoder-decoder on several devices: give one device")
+
+
 def _examined(
     hf: PreTrainedModel,
     name: str,
@@ -168,6 +221,7 @@ def _examined(
     group_of: GroupOf = never,
 ) -> LanguageModel:
     refuse_unsupported(hf.config, name)
+    _refuse_placement(hf, name)
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
     if hf.config.is_encoder_decoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import prod
 from pathlib import Path
 
@@ -11,17 +12,20 @@ from transformers import PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
 from foredraft.model.pages import give_back
+from foredraft.model.ranks import num_sharing_memory
 from foredraft.model.stored import stored_experts, stored_linears
+from foredraft.model.structure import find_layers
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _LONGEST_HEADER = 100_000_000
 
 
-def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """For local checkpoints in Hugging Face format, before any memory is touched: weights against what is free."""
+def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device, share: float = 1.0) -> None:
+    """For local checkpoints in Hugging Face format, before any memory is touched: weights against what is free. share: of them that
+    comes to this device."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     if files:
-        refuse_more_than_free(name, sum(_loaded_size(file, dtype) for file in files), device)
+        refuse_more_than_free(name, round(sum(_loaded_size(file, dtype) for file in files) * share), device)
 
 
 def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
@@ -83,6 +87,26 @@ def available_memory(device: torch.device) -> int | None:
         return None
     values = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return values[0] if values else None
+
+
+def memory_for_layers(hf: PreTrainedModel) -> int | None:
+    """Bytes that are free for keys and values, which lie with their layers: over all devices, until the first is full. None where
+    the system does not say."""
+    num_layers = layers_by_device(hf)
+    free = [(available_memory(device), num) for device, num in num_layers.items()]
+    enough = [num_bytes * num_layers.total() // num for num_bytes, num in free if num_bytes is not None]
+    return min(enough) // num_sharing_memory(hf) if len(enough) == len(free) else None
+
+
+def layers_by_device(hf: PreTrainedModel) -> Counter[torch.device]:
+    """How many of a decoder's layers lie on each device."""
+    parameters = (next(layer.parameters(), None) for layer in find_layers(hf) or [hf])
+    return Counter(hf.device if parameter is None else parameter.device for parameter in parameters)
+
+
+def is_spread(hf: PreTrainedModel) -> bool:
+    """Whether a device map puts parts of it on different devices."""
+    return len(set((getattr(hf, "hf_device_map", None) or {}).values())) > 1
 
 
 def float16_to_bfloat16(hf: PreTrainedModel) -> None:

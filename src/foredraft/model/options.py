@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig
 
-from foredraft.errors import ModelError
+from foredraft.errors import ForedraftError, ModelError
+from foredraft.model.ranks import this_world
 from foredraft.utils import arguments
 
 logger = logging.getLogger("foredraft")
@@ -24,6 +26,9 @@ class LoadOptions:
     head too; the rest runs in bfloat16. None or "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
     batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on the batch or on
     drafts; on a CPU compiled kernels are so anyway.
+
+    device_map: as in transformers, which spreads the layers over devices: "auto", or a device for each module. tp_plan: "auto" splits
+    each layer among the processes of a torchrun (see tensor_parallel.py).
     """
 
     dtype: str | torch.dtype = "auto"
@@ -33,6 +38,8 @@ class LoadOptions:
     quantization: str | None = None
     kernels: str = "auto"
     batch_invariant: bool = False
+    device_map: str | Mapping[str, int | str] | None = None
+    tp_plan: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantization not in (None, *arguments.QUANTIZATIONS):
@@ -41,6 +48,10 @@ class LoadOptions:
             )
         if self.kernels not in ("auto", "torch"):
             raise ModelError(f'kernels must be "auto" or "torch", not {self.kernels!r}')
+        try:
+            arguments.check_devices(str(self.device), self.device_map, self.tp_plan, self.quantization)
+        except ForedraftError as error:
+            raise ModelError(str(error)) from None
 
     @property
     def is_rounded(self) -> bool:
@@ -49,6 +60,8 @@ class LoadOptions:
 
     def torch_device(self) -> torch.device:
         """Raises ModelError for a name that is none, and for a device that is not there."""
+        if self.tp_plan is not None:
+            return this_world().device
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:

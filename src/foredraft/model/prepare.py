@@ -16,7 +16,7 @@ from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.input_rounding import GroupOf, everywhere, never, where_stored
 from foredraft.model.language_model import Body
 from foredraft.model.library import LibraryBody
-from foredraft.model.memory import refuse_if_dequantized_too_big
+from foredraft.model.memory import is_spread, refuse_if_dequantized_too_big
 from foredraft.model.options import LoadOptions
 from foredraft.model.packed import (
     Int8Linear,
@@ -81,9 +81,7 @@ def rounded_groups(options: LoadOptions) -> GroupOf:
 
 def _fits_a_device(hf: PreTrainedModel) -> bool:
     """Whether our passes on a GPU compute what this model does, all of it on one, and run there."""
-    spread = getattr(hf, "hf_device_map", None)
-    is_whole = spread is None or len(set(spread.values())) == 1
-    if not is_whole or is_quantized(hf) or not has_device_form(hf):
+    if is_spread(hf) or is_quantized(hf) or not has_device_form(hf):
         return False
     reason = why_not(hf.device, hf.dtype)
     if reason is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -141,6 +142,8 @@ def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
     if isinstance(embedding, StoredEmbedding):
         return  # the reader of its file has checked it
     weight = embedding.weight
+    if isinstance(weight, DTensor):
+        weight = weight.to_local()  # the rows of this rank
     # in parts: PyTorch sums a copy in float32
     sums = [part.sum(dtype=torch.float32) for part in weight.detach().split(_ROWS_AT_A_TIME)]
     if weight.is_floating_point() and not bool(torch.isfinite(torch.stack(sums)).all()):

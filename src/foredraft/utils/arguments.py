@@ -12,6 +12,11 @@ from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
 
+DEVICE_MAPS = (AUTO, "balanced", "balanced_low_0", "sequential")
+"""How transformers may spread a model over devices by itself."""
+
+_NO_DEVICES = ("disk", "meta")
+
 NO_TREES = "none"
 QUANTIZATIONS = ("int8", "int4", "int4-all", "none")
 """int4 leaves a model's head in eight bits, int4-all does not."""
@@ -111,6 +116,43 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
     for name in (quantization, draft_quantization):
         if name is not None and name not in QUANTIZATIONS:
             raise ForedraftError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {name!r}")
+
+
+def check_devices(device: str, device_map: object, tp_plan: object, quantization: str | None) -> None:
+    """Raises ForedraftError for a device map or a tensor-parallel plan that is none, and for options that exclude each other."""
+    if tp_plan not in (None, AUTO):
+        raise ForedraftError(f'tp_plan must be "{AUTO}", the model\'s own plan, not {shown(tp_plan)}')
+    if device_map is not None:
+        _check_device_map(device_map)
+    given = [name for name, value in (("device_map", device_map), ("tp_plan", tp_plan)) if value is not None]
+    if len(given) > 1 or (given and device != AUTO):
+        other = "tp_plan" if len(given) > 1 else "device"
+        raise ForedraftError(f"{given[0]} says where the weights lie, and {other} too: leave one of them out")
+    if tp_plan is not None and quantization not in (None, "none"):
+        raise ForedraftError("tp_plan splits floating-point weights: leave quantization out")
+
+
+def _check_device_map(device_map: object) -> None:
+    if isinstance(device_map, str) and device_map in DEVICE_MAPS:
+        return
+    if not isinstance(device_map, Mapping) or not all(isinstance(name, str) for name in device_map):
+        raise ForedraftError(
+            f"device_map must be one of {', '.join(DEVICE_MAPS)}, or a mapping from modules to devices, not {shown(device_map)}"
+        )
+    refuse_offloaded(device_map)
+
+
+def refuse_offloaded(device_map: Mapping[str, object]) -> None:
+    """Raises ForedraftError where a device map leaves weights in a place from where they would be fetched in every pass: on disk,
+    or in the CPU's memory while others are on GPUs."""
+    places = {name: str(device) for name, device in device_map.items()}
+    has_gpus = any(place not in ("cpu", *_NO_DEVICES) for place in places.values())
+    for name, place in places.items():
+        if place in _NO_DEVICES or (place == "cpu" and has_gpus):
+            raise ForedraftError(
+                f"the device map leaves {name or 'the model'} on {place}, from where each pass would fetch it: use devices "
+                "that hold all weights, a smaller dtype or a smaller model"
+            )
 
 
 def check_verification(name: str | None) -> str | None:

@@ -45,6 +45,7 @@ def serve(
     """
     level, drain_seconds = parse_level(display.log_level), limits.drain_seconds
     models.check()
+    models.follow(**asdict(engine))
     settings = server_settings(models.target, address, access, requests, limits, display)
     tls = access.tls()
     cluster = replicas.cluster(models, engine.max_num_seqs)

@@ -148,6 +148,8 @@ class ReplicaOptions:
                 if value is not None:
                     raise ForedraftError(f"{option} is for several replicas: give --replicas too")
             return None
+        if models.tp_plan is not None:
+            raise ForedraftError("--tp-plan splits one engine among the processes of a torchrun: leave --replicas out")
         if ":" in models.device:
             raise ForedraftError(
                 f"--device {models.device}: Ray gives each replica a device of its own: give --device cuda"

@@ -1,0 +1,114 @@
+"""The processes that torchrun started, among which a model is split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from foredraft.errors import ModelError
+
+_STARTED = "torchrun --nproc-per-node 2 -m foredraft generate ... --tp-plan auto"
+
+_PASS_TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others in the middle of a pass, or while they load."""
+
+_IDLE_TIMEOUT = timedelta(days=365)
+"""How long one waits for the next pass. It notices all the same when the first rank's connection closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where a process stands among those of a torchrun. local_rank, local_size: on its machine."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> World:
+        """Raises ModelError for a process that torchrun did not start, or started alone."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if any(not environment.get(name, "").isdecimal() for name in names):
+            raise ModelError(f"tp_plan splits a model among the processes of a torchrun: start it as {_STARTED}")
+        world = cls(*(int(environment[name]) for name in names))
+        if world.size < 2:
+            raise ModelError(f"tp_plan splits a model among several processes, and this is one: start {_STARTED}")
+        return world
+
+    @property
+    def device(self) -> torch.device:
+        """Of this process. Raises ModelError where the machine has fewer GPUs than processes."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        if self.local_rank >= torch.cuda.device_count():
+            raise ModelError(
+                f"tp_plan needs a GPU for each process: {self.local_size} were started on this machine, and it has "
+                f"{torch.cuda.device_count()}; give --nproc-per-node {torch.cuda.device_count()}"
+            )
+        return torch.device("cuda", self.local_rank)
+
+
+def this_world() -> World:
+    """See World.of."""
+    return World.of(os.environ)
+
+
+class Ranks:
+    """The group of all processes. The first sends what it is about to read, and the others receive it."""
+
+    def __init__(self, world: World) -> None:
+        """Waits for all of them. Raises ModelError if that fails, or was done before in this process."""
+        if dist.is_initialized():
+            raise ModelError("torch.distributed is in use in this process already: one torchrun splits one model, once")
+        self.world = world
+        self.is_broken = False
+        device = world.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        try:
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=_PASS_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
+            self._messages = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"the processes of this torchrun do not find each other: {error}") from error
+
+    @property
+    def is_first(self) -> bool:
+        return self.world.rank == 0
+
+    def send(self, message: object) -> None:
+        """From the first rank to all others."""
+        dist.broadcast_object_list([message], src=0, group=self._messages)
+
+    def receive(self) -> Any:
+        """Wait for what the first rank sends. Raises RuntimeError if it has ended."""
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._messages)
+        return received[0]
+
+    def end(self) -> None:
+        """Nothing more is sent. Where a pass has failed, the others are waiting in it, and see the connection close."""
+        if not self.is_broken:
+            self.is_broken = True
+            self.send(None)
+
+
+def is_split(hf: PreTrainedModel) -> bool:
+    """Whether this process has a part of the model's weights, and other processes the rest."""
+    return (getattr(hf, "_tp_size", None) or 1) > 1
+
+
+def num_sharing_memory(hf: PreTrainedModel) -> int:
+    """How many processes take memory for this model from where it lies."""
+    return this_world().local_size if is_split(hf) and hf.device.type == "cpu" else 1
