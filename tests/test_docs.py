@@ -54,6 +54,8 @@ NOT_RUN = {
     "make": "sets up the environment, and runs this very suite",
     "pip": "installs packages",
     "ray": "needs a cluster",
+    "torchrun": "starts several processes; tests/model/test_tensor_parallel.py does",
+    "serve run": "needs vLLM",
     "export": "sets what only a cluster reads",
     "python": "takes minutes, and corpora that are not part of the repository",
     "foredraft check": "its verdict depends on the time that it gets; tests/certificate/ runs it",
@@ -223,8 +225,8 @@ def test_a_command_runs(page: str, command: str, workplace: Path) -> None:
 def test_a_command_is_understood(page: str, command: str, workplace: Path) -> None:
     """Those that are not run too: every option is there and takes what it is given."""
     parser, words = typer.main.get_command(app), parts(command)[1]
-    if words[0] == "foredraft":
-        parse(parser, words[1:])
+    if "foredraft" in words:  # behind "torchrun ... -m", too
+        parse(parser, words[words.index("foredraft") + 1 :])
 
 
 def parse(parser: Any, words: list[str]) -> None:

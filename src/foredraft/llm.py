@@ -175,16 +175,8 @@ class LLM:
         )
         bounds = Limits(max_num_seqs, max_num_batched_tokens), Thresholds(min_acceptance_rate, max_draft_memory)
         engine = _engine_settings(settings, *bounds, cache_memory, seed, enable_prefix_caching, verification_rules)
-        options = LoadOptions(
-            dtype,
-            device,
-            revision,
-            trust_remote_code,
-            settings.quantization,
-            batch_invariant=batch_invariant,
-            device_map=device_map,
-            tp_plan=tp_plan,
-        )
+        options = LoadOptions(dtype, device, revision, trust_remote_code, device_map=device_map, tp_plan=tp_plan)
+        options = replace(options, quantization=settings.quantization, batch_invariant=batch_invariant)
         self._builder = _load(settings, engine, tokenizer, options)
         self._grammars: Grammars | None = None
         self._start_engine(*self._builder.drafters())

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    """Show one text while it is generated; return its output."""
+    """Show one text while it is generated; return its output. Raises RequestError if it failed, after showing what there was."""
     from foredraft.cli.render.console import output_console
     from foredraft.cli.render.origins import OriginPieces, write_pieces
 
     console = output_console()
-    pieces = None
+    pieces = output = None
     with closing_stream(llm, prompt, params) as deltas:
         for delta in deltas:
             if pieces is None and llm.tokenizer is not None:
@@ -27,9 +27,9 @@ def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutp
                 pieces = OriginPieces(llm.tokenizer, before)
             if pieces is not None:
                 write_pieces(console, pieces.split(delta.text, delta.token_ids, delta.origins))
-            if delta.output is not None:
-                return delta.output
-    raise AssertionError("a stream ends with its output")
+            output = delta.output
+    assert output is not None, "a stream ends with its output"
+    return output
 
 
 def closing_stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> closing[Generator[Delta, None, None]]:

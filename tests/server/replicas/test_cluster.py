@@ -22,6 +22,7 @@ import pytest
 
 import foredraft
 from foredraft import LLM, SamplingParams
+from foredraft.settings import Settings
 
 pytest.importorskip("ray")
 grpc = pytest.importorskip("grpc")
@@ -87,8 +88,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("replicas") / "log"
     source = str(Path(foredraft.__file__).parents[1])
     environment = {**os.environ, "FOREDRAFT_API_KEY": KEY, "PYTHONPATH": source}
-    options = "--replicas 2 --port 0 --cache-memory 64MiB --num-threads 1 --served-model-name pair --max-num-seqs 32"
-    command = [sys.executable, "-m", "foredraft.cli", "serve", *options.split()]
+    settings = log.with_name("foredraft.toml")
+    Settings(method="suffix", speculative_tokens=3, num_threads=1).write(settings)
+    options = "--replicas 2 --port 0 --cache-memory 64MiB --served-model-name pair --max-num-seqs 32"
+    command = [sys.executable, "-m", "foredraft.cli", "serve", "--config", str(settings), *options.split()]
     with log.open("w") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -100,6 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
+        settings.unlink()  # a replica that is started again does not need it
         yield Cluster(found[1], process)
         mine = descendants(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -144,6 +148,12 @@ def test_the_official_client_finds_the_same_api(cluster: Cluster, expected: dict
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="wrong", max_retries=0).models.list()
     assert cluster.get("/openapi.json").json()["paths"].keys() > {"/v1/completions", "/v1/chat/completions", "/metrics"}
+
+
+def test_the_settings_file_holds_for_every_replica(cluster: Cluster) -> None:
+    drafters = re.findall(r"^foredraft:spec_decode_drafter{(.*)} ", cluster.get("/metrics").text, re.MULTILINE)
+    assert len(drafters) == 2
+    assert all('drafter="suffix"' in labels for labels in drafters)
 
 
 def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from foredraft.cli.app import app
@@ -23,6 +25,7 @@ from foredraft.cli.serve.options import (
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
+    from foredraft.settings import Settings
 
 
 @app.command()
@@ -62,12 +65,16 @@ def serve(
             from foredraft.server.replicas import create_front, running_replicas
 
             log_to_standard_error(level)
-            make_llm = partial(_load_in_replica, models, asdict(engine))
+            make_llm = partial(_load_in_replica, models, models.settings(), asdict(engine))
             application = create_front(settings, stack.enter_context(running_replicas(cluster, settings, make_llm)))
         url = address.url(listener.getsockname()[1], is_https=tls is not None)
         log_event("listening", url=url, models=settings.model_names, needs_key=bool(settings.api_keys))
         serve(application, listener, drain_seconds=drain_seconds, tls=tls)
 
 
-def _load_in_replica(models: ModelOptions, settings: dict[str, Any], num_threads: int) -> LLM:
-    return replace(models, num_threads=num_threads).load(**settings)
+def _load_in_replica(models: ModelOptions, settings: Settings, engine: dict[str, Any], num_threads: int) -> LLM:
+    """settings: those of the file and the options, since a replica may run where the file is not."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "foredraft.toml"
+        settings.write(file)
+        return replace(models, settings_file=file, num_threads=num_threads).load(**engine)

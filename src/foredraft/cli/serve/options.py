@@ -148,8 +148,9 @@ class ReplicaOptions:
                 if value is not None:
                     raise ForedraftError(f"{option} is for several replicas: give --replicas too")
             return None
-        if models.tp_plan is not None:
-            raise ForedraftError("--tp-plan splits one engine among the processes of a torchrun: leave --replicas out")
+        for option, value in (("--device-map", models.device_map), ("--tp-plan", models.tp_plan)):
+            if value is not None:
+                raise ForedraftError(f"{option} spreads one engine over several devices: leave --replicas out")
         if ":" in models.device:
             raise ForedraftError(
                 f"--device {models.device}: Ray gives each replica a device of its own: give --device cuda"
@@ -159,7 +160,7 @@ class ReplicaOptions:
         return ClusterSettings(
             num_replicas=self.replicas,
             max_replicas=self.max_replicas,
-            num_threads=models.num_threads,
+            num_threads=models.settings().num_threads,
             max_num_seqs=max_num_seqs,
             address=self.ray_address,
             uses_gpus=models.device != "cpu",
