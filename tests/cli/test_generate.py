@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foredraft import LLM, SamplingParams, StructuredOutputs
+from foredraft import LLM, ForedraftError, SamplingParams, StructuredOutputs
+from foredraft.engine.engine import Engine
 from foredraft.model import EMBEDDED
 from tests.command_line import PROMPT, QUICK, assert_refused, generate, in_a_terminal, json_lines, run
 from tests.vocabulary.permuted import permuted_draft
@@ -232,3 +234,19 @@ def test_thresholds_reach_the_engine_and_are_said() -> None:
 @pytest.mark.parametrize("option", [("--max-draft-memory", "much"), ("--min-acceptance-rate", "2")], ids=str)
 def test_a_threshold_that_could_not_be_meant_is_refused(option: tuple[str, str]) -> None:
     assert_refused(generate(PROMPT, *option), option[1])
+
+
+def test_a_text_that_fails_half_way_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, num_passes = Engine._score, count()
+
+    def fail_later(self: Engine, *args: Any) -> Any:
+        if next(num_passes) > 2:
+            raise ForedraftError("the device is gone")
+        return original(self, *args)
+
+    monkeypatch.setattr(Engine, "_score", fail_later)
+    found = generate(PROMPT, "--method", "none", "--temperature", "0")
+    assert found.exit_code == 2
+    assert found.stderr.splitlines()[-1].startswith("error: ")
+    assert "the device is gone" in found.stderr.splitlines()[-1]
+    assert found.stdout
