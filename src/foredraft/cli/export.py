@@ -25,6 +25,8 @@ _NOT_EXPORTED = Without(
     "cache_memory",
     "dtype",
     "device",
+    "device_map",
+    "tp_plan",
     "batch_invariant",
     "revision",
     "trust_remote_code",

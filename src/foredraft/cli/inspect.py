@@ -29,6 +29,8 @@ _NOT_INSPECTED = Without(
     "cache_memory",
     "draft_quantization",
     "batch_invariant",
+    "device_map",
+    "tp_plan",
     "head_window",
     "head_settings",
     "adapt",
