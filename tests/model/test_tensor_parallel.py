@@ -257,6 +257,15 @@ def test_a_split_model_in_memory(float32_target: LanguageModel, monkeypatch: pyt
         load_model(float32_target.hf, LoadOptions())
 
 
+def test_ranks_of_one_machine_share_its_memory(float32_target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.model.memory.available_memory", lambda device: 1000)
+    assert float32_target.memory_for_cache == 1000
+    monkeypatch.setattr(float32_target.hf, "_tp_size", 4, raising=False)
+    for variable, value in {**TORCHRUN, "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(variable, value)
+    assert float32_target.memory_for_cache == 500
+
+
 def test_heads_need_a_whole_target(float32_target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float32_target.hf, "_tp_size", 2, raising=False)
     with pytest.raises(ModelError, match="heads and early exits use weights of their target on one"):

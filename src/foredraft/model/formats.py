@@ -83,7 +83,10 @@ class HuggingFaceCheckpoint:
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         if is_stored_quantized(config, self._options.torch_device()):
             return load_quantized(self._name, config, dtype, self._options)
-        is_float16 = dtype == torch.bfloat16 and getattr(config.get_text_config(), "dtype", None) == torch.float16
+        is_narrowed = dtype == torch.bfloat16 and getattr(config.get_text_config(), "dtype", None) == torch.float16
+        is_float16 = (
+            is_narrowed and self._options.tp_plan is None
+        )  # a share is small enough to be converted as it is read
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         try:
             hf, report = auto_class.from_pretrained(

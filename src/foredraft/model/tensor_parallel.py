@@ -139,16 +139,16 @@ class LeadingBody:
         return self._journal.new_region()
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        """Raises ModelError if another rank has ended or does not answer; no pass can be read after that."""
+        """Raises ModelError if it fails, as where another rank has ended; no pass can be read after that."""
         if self._others.is_broken:
-            raise ModelError("a pass has failed on one of the ranks that share the target: start all of them again")
+            raise ModelError("a pass that all ranks share has failed before: start all ranks again")
         try:
             self._others.send(self._shared(batch))
             return self._body(batch, taps)
         except Exception as error:
             self._others.is_broken = True
             raise ModelError(
-                f"a rank that shares the target has ended or does not answer ({one_line(error)}): start all ranks again"
+                f"a pass that all ranks share has failed ({one_line(error)}): start all ranks again"
             ) from error
         except BaseException:
             self._others.is_broken = True
