@@ -178,7 +178,6 @@ class LLM:
         options = LoadOptions(dtype, device, revision, trust_remote_code, device_map=device_map, tp_plan=tp_plan)
         options = replace(options, quantization=settings.quantization, batch_invariant=batch_invariant)
         self._builder = _load(settings, engine, tokenizer, options)
-        self._grammars: Grammars | None = None
         self._start_engine(*self._builder.drafters())
 
     @property
@@ -222,7 +221,7 @@ class LLM:
         builder.models.load_own_drafts(methods)
         other = copy(self)
         other._builder = EngineBuilder(builder.models, settings, methods, draft_len)
-        other._start_engine(*other._builder.drafters(self.engine.pool))
+        other._start_engine(*other._builder.drafters(self.engine.pool), self.frontend.grammars)
         return other
 
     def trial(
@@ -250,19 +249,19 @@ class LLM:
             self._trial_policies.append(policy)
         pool = MemoryPool(self.engine.pool.free)
         engine = self._builder.engine(drafters, pool, policy, target=target, seed=seed, verifier=verifier)
-        return self._new_frontend(engine)
+        return self._new_frontend(engine, self.frontend.grammars)
 
-    def _start_engine(self, drafters: dict[str, Drafter], pool: MemoryPool) -> None:
+    def _start_engine(self, drafters: dict[str, Drafter], pool: MemoryPool, grammars: Grammars | None = None) -> None:
+        """grammars: compiled ones that engines over one tokenizer share."""
         builder, settings = self._builder, self._builder.settings
         self.drafters = drafters
         self._trial_policies: list[Policy] = []
         self.policy = builder.guarded(builder.policy(drafters), drafters)
         self.engine = builder.engine(drafters, pool, self.policy, seed=settings.seed, retain=settings.retain)
-        self.frontend = self._new_frontend(self.engine)
-        self._grammars = self.frontend.grammars  # engines over one tokenizer share the compiled grammars
+        self.frontend = self._new_frontend(self.engine, grammars)
 
-    def _new_frontend(self, engine: Engine) -> Frontend:
-        return Frontend(engine, self.tokenizer, self._builder.models.sampling_defaults, self._grammars)
+    def _new_frontend(self, engine: Engine, grammars: Grammars | None) -> Frontend:
+        return Frontend(engine, self.tokenizer, self._builder.models.sampling_defaults, grammars)
 
     @property
     def target(self) -> LanguageModel:
