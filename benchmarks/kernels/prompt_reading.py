@@ -27,6 +27,7 @@ import torch
 from benchmarks.kernels.limits import Peak, timed
 from foredraft.kernels import (
     AttentionShape,
+    AttentionSpan,
     CacheSpan,
     Kernels,
     NormWeights,
@@ -131,7 +132,7 @@ class Prompt:
                 spans = []
                 for i in range(self.num_sequences):
                     keys, values = self.store[i, layer, :, :, :padded]
-                    spans.append((slice(i * count, (i + 1) * count), first, keys, values, None))
+                    spans.append(AttentionSpan(slice(i * count, (i + 1) * count), first, keys, values))
                 reader.kernels.attend(spans, query, shape, query.shape[1])
 
     def multiply(self, reader: Reader) -> None:

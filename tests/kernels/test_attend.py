@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from foredraft.kernels import AttentionShape, Kernels
+from foredraft.kernels import AttentionShape, AttentionSpan, Kernels
 
 BF16 = torch.bfloat16
 
@@ -26,13 +26,14 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """query: [Hq, R, Dk]; keys, values: [H, capacity, D], of which start + R count; mask: [R, N] or None."""
+    """query: [Hq, R, Dk]; keys, values: [H, capacity, D], of which start + R count; mask: [R, N] or None. num_seen: see AttentionSpan."""
 
     start: int
     query: Tensor
     keys: Tensor
     values: Tensor
     mask: Tensor | None = None
+    num_seen: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -40,12 +41,12 @@ class Sequence:
 
     @property
     def end(self) -> int:
-        return self.start + self.num_rows
+        return self.num_seen or self.start + self.num_rows
 
     def rows(self, first: int, last: int) -> Sequence:
         """The same sequence, these rows read alone."""
         mask = None if self.mask is None else self.mask[first:last]
-        return Sequence(self.start + first, self.query[:, first:last], self.keys, self.values, mask)
+        return replace(self, start=self.start + first, query=self.query[:, first:last], mask=mask)
 
 
 def sequence(heads: Heads, start: int, num_rows: int, *, seed: int = 0, has_mask: bool = False) -> Sequence:
@@ -75,7 +76,7 @@ def attend(kernels: Kernels, sequences: list[Sequence], shape: AttentionShape) -
         padded = -(-s.end // 16) * 16
         mask = None if s.mask is None else s.mask[:, :padded].contiguous()
         rows = slice(first, first + s.num_rows)
-        spans.append((rows, s.start, s.keys[:, :padded], s.values[:, :padded], mask))
+        spans.append(AttentionSpan(rows, s.start, s.keys[:, :padded], s.values[:, :padded], mask, s.num_seen))
         first += s.num_rows
     query = torch.cat([s.query for s in sequences], dim=1)
     return list(kernels.attend(spans, query, shape, first).split([s.num_rows for s in sequences]))
@@ -88,8 +89,13 @@ def formula(s: Sequence, shape: AttentionShape) -> Tensor:
     scores = s.query.double() @ keys.transpose(1, 2) * shape.scale
     if shape.softcap:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    distance = torch.arange(s.start, s.end)[:, None] - torch.arange(s.end)
+    distance = torch.arange(s.start, s.start + s.num_rows)[:, None] - torch.arange(s.end)
+    if shape.bias is not None:
+        farthest = shape.bias.shape[1] // 2
+        scores = scores + shape.bias.double()[:, farthest - distance.clamp(-farthest, farthest)]
     seen = (distance >= 0) & (distance < (shape.window or s.end))
+    if s.num_seen:
+        seen = torch.ones_like(seen)
     if s.mask is not None:
         seen &= s.mask[:, : s.end]
     scores = scores.masked_fill(~seen, -torch.inf)
@@ -176,7 +182,7 @@ def test_queries_may_lie_in_memory_in_any_order(kernels: Kernels, width: int) ->
     s = sequence(heads, 30, 11)
     shape = AttentionShape(0.3)
     (expected,) = attend(kernels, [s], shape)
-    spans = [(slice(0, 11), 30, s.keys[:, :48], s.values[:, :48], None)]
+    spans = [AttentionSpan(slice(0, 11), 30, s.keys[:, :48], s.values[:, :48])]
     by_row = s.query.transpose(0, 1).contiguous().transpose(0, 1)
     wide = torch.zeros(6, 11, 2 * width, dtype=BF16)
     wide[..., width:] = s.query
@@ -189,7 +195,8 @@ def test_queries_may_lie_in_memory_in_any_order(kernels: Kernels, width: int) ->
 def test_rows_of_no_span_are_zero(kernels: Kernels) -> None:
     s = sequence(Heads(2, 1, 16, 16), 3, 4)
     query = torch.cat([s.query, torch.full((2, 3, 16), torch.nan, dtype=BF16)], dim=1)
-    out = kernels.attend([(slice(0, 4), 3, s.keys[:, :16], s.values[:, :16], None)], query, AttentionShape(0.25), 7)
+    span = AttentionSpan(slice(0, 4), 3, s.keys[:, :16], s.values[:, :16])
+    out = kernels.attend([span], query, AttentionShape(0.25), 7)
     assert torch.equal(out[:4], attend(kernels, [s], AttentionShape(0.25))[0])
     assert not out[4:].any()
 
@@ -248,3 +255,32 @@ def test_nan_that_the_window_has_left_behind_does_not_reach_a_row(kernels: Kerne
     (out,) = attend(kernels, [s], shape)
     assert out[0].isnan().all()
     assert torch.equal(out[1:], good[1:])
+
+
+FARTHEST = (3, 20, 128)
+
+
+@pytest.mark.parametrize("num_seen", [0, 1, 37, 100])
+@pytest.mark.parametrize("farthest", FARTHEST)
+@pytest.mark.parametrize("heads", [Heads(4, 1, 64, 64), Heads(2, 3, 40, 24)], ids=str)
+def test_a_bias_by_distance_and_keys_that_all_rows_see(
+    kernels: Kernels, heads: Heads, farthest: int, num_seen: int
+) -> None:
+    """T5's attention, of a decoder, of an encoder, and to a source; the bits of a row that is read alone, too."""
+    bias = torch.randn(heads.num_kv * heads.groups, 2 * farthest + 1, generator=torch.Generator().manual_seed(5))
+    shape = AttentionShape(0.3, bias=bias)
+    sequences = [replace(sequence(heads, *span, seed=i), num_seen=num_seen) for i, span in enumerate(SPANS)]
+    sequences = [s for s in sequences if s.end <= s.keys.shape[1]]
+    for s, ours in zip(sequences, attend(kernels, sequences, shape), strict=True):
+        assert_near(ours, formula(s, shape))
+        for row in {0, s.num_rows // 2, s.num_rows - 1}:
+            assert torch.equal(attend(kernels, [s.rows(row, row + 1)], shape)[0][0], ours[row])
+
+
+def test_what_lies_behind_the_keys_that_all_rows_see_is_not_seen(kernels: Kernels) -> None:
+    for num_rows in (1, 9):
+        s = replace(sequence(Heads(2, 1, 64, 64), 0, num_rows), num_seen=21)
+        (expected,) = attend(kernels, [s], AttentionShape(0.25))
+        s.keys[:, 21:] = torch.nan
+        s.values[:, 21:] = torch.nan
+        assert torch.equal(attend(kernels, [s], AttentionShape(0.25))[0], expected)

@@ -216,17 +216,23 @@ def test_the_self_test_covers_groups(kernels: Kernels) -> None:
 
 
 class Forgetful:
-    """Kernels whose attention forgets a setting of its shape."""
+    """Kernels whose attention forgets a setting of its shape, or of its spans."""
 
     def __init__(self, kernels: Kernels, **defaults: Any) -> None:
         self.pack, self.linear = kernels.pack, kernels.linear
-        self._kernels, self._defaults = kernels, defaults
+        self._kernels, self._of_shape = kernels, defaults
+        self._of_span = {"num_seen": defaults.pop("num_seen")} if "num_seen" in defaults else {}
 
     def attend(self, spans: Any, query: torch.Tensor, shape: AttentionShape, num_rows: int) -> torch.Tensor:
-        return self._kernels.attend(spans, query, shape._replace(**self._defaults), num_rows)
+        spans = [span._replace(**self._of_span) for span in spans]
+        return self._kernels.attend(spans, query, shape._replace(**self._of_shape), num_rows)
 
 
-@pytest.mark.parametrize("defaults", [{"window": 0}, {"softcap": 0.0}, {"sinks": None}, {"scale": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "defaults",
+    [{"window": 0}, {"softcap": 0.0}, {"sinks": None}, {"scale": 0.1}, {"bias": None}, {"num_seen": 0}],
+    ids=str,
+)
 def test_the_self_test_covers_what_families_need_of_attention(kernels: Kernels, defaults: dict[str, Any]) -> None:
     assert start.self_test(Forgetful(kernels)) is None  # type: ignore[arg-type]
     assert start.self_test(Forgetful(kernels, **defaults)) == "their attention is wrong here"  # type: ignore[arg-type]

@@ -226,9 +226,12 @@ void attend_many(const AttentionCall& call, const QueryBlock& block) {
 // Numbers from a query's scores to the next one's: a line more, so that not all lie in the same place of the first cache.
 int64_t score_stride(int64_t num_keys) { return round_up(num_keys, 16) + 16; }
 
+// That any of its rows sees.
+int64_t num_keys_of(const AttentionCall& call) { return call.num_seen ? call.num_seen : call.start + call.num_rows; }
+
 // Queries of a block: of a long prompt as many as leave their scores in the cache, of a few rows so many that all threads work.
 int64_t block_queries(const AttentionCall& call, int num_threads) {
-    const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(call.start + call.num_rows));
+    const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(num_keys_of(call)));
     const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
     const int64_t tile = attends_by_tiles(call) ? MOST_TILED_ROWS / 2 : TILE;
     return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / tile * tile);
@@ -241,19 +244,22 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
     Query queries[MOST_QUERIES];
     QueryBlock block = {call.keys + head * call.capacity * call.key_dim, call.values + head * call.capacity * call.value_dim,
                         queries, std::min(size, num_queries - first), 0, INT64_MAX};
-    const auto position_of = [&](int64_t row) { return call.positions == nullptr ? call.start + row : call.positions[row]; };
+    const auto place_of = [&](int64_t row) { return call.positions == nullptr ? call.start + row : call.positions[row]; };
+    const auto position_of = [&](int64_t row) { return call.num_seen ? call.num_seen - 1 : place_of(row); };
     for (int64_t row = first / groups; row <= (first + block.count - 1) / groups; row++)
         block.num_keys = std::max(block.num_keys, position_of(row) + 1);
     for (int64_t i = 0; i < block.count; i++) {
         Query& query = queries[i];
         query.row = (first + i) / groups;
         query.head = head * groups + (first + i) % groups;
+        query.place = place_of(query.row);
         query.position = position_of(query.row);
         query.earliest = call.window ? std::max<int64_t>(query.position - call.window + 1, 0) : 0;
         block.earliest = std::min(block.earliest, query.earliest);
         query.from = call.query + query.head * call.query_head + query.row * call.query_row;
         query.scores = scores + i * score_stride(block.num_keys);
         query.sink = call.sinks ? call.sinks + query.head : nullptr;
+        query.bias = call.bias ? call.bias + query.head * (2 * call.farthest + 1) + call.farthest : nullptr;
     }
     if (attends_by_tiles(call)) attend_by_tiles(call, block);
     else if (block.count < WORTH_TILES) attend_few(call, block);

@@ -216,7 +216,10 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     const int64_t num_spans = batch->num_spans;
     std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
     std::vector<Span> spans(batch->spans, batch->spans + num_spans);
-    std::vector<uint16_t*> stores(batch->stores, batch->stores + num_spans * s->num_layers * 2);
+    const int64_t num_stores = s->num_layers * 2;
+    std::vector<uint16_t*> stores(batch->stores, batch->stores + num_spans * num_stores);
+    std::vector<const uint16_t*> sources;
+    if (batch->sources != nullptr) sources.assign(batch->sources, batch->sources + num_spans * num_stores);
     std::vector<int32_t> ids(num_spans), positions(num_spans), wanted(num_spans);
     std::vector<uint16_t> features, states;
     std::vector<float> wide;
@@ -243,12 +246,13 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
             positions[left] = (int32_t)end;
             if (b.states != nullptr) std::copy_n(features.begin() + b.wanted[i] * s->hidden, s->hidden, states.begin() + left * s->hidden);
             wanted[left] = (int32_t)left;
-            std::copy_n(stores.begin() + i * s->num_layers * 2, s->num_layers * 2, stores.begin() + left * s->num_layers * 2);
-            spans[left] = {left, 1, end, spans[i].capacity, 0};
+            std::copy_n(stores.begin() + i * num_stores, num_stores, stores.begin() + left * num_stores);
+            if (!sources.empty()) std::copy_n(sources.begin() + i * num_stores, num_stores, sources.begin() + left * num_stores);
+            spans[left] = {left, 1, end, spans[i].capacity, 0, spans[i].source_len, spans[i].source_capacity};
             open[left++] = place;
         }
         b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
-             stores.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
+             stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
     }
     if (num_prob_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.kernels.decoder import AttentionShape, Stack, StackBatch, attention_struct, batch_struct
+from foredraft.kernels.decoder import AttentionShape, AttentionSpan, Stack, StackBatch, attention_struct, batch_struct
 from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
     DrawSpec,
@@ -196,27 +196,23 @@ class Kernels:
 
     def attend(
         self,
-        spans: Sequence[tuple[slice, int, Tensor, Tensor, Tensor | None]],
+        spans: Sequence[AttentionSpan],
         query: Tensor,
         shape: AttentionShape,
         num_rows: int,
     ) -> Tensor:
         """Attention of one layer over several sequences.
 
-        spans: (rows, position of the first, keys [H, N, Dk], values [H, N, Dv], mask [R, N] bool or None) of each; the
-        strides of keys and values are those of a capacity, and N is a multiple of 16. query: [Hq, T, Dk] bfloat16.
-        -> [num_rows, Hq, Dv] bfloat16; rows of no span are zero
+        query: [Hq, T, Dk] bfloat16. -> [num_rows, Hq, Dv] bfloat16; rows of no span are zero
         """
-        tensors = [query, *(tensor for _, _, keys, values, _ in spans for tensor in (keys, values))]
+        tensors = [query, *(tensor for span in spans for tensor in (span.keys, span.values))]
         if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
             raise ValueError("queries, keys and values must be bfloat16")
-        values = spans[0][3]
-        out = query.new_zeros(num_rows, query.shape[0], values.shape[2])
+        out = query.new_zeros(num_rows, query.shape[0], spans[0].values.shape[2])
         if query.stride(2) != 1:
             query = query.contiguous()
         calls = (AttentionCallStruct * len(spans))(*(attention_struct(span, query, shape, out) for span in spans))
-        longest = max(start + rows.stop - rows.start for rows, start, *_ in spans)
-        room = self._library.attention_workspace(longest)
+        room = self._library.attention_workspace(max(span.num_keys for span in spans))
         threads = torch.get_num_threads()
         self._library.attention(calls, len(spans), self._room(room * threads), room, threads)
         return out
@@ -261,6 +257,7 @@ class Kernels:
         """
         if batch.slots is not None:
             raise ValueError("tokens are generated after chains only: slots must equal positions")
+        _check_positions(stack, batch, lens)
         logits = torch.empty(len(batch.wanted), stack.vocab_size)
         struct, _memory = batch_struct(stack, batch, rotation, logits, states=states)
         counts, width = array("q", lens), max(lens)
@@ -407,6 +404,15 @@ class Kernels:
         if self._workspaces.memory.numel() < num_bytes:
             self._workspaces.memory = torch.empty(2 * num_bytes, dtype=torch.uint8)
         return self._workspaces.memory.data_ptr()
+
+
+def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> None:
+    """Of the tokens that will be read. The batch's own are checked with it."""
+    if stack.num_positions is None:
+        return
+    last = max(span.start + span.num_rows + count - 2 for span, count in zip(batch.spans, lens, strict=True))
+    if last >= stack.num_positions:
+        raise ValueError(f"positions go from 0 to {stack.num_positions - 1}: {last} would be generated")
 
 
 class _Workspaces(threading.local):

@@ -16,6 +16,14 @@ struct GeluTanh {
     F32x16 operator()(F32x16 gate, F32x16 up) const { return mul_ps(gelu_tanh(gate), up); }
 };
 
+struct Gelu {
+    F32x16 operator()(F32x16 gate, F32x16 up) const { return mul_ps(gelu(gate), up); }
+};
+
+struct Relu {
+    F32x16 operator()(F32x16 gate, F32x16 up) const { return mul_ps(relu(gate), up); }
+};
+
 struct ClampedSwiglu {          // gpt-oss's
     float alpha, limit;
     F32x16 operator()(F32x16 gate, F32x16 up) const {
@@ -30,6 +38,8 @@ template <class Use>
 void with_activation(const Stack& s, const Use& use) {
     switch (s.activation) {
         case GELU_TANH: return use(GeluTanh{});
+        case GELU: return use(Gelu{});
+        case RELU: return use(Relu{});
         case CLAMPED_SWIGLU: return use(ClampedSwiglu{s.swiglu_alpha, s.swiglu_limit});
         default: return use(Silu{});
     }

@@ -17,7 +17,9 @@ struct Query {
     const uint16_t* from;
     float* scores;                                    // room for all keys, a multiple of 16
     const float* sink;
-    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves
+    const float* bias;                                // of a key at its own place; farther ones lie around it
+    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves; position: the last that it sees
+    int64_t place;                                    // of its own
     float inverse;                                    // 1 / sum of the weights
     int64_t first_block() const { return earliest / 16 * 16; }
 };
@@ -39,10 +41,21 @@ int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position)
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
-// Scores with the sixteen keys from position j on, from their products: scaled, capped, -inf where a key is not seen.
+// What the distances of the sixteen keys from position j on add to their scores (arXiv:1910.10683).
+F32x16 biases(const AttentionCall& call, const Query& query, int64_t j) {
+    const int64_t distance = j - query.place, most = call.farthest;
+    if (distance + 15 <= -most) return set1_ps(query.bias[-most]);
+    if (distance >= -most && distance + 15 <= most) return loadu_ps(query.bias + distance);
+    alignas(ALIGN) float each[16];
+    for (int64_t i = 0; i < 16; i++) each[i] = query.bias[std::clamp(distance + i, -most, most)];
+    return load_ps(each);
+}
+
+// Scores with the sixteen keys from position j on, from their products: scaled, capped, biased, -inf where a key is not seen.
 F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
     F32x16 s = mul_ps(products, set1_ps(call.scale));
     if (call.softcap > 0) s = soft_cap(s, call.softcap);
+    if (query.bias != nullptr) s = add_ps(s, biases(call, query, j));
     if (j >= query.earliest && j + 15 <= query.position && call.mask == nullptr) return s;
     const I512 places = setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const I512 at = add_epi32(places, set1_epi32((int32_t)j));

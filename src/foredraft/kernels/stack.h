@@ -42,7 +42,7 @@ int64_t widest(const Stack& s) {
 int64_t longest(const Batch& b) {
     int64_t most = 0;
     for (int64_t i = 0; i < b.num_spans; i++)
-        if (b.spans[i].start + b.spans[i].num_rows > most) most = b.spans[i].start + b.spans[i].num_rows;
+        most = std::max({most, b.spans[i].start + b.spans[i].num_rows, b.spans[i].source_len});
     return most;
 }
 
@@ -98,6 +98,26 @@ Rows prepare_normed(const Stack& s, const Matrix& m, const Norm& norm, const Wor
     return prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) {
         with_norm(s, norm, w.hidden + row_of(r) * s.hidden, s.hidden, [&](const auto& read) { prepare_row(m, rows, r, read); });
     });
+}
+
+// The residual stream becomes what its norm gives.
+void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
+    int64_t first, last;
+    team.share(num_rows, first, last);
+    for (int64_t r = first; r < last; r++) {
+        float* row = w.hidden + r * s.hidden;
+        with_norm(s, norm, row, s.hidden, [&](const auto& read) {
+            for (int64_t i = 0; i < s.hidden; i += 16) mask_storeu_ps(row + i, lanes(s.hidden - i), read(i, lanes(s.hidden - i)));
+        });
+    }
+    team.wait();
+}
+
+// What a part of a layer reads: all hidden states under its norm, which may be one of the residual stream itself.
+Rows prepare_part(const Stack& s, const Matrix& m, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
+    const bool is_of_stream = s.norms_residual && norm.weight != nullptr;
+    if (is_of_stream) norm_residual(s, norm, w, num_rows, team);
+    return prepare_normed(s, m, is_of_stream ? Norm{nullptr, nullptr} : norm, w, num_rows, team, [](int64_t r) { return r; });
 }
 
 // hidden += residual_scale * norm(x W^T)
@@ -185,10 +205,42 @@ void attend_spans(const Stack& s, const Batch& b, const Workspace& w, int64_t in
             w.query + span.first_row * width, s.head_dim, width, store[0], store[1], span.capacity,
             span.has_paths ? b.positions + span.first_row : nullptr,
             span.has_paths ? b.paths + span.first_row * b.path_stride : nullptr, nullptr, 0, s.layers[index].sinks,
+            s.layers[index].bias, s.farthest, s.sees_all ? span.start + span.num_rows : 0,
             w.attended + span.first_row * width, b.path_stride, span.num_rows, span.start, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim,
             s.layers[index].window, s.scale, s.softcap};
         attend_shared(call, team, next_block, w.scores);
     }
+}
+
+// Every row over all of its sequence's source.
+void attend_to_sources(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
+    const int64_t width = s.num_heads * s.head_dim;
+    int64_t next_block = 0;
+    for (int64_t i = 0; i < b.num_spans; i++) {
+        const Span& span = b.spans[i];
+        const uint16_t* const* source = b.sources + (i * s.num_layers + index) * 2;
+        const AttentionCall call = {
+            w.query + span.first_row * width, s.head_dim, width, source[0], source[1], span.source_capacity, nullptr, nullptr, nullptr, 0, nullptr,
+            nullptr, 0, span.source_len, w.attended + span.first_row * width, 0, span.num_rows, span.start, s.num_heads, s.num_kv_heads,
+            s.head_dim, s.head_dim, 0, s.scale, s.softcap};
+        attend_shared(call, team, next_block, w.scores);
+    }
+}
+
+// What attention gave, into the residual stream.
+void add_attended(const Stack& s, const Matrix& out, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
+    const Rows x = prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) { prepare_row(out, rows, r, ReadBf16{w.attended + r * s.num_heads * s.head_dim}); });
+    add_product(s, out, x, norm, w, num_rows, team);
+}
+
+void run_cross_attention(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
+    const Layer& layer = s.layers[index];
+    const Rows x = prepare_part(s, layer.cross_query, layer.cross_norm, w, b.num_rows, team);
+    product(layer.cross_query, x, b.num_rows, team, StoreBf16{w.query, s.num_heads * s.head_dim});
+    team.wait();
+    attend_to_sources(s, b, w, index, team);
+    team.wait();
+    add_attended(s, layer.cross_out, {nullptr, nullptr}, w, b.num_rows, team);
 }
 
 // --------------------------------------------------------------------------------------------------------------- MLPs
@@ -206,7 +258,7 @@ void product_up(const Stack& s, const Mlp& mlp, const Rows& x, int64_t first, in
 
 // The hidden states, under the norm, into the MLP.
 void run_up(const Stack& s, const Layer& layer, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
-    const Rows x = prepare_normed(s, layer.mlps->up, norm, w, num_rows, team, [](int64_t r) { return r; });
+    const Rows x = prepare_part(s, layer.mlps->up, norm, w, num_rows, team);
     product_up(s, *layer.mlps, x, 0, num_rows, w, team);
     team.wait();
 }
@@ -301,19 +353,6 @@ Rows prepare_fused(const Stack& s, const Matrix& m, const Norm& embedding_norm, 
     });
 }
 
-// The residual stream becomes what its norm gives.
-void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
-    int64_t first, last;
-    team.share(num_rows, first, last);
-    for (int64_t r = first; r < last; r++) {
-        float* row = w.hidden + r * s.hidden;
-        with_norm(s, norm, row, s.hidden, [&](const auto& read) {
-            for (int64_t i = 0; i < s.hidden; i += 16) mask_storeu_ps(row + i, lanes(s.hidden - i), read(i, lanes(s.hidden - i)));
-        });
-    }
-    team.wait();
-}
-
 void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
     const Layer& layer = s.layers[index];
     const int64_t T = b.num_rows, heads = s.num_heads + 2 * s.num_kv_heads;
@@ -322,8 +361,8 @@ void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index
         return run_down(s, layer, w, T, team);
     }
     if (layer.residual_norm.weight != nullptr) norm_residual(s, layer.residual_norm, w, T, team);
-    Rows x = layer.is_fused ? prepare_fused(s, layer.qkv, layer.embedding_norm, layer.attention_norm, w, T, team)
-                            : prepare_normed(s, layer.qkv, layer.attention_norm, w, T, team, [](int64_t r) { return r; });
+    const Rows x = layer.is_fused ? prepare_fused(s, layer.qkv, layer.embedding_norm, layer.attention_norm, w, T, team)
+                                  : prepare_part(s, layer.qkv, layer.attention_norm, w, T, team);
     product(layer.qkv, x, T, team, StoreFloat{w.qkv, heads * s.head_dim});
     team.wait();
     if (s.is_parallel) run_up(s, layer, layer.attention_norm, w, T, team);  // before attention changes what it reads
@@ -331,8 +370,8 @@ void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index
     team.wait();
     attend_spans(s, b, w, index, team);
     team.wait();
-    x = prepare(w, T, team, [&](const Rows& rows, int64_t r) { prepare_row(layer.out, rows, r, ReadBf16{w.attended + r * s.num_heads * s.head_dim}); });
-    add_product(s, layer.out, x, layer.attention_post_norm, w, T, team);
+    add_attended(s, layer.out, layer.attention_post_norm, w, T, team);
+    if (layer.cross_query.n > 0) run_cross_attention(s, b, w, index, team);
     if (layer.is_mixture) return run_experts(s, layer, w, T, team);
     if (!s.is_parallel) run_up(s, layer, layer.mlp_norm, w, T, team);
     run_down(s, layer, w, T, team);
@@ -346,8 +385,10 @@ void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team)
         if (s.embedding == nullptr) unpack_row(s.packed_embedding, b.ids[r], to);
         for (int64_t i = 0; i < s.hidden; i += 16) {
             const Mask16 mask = lanes(s.hidden - i);
-            const F32x16 x = s.embedding == nullptr ? maskz_loadu_ps(mask, to + i) : load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
-            mask_storeu_ps(to + i, mask, mul_ps(x, set1_ps(s.embedding_scale)));
+            const F32x16 row = s.embedding == nullptr ? maskz_loadu_ps(mask, to + i) : load_bf16(s.embedding + (int64_t)b.ids[r] * s.hidden + i, mask);
+            F32x16 x = mul_ps(row, set1_ps(s.embedding_scale));
+            if (s.position_rows != nullptr) x = add_ps(x, maskz_loadu_ps(mask, s.position_rows + (int64_t)b.positions[r] * s.hidden + i));
+            mask_storeu_ps(to + i, mask, x);
             if (b.states != nullptr) mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(b.states + r * s.hidden + i, mask));
         }
     }

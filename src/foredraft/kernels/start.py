@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels.build import INSTRUCTIONS, BuildError, library
-from foredraft.kernels.decoder import AttentionShape
+from foredraft.kernels.decoder import AttentionShape, AttentionSpan
 from foredraft.kernels.native import Kernels
 from foredraft.kernels.weights import QuantizedWeight, quantize_int4, quantize_int8, unquantized
 
@@ -95,43 +95,50 @@ def _attention_self_test(kernels: Kernels) -> str | None:
     """What is wrong with attention: rows must be what a formula gives, and the same bits alone. With windows, too, which a
     probe's few tokens do not fill."""
     generator = torch.Generator().manual_seed(0)
-    sinks = torch.randn(4, generator=generator)
+    sinks, bias = torch.randn(4, generator=generator), torch.randn(4, 2 * 18 + 1, generator=generator)
     shapes = (
-        AttentionShape(0.2),
-        AttentionShape(0.2, window=9, softcap=1.5),
-        AttentionShape(0.2, 20, sinks=sinks),
+        (AttentionShape(0.2), 0),
+        (AttentionShape(0.2, window=9, softcap=1.5), 0),
+        (AttentionShape(0.2, 20, sinks=sinks), 0),
+        (AttentionShape(0.2, bias=bias), 0),
+        (AttentionShape(0.2, bias=bias), 43),
     )
-    for width, shape in product(_HEAD_WIDTHS, shapes):
+    for width, (shape, num_seen) in product(_HEAD_WIDTHS, shapes):
         query, keys, values = (torch.randn(4, 48, width, generator=generator).to(torch.bfloat16) for _ in range(3))
-        reason = _attention_fault(kernels, query, keys[:2], values[:2], shape)
+        reason = _attention_fault(kernels, query, keys[:2], values[:2], shape, num_seen)
         if reason is not None:
             return reason
     return None
 
 
 def _attention_fault(
-    kernels: Kernels, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape
+    kernels: Kernels, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape, num_seen: int
 ) -> str | None:
     def attend(first: int, last: int) -> Tensor:
-        spans = [(slice(0, last - first), first, keys, values, None)]
-        return kernels.attend(spans, query[:, first:last], shape, last - first)
+        span = AttentionSpan(slice(0, last - first), first, keys, values, num_seen=num_seen)
+        return kernels.attend([span], query[:, first:last], shape, last - first)
 
     whole = attend(0, 48)
-    if not torch.allclose(whole.double(), attended(query, keys, values, shape), 2.0**-8, 1e-5):
+    if not torch.allclose(whole.double(), attended(query, keys, values, shape, num_seen), 2.0**-8, 1e-5):
         return "their attention is wrong here"
     if any(not torch.equal(attend(row, row + 1)[0], whole[row]) for row in (0, 15, 16, 47)):
         return "a row's bits depend on how many rows share its attention here"
     return None
 
 
-def attended(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
-    """What attention over a whole sequence has to give. query: [Hq, N, D]; keys, values: [H, N, D] -> [N, Hq, D] float64"""
+def attended(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape, num_seen: int = 0) -> Tensor:
+    """What attention over a whole sequence has to give. query: [Hq, N, D]; keys, values: [H, N, D]. num_seen: see AttentionSpan
+    -> [N, Hq, D] float64"""
     groups = query.shape[0] // keys.shape[0]
     keys, values = (each.double().repeat_interleave(groups, 0) for each in (keys, values))
     scores = shape.scale * query.double() @ keys.transpose(1, 2)
     if shape.softcap:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril()
+    if shape.bias is not None:
+        places, farthest = torch.arange(scores.shape[1]), shape.bias.shape[1] // 2
+        scores += shape.bias.double()[:, (places - places[:, None]).clamp(-farthest, farthest) + farthest]
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool)
+    seen = seen.tril() if num_seen == 0 else seen & (torch.arange(scores.shape[1]) < num_seen)
     if shape.window:
         seen = seen.triu(1 - shape.window)
     scores = scores.masked_fill(~seen, -torch.inf)

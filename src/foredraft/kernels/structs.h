@@ -8,7 +8,7 @@
 // bits that choose one of 16 levels, codes of eight bits.
 enum Kind : int64_t { BF16 = 0, INT8 = 1, INT4_GROUPS = 2, LEVEL_GROUPS = 3, INT8_GROUPS = 4 };
 enum Choice : int64_t { GREEDY = 0, DRAWN = 1, SHARED = 2 };       // of a token
-enum Activation : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, RELU = 3, GELU = 4 };
 enum NormKind : int64_t { RMS_NORM = 0, LAYER_NORM = 1 };
 
 extern "C" {
@@ -41,6 +41,9 @@ struct Layer {
     const Mlp* mlps;                       // one, or an expert each
     Matrix router;                         // [num_experts, hidden]
     const float* sinks;                    // [num_heads] or null
+    Norm cross_norm;                       // [hidden] of what attention to a source reads
+    Matrix cross_query, cross_out;         // n 0: the layer attends to no source
+    const float* bias;                     // [num_heads, 2 * farthest + 1] as of an AttentionCall; null: none
     int64_t is_fused;                      // attention reads the row's embedding and, behind it, its hidden state: qkv is [.., 2 * hidden]
     int64_t is_mixture;                    // of experts, which the router chooses for each row
     int64_t window;                        // 0: all earlier keys
@@ -52,6 +55,7 @@ struct Stack {
     const Layer* layers;
     const uint16_t* embedding;             // [V, hidden] bfloat16; null: the packed one
     Matrix packed_embedding;
+    const float* position_rows;            // [.., hidden] added to embeddings, by position; null: none
     Matrix fusion;                         // of a row's embedding and, behind it, its state: the hidden state; n 0: there is none
     Norm final_norm;
     Matrix head;
@@ -60,6 +64,9 @@ struct Stack {
     int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
     int64_t rotary_dim;                    // of each head; the rest is not rotated
     int64_t norm_kind, is_parallel;        // parallel: the MLP reads what attention reads
+    int64_t norms_residual;                // norms before the parts of a layer are of the residual stream itself
+    int64_t sees_all;                      // a row sees its whole span: an encoder
+    int64_t farthest;                      // of biases by distance
     int64_t is_gated, activation;          // of the MLPs
     int64_t joint_head_norm, head_norm_stride;  // whether a query norm is taken over all heads at once; its weight from head to head
     int64_t num_experts, experts_per_token, normalizes_experts;
@@ -73,6 +80,7 @@ struct Stack {
 struct Span {                              // rows of a pass that belong to one sequence
     int64_t first_row, num_rows, start, capacity;
     int64_t has_paths;                     // whether its rows see what their paths name; if not, all positions before their own, at these slots
+    int64_t source_len, source_capacity;   // of the source that its rows attend to, if the layers do
 };
 
 struct Batch {
@@ -84,6 +92,7 @@ struct Batch {
     const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
+    const uint16_t* const* sources;        // [num_spans, layers, 2]: the same of sources, [H, source_capacity, D]; null: there are none
     float* logits;                         // [W, V]
     int64_t num_rows, num_wanted, num_spans;
     int64_t rotary_stride;                 // from table to table
@@ -132,6 +141,9 @@ struct AttentionCall {
     const uint8_t* mask;                   // [num_rows, mask_keys], 0 hides a key; null: all earlier ones are seen
     int64_t mask_keys;
     const float* sinks;                    // [num_heads] or null
+    const float* bias;                     // [num_heads, 2 * farthest + 1] by the distance key - query, from -farthest on; or null
+    int64_t farthest;                      // what lies farther counts as that far
+    int64_t num_seen;                      // keys that every row sees; 0: a row sees those up to its own position
     uint16_t* output;                      // [num_rows, num_heads, Dv]
     int64_t path_stride, num_rows, start, num_heads, num_kv_heads, key_dim, value_dim, window;
     float scale, softcap;                  // softcap 0: none

@@ -34,6 +34,9 @@ class LayerStruct(ctypes.Structure):
         ("mlps", POINTER(MlpStruct)),
         ("router", MatrixStruct),
         ("sinks", c_void_p),
+        ("cross_norm", NormStruct),
+        *((name, MatrixStruct) for name in ("cross_query", "cross_out")),
+        ("bias", c_void_p),
         *((name, c_int64) for name in ("is_fused", "is_mixture", "window", "rotary_table")),
     ]
 
@@ -43,6 +46,7 @@ class StackStruct(ctypes.Structure):
         ("layers", POINTER(LayerStruct)),
         ("embedding", c_void_p),
         ("packed_embedding", MatrixStruct),
+        ("position_rows", c_void_p),
         ("fusion", MatrixStruct),
         ("final_norm", NormStruct),
         ("head", MatrixStruct),
@@ -52,7 +56,17 @@ class StackStruct(ctypes.Structure):
             (name, c_int64)
             for name in (
                 *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "rotary_dim"),
-                *("norm_kind", "is_parallel", "is_gated", "activation", "joint_head_norm", "head_norm_stride"),
+                *(
+                    "norm_kind",
+                    "is_parallel",
+                    "norms_residual",
+                    "sees_all",
+                    "farthest",
+                    "is_gated",
+                    "activation",
+                    "joint_head_norm",
+                    "head_norm_stride",
+                ),
                 *("num_experts", "experts_per_token", "normalizes_experts", "state_tap", "num_ids"),
             )
         ),
@@ -81,6 +95,7 @@ class BatchStruct(ctypes.Structure):
                 "sin",
                 "spans",
                 "stores",
+                "sources",
                 "logits",
             )
         ),
@@ -103,6 +118,9 @@ class AttentionCallStruct(ctypes.Structure):
         ("mask", c_void_p),
         ("mask_keys", c_int64),
         ("sinks", c_void_p),
+        ("bias", c_void_p),
+        ("farthest", c_int64),
+        ("num_seen", c_int64),
         ("output", c_void_p),
         *(
             (name, c_int64)

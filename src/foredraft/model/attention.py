@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from foredraft.engine.cache import KEY_MULTIPLE
-from foredraft.kernels import AttentionShape, Kernels
+from foredraft.kernels import AttentionShape, AttentionSpan, Kernels
 from foredraft.model.batch import Branch, RaggedBatch, Span, branches_of
 from foredraft.model.rows import SMALL_PRODUCT
 
@@ -83,6 +83,10 @@ class AttentionMetadata:
     ) -> Tensor:
         """What is added to the scores of num_rows positions from the chain's first on. -> [1 or H, groups * R, N]"""
         return self.mask(rule, chain, num_rows, groups, like)
+
+    def bias_table(self, layer: int) -> Tensor | None:
+        """The same by distance, for the compiled kernels, see AttentionShape; None: nothing but the mask."""
+        return None
 
     def chains(self, layer: int, key: Tensor, value: Tensor) -> Iterator[Chain]:
         """Put the keys and values of all rows into their regions -> the rows of each span as chains: one, or those of a tree's
@@ -208,15 +212,20 @@ def _attend_by_kernels(
         rows: slice = chain.rows if is_own else slice(first, first + chain.num_rows)  # type: ignore[assignment]
         first += chain.num_rows
         mask = None if kind.rule is causal_mask_function else metadata.seen(kind.rule, chain)
-        spans.append((rows, chain.start, chain.keys, chain.values, mask))
-    sinks = None if kind.sinks is None else kind.sinks.float()
-    shape = AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks)
+        spans.append(AttentionSpan(rows, chain.start, chain.keys, chain.values, mask))
+    shape = shape_of(kind, metadata.bias_table(layer))
     if order is None:
         return kernels.attend(spans, query, shape, query.shape[1])
     attended = kernels.attend(spans, query[:, order], shape, len(order))
     out = attended.new_zeros(query.shape[1], *attended.shape[1:])
     out[order] = attended
     return out
+
+
+def shape_of(kind: LayerAttention, bias: Tensor | None = None) -> AttentionShape:
+    """For the compiled kernels. bias: by distance, see AttentionShape."""
+    sinks = None if kind.sinks is None else kind.sinks.float()
+    return AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks, bias=bias)
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: LayerAttention) -> Tensor:
