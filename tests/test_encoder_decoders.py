@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 import foredraft
 from foredraft.errors import ForedraftError, ModelError
+from foredraft.kernels import load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from tests.model.zoo import ENCODER_DECODERS, SPECIES, VOCAB_SIZE, random_model
@@ -20,6 +22,8 @@ from tests.model.zoo import ENCODER_DECODERS, SPECIES, VOCAB_SIZE, random_model
 NUM_TOKENS = 24
 PADDING = (0, 1)
 """Ids that no trained model writes. Where random ones do, some families of transformers count no position for it, or hide it."""
+
+needs_kernels = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 
 METHODS = ("none", "ngram", "suffix", "draft_model")
 
@@ -71,6 +75,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """bfloat16(name): a checkpoint of that kind, in bfloat16."""
+
+    @cache
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("bfloat16")
+        random_model(ENCODER_DECODERS[name].config()).bfloat16().save_pretrained(folder)
+        return folder
+
+    return make
+
+
 @cache
 def plain_texts(name: str, kind: str) -> list[list[int]]:
     return texts(LLM(made(name), method="none"), sources(8, seed=4), **KINDS[kind])
@@ -93,6 +110,49 @@ def test_speculation_with_preemption_writes_plain_decodings_text(name: str, meth
     assert [s.output_ids for s in sequences] == plain_texts(name, kind)
     assert sum(s.num_preemptions for s in sequences) > 0
     assert frontend.engine.stats.num_draft_tokens > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "quantization", "method"),
+    [
+        ("t5", None, "suffix"),
+        ("t5", "int8", "draft_model"),
+        pytest.param("t5", None, "draft_model", marks=pytest.mark.slow),
+        pytest.param("t5", "int8", "self-int8", marks=pytest.mark.slow),
+        pytest.param("bart", "int8", "draft_model", marks=pytest.mark.slow),
+        pytest.param("m2m_100", "int8", "suffix", marks=pytest.mark.slow),
+        pytest.param("t5gemma", "int4", "draft_model", marks=pytest.mark.slow),
+    ],
+)
+def test_speculation_in_few_bits_writes_plain_decodings_text_by_its_bits(
+    name: str, quantization: str | None, method: str, kind: str, bfloat16: Callable[[str], Path]
+) -> None:
+    """No ties are let through: rows are bit-exact. Plain decoding has each source to itself; texts of speculation share every pass, and
+    two of them are preempted."""
+    target, draft = (made(name, seed) if quantization else bfloat16(name) for seed in (0, 2))
+    llm = LLM(
+        target,
+        draft if method == "draft_model" else None,
+        method=method,
+        speculative_tokens=4,
+        quantization=quantization,
+    )
+    assert llm.target.traits.row_exact
+    prompts, wanted = sources(8, seed=4), SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **KINDS[kind])
+    requests = [llm.frontend.prepare(source, wanted) for source in prompts]
+    for step, _ in enumerate(llm.frontend.steps(requests)):
+        running = [s for request in requests for s in request.sequences if s.num_output and not s.is_finished]
+        if step in (2, 4) and running:
+            llm.frontend.engine.preempt(running[step % len(running)])
+    sequences = [s for request in requests for s in request.sequences]
+    assert sum(s.num_preemptions for s in sequences) > 0
+    assert llm.engine.stats.num_draft_tokens > 0
+    plain = llm.with_drafter("none")
+    assert [s.output_ids for s in sequences] == [
+        text for source in prompts for text in texts(plain, [source], **KINDS[kind])
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,13 +8,16 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.errors import ModelError
+from foredraft.kernels import load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.loading import refuse_unsupported
+from foredraft.model.prepare import prepare
+from foredraft.model.source_probe import probe_encoder_decoder
 from tests.model.zoo import ENCODER_DECODERS, VOCAB_SIZE, random_model
 
 SOURCE_LENS, LENS = (11, 60, 1, 30), (10, 45, 18, 1)
@@ -129,21 +132,64 @@ def test_what_the_decoder_begins_with_must_be_known() -> None:
         load_model(AutoModelForSeq2SeqLM.from_config(config), LoadOptions())
 
 
-def test_quantization_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("t5")
-    random_model(ENCODER_DECODERS["t5"].config()).save_pretrained(folder)
-    with pytest.raises(ModelError, match="run in floating point: leave quantization=int8 out"):
-        load_model(folder, LoadOptions(quantization="int8"))
-    assert AutoConfig.from_pretrained(folder).model_type == "t5"
-    again = load_model(folder, LoadOptions())
-    (source,), (text,) = random_ids([9], 7), random_ids([5], 8)
-    (measured,) = read_in_chunks(again, open_cache(again, [source], [text]), [text])
-    assert float((measured - own_logits(loaded("t5").hf, source, text)).abs().max()) <= 1e-4
+COMPILED = {
+    "bfloat16": LoadOptions(dtype="bfloat16", device="cpu"),
+    "int8": LoadOptions(device="cpu", quantization="int8"),
+    "int4": LoadOptions(device="cpu", quantization="int4"),
+}
+needs_kernels = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
+
+
+@cache
+def compiled(name: str, precision: str) -> LanguageModel:
+    """With packed matrices, as a checkpoint is loaded."""
+    hf, options = random_model(ENCODER_DECODERS[name].config()), COMPILED[precision]
+    if options.is_rounded:
+        return load_model(hf, options)
+    return probe_encoder_decoder(hf.bfloat16(), name, lambda ours: prepare(ours, name, options))
+
+
+FORMS = [*((name, "int8") for name in ENCODER_DECODERS), ("t5", "bfloat16"), ("t5gemma", "bfloat16"), ("t5", "int4")]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("name", "precision"), FORMS)
+def test_rows_of_packed_models_have_the_same_bits_in_every_company(name: str, precision: str) -> None:
+    """Loading compares logits with the library's. Here: texts cut together, and each read at once behind its source alone."""
+    model = compiled(name, precision)
+    assert model.traits.row_exact
+    sources, texts = random_ids(SOURCE_LENS, 1), random_ids(LENS, 2)
+    together = read_in_chunks(model, open_cache(model, sources, texts), texts)
+    for ours, source, text in zip(together, sources, texts, strict=True):
+        alone = model.read([Read(0, text, len(text))], open_cache(model, [source], [text]))
+        assert torch.equal(ours, alone)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("name", "precision"), [("t5", "bfloat16"), ("bart", "int8"), ("t5gemma", "int8")])
+def test_rows_of_a_tree_have_the_bits_of_the_chains_they_lie_on(name: str, precision: str) -> None:
+    model = compiled(name, precision)
+    (source,), (text,) = random_ids([23], 3), random_ids([19], 4)
+    cache = open_cache(model, [source], [[*text, *range(6)]])
+    model.read([Read(0, text[:-1], 0)], cache)
+    logits = model.read([Read(0, [text[-1], 5, 6, 7, 8, 9], 6, [-1, 0, 1, 0, 3, 3])], cache)
+    for node, path in {0: [], 1: [5], 2: [5, 6], 3: [7], 4: [7, 8], 5: [7, 9]}.items():
+        chain = [*text, *path]
+        expected = model.read([Read(0, chain, 1)], open_cache(model, [source], [chain]))
+        assert torch.equal(logits[node], expected[0])
+
+
+def test_stored_quantization_is_refused() -> None:
+    hf = random_model(ENCODER_DECODERS["t5"].config())
+    hf.is_quantized = True  # as the library marks one
+    hf.config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(ModelError, match=r"a quantized encoder-decoder \(fp8\); give a checkpoint in floating point"):
+        load_model(hf, LoadOptions())
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "t5gemma"])
-def test_sixteen_bits_are_read_as_the_library_reads_them(name: str) -> None:
-    """Loading compares the two. T5 keeps a part of its weights in float32."""
+def test_sixteen_bits_in_memory_are_read_as_the_library_reads_them(name: str) -> None:
+    """Loading compares the two. The owner's model keeps its layers, with PyTorch's products."""
     model = load_model(random_model(ENCODER_DECODERS[name].config()).bfloat16(), LoadOptions())
     assert not model.traits.row_exact
     assert model.traits.bytes_per_source_token == loaded(name).traits.bytes_per_source_token // 2

@@ -49,8 +49,8 @@ PAST_WINDOW = 3 * WINDOW + 5
 
 
 NOT_TAKEN: dict[str, Species] = {
-    "another activation": Species("llama", {"hidden_act": "gelu"}),
-    "another activation in a plain mlp": Species("starcoder2", {"hidden_act": "relu"}),
+    "another activation": Species("llama", {"hidden_act": "mish"}),
+    "another activation in a plain mlp": Species("starcoder2", {"hidden_act": "quick_gelu"}),
     "another class": SPECIES["gpt_neox"],
 }
 

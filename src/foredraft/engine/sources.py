@@ -6,6 +6,7 @@ any more may stay for later sequences with the same source, until its memory is 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from typing import Protocol, TypeAlias
 
@@ -24,6 +25,15 @@ class SourceKeys:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.num_users = 0
         self.used_at = 0
+        self._addresses: array[int] | None = None
+
+    def addresses(self) -> array[int]:
+        """Of the keys and the values of each layer, [layers * 2], for kernels. Raises RuntimeError for a source that was not read."""
+        if not self.is_read:
+            raise RuntimeError("a pass needs its sources, and the encoder has not read them")
+        if self._addresses is None:
+            self._addresses = array("q", [t.data_ptr() for layer in sorted(self.layers) for t in self.layers[layer]])
+        return self._addresses
 
     @property
     def is_read(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.engine.cache import Region, Regions
 from foredraft.engine.token_tree import ROOT
-from foredraft.kernels import CacheSpan, StackBatch
+from foredraft.kernels import CacheSpan, SourceSpan, StackBatch
 from foredraft.model.rows import RowRule
 
 
@@ -87,6 +87,7 @@ class RaggedBatch(NamedTuple):
                 span.region.capacity,
                 span.region.addresses(num_layers, like),
                 span.paths,
+                None if (source := span.region.source) is None else SourceSpan(len(source.ids), source.addresses()),
             )
             for span in self.spans
         ]

@@ -25,20 +25,21 @@ from foredraft.kernels import Kernels
 from foredraft.model.batch import RaggedBatch, Reading, padded_batch
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
-from foredraft.model.source_attention import DecoderMetadata, EncoderMetadata, PositionBias
+from foredraft.model.source_attention import DecoderMetadata, EncoderMetadata, PositionBias, readable
 from foredraft.model.warm_up import WarmUpSizes
 
 _CROSS_NAMES = ("EncDecAttention", "encoder_attn", "cross_attn")
 
 
 class EncoderDecoderBody:
-    """hf stays as its owner made it. Raises ModelError for one whose cross attention is not where every known one has it."""
+    """hf stays as its owner made it. kernels: for attention; None: PyTorch's. Raises ModelError for a model whose cross attention is not
+    where every known one has it."""
 
     is_batch_invariant = False
-    kernels: Kernels | None = None
 
-    def __init__(self, hf: PreTrainedModel) -> None:
+    def __init__(self, hf: PreTrainedModel, kernels: Kernels | None = None) -> None:
         self._hf = hf
+        self.kernels = kernels
         self._encoder, self._decoder = hf.get_encoder(), hf.get_decoder()
         self._row_rule = rule_of(hf)
         self._is_taken_over = False
@@ -46,11 +47,11 @@ class EncoderDecoderBody:
         self._keeps_rows = "logits_to_keep" in arguments
         self._decoder_takes_positions = "decoder_position_ids" in arguments
         self._encoder_takes_positions = "position_ids" in inspect.signature(self._encoder.forward).parameters
-        self._cross = _cross_attentions(self._decoder)
+        self._cross = cross_attentions(self._decoder)
         if not self._cross:
             raise ModelError(f"{type(hf).__name__}: its decoder has no cross attention under a name that is known")
         with torch.inference_mode():
-            self._encoder_biases, self._decoder_biases = _biases_of(self._encoder), _biases_of(self._decoder)
+            self._encoder_biases, self._decoder_biases = biases_of(self._encoder), biases_of(self._decoder)
             one_row = hf.get_input_embeddings().weight.new_zeros(1, next(iter(self._cross.values())).key.in_features)
             self._encoded = BaseModelOutput(last_hidden_state=one_row[None])
             self._projected = _ProjectedSources(self._cross, one_row)
@@ -64,14 +65,14 @@ class EncoderDecoderBody:
         inputs = {"input_ids": self._tensor(ids)[None], "attention_mask": self._all_seen(len(ids))}
         if self._encoder_takes_positions:
             inputs["position_ids"] = self._tensor(positions)[None]
-        metadata = EncoderMetadata(sources, missing, self._encoder_biases)
+        metadata = EncoderMetadata(sources, missing, self._encoder_biases, self.kernels)
         with self._routed(), _positions_set(self._encoder, self._tensor(positions)):
             rows: Tensor = self._encoder(**inputs, attention_metadata=metadata).last_hidden_state[0]
         cuts = list(pairwise(accumulate((len(source.ids) for source in sources), initial=0)))
         projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
         for source, (first, end) in zip(sources, cuts, strict=True):
             source.layers = {
-                layer: (keys[:, first:end].contiguous(), values[:, first:end].contiguous())
+                layer: (readable(keys[:, first:end]), readable(values[:, first:end]))
                 for layer, (keys, values) in projected.items()
             }
 
@@ -84,7 +85,7 @@ class EncoderDecoderBody:
             "decoder_input_ids": self._tensor(batch.ids)[None],
             "decoder_attention_mask": self._all_seen(len(batch.ids)),
             "use_cache": False,
-            "attention_metadata": DecoderMetadata(batch.spans, biases=self._decoder_biases),
+            "attention_metadata": DecoderMetadata(batch.spans, self.kernels, biases=self._decoder_biases),
         }
         if self._decoder_takes_positions:
             inputs["decoder_position_ids"] = positions[None]
@@ -114,7 +115,7 @@ class EncoderDecoderBody:
         return torch.ones(1, num_rows, dtype=torch.bool, device=self._hf.device)
 
 
-class _CrossAttention(NamedTuple):
+class CrossAttention(NamedTuple):
     """The projections of one layer's cross attention, and the size of a head."""
 
     key: nn.Module
@@ -129,18 +130,18 @@ class _CrossAttention(NamedTuple):
         return keys, values
 
 
-def _cross_attentions(decoder: nn.Module) -> dict[int, _CrossAttention]:
+def cross_attentions(decoder: nn.Module) -> dict[int, CrossAttention]:
     """By layer, whatever the families call them."""
-    found: dict[int, _CrossAttention] = {}
+    found: dict[int, CrossAttention] = {}
     for name, module in decoder.named_modules():
         if name.rpartition(".")[2] in _CROSS_NAMES:
             key, value = (getattr(module, f"{which}_proj", None) or getattr(module, which) for which in ("k", "v"))
             head_dim = getattr(module, "head_dim", None) or module.key_value_proj_dim
-            found[int(module.layer_idx)] = _CrossAttention(key, value, int(head_dim))
+            found[int(module.layer_idx)] = CrossAttention(key, value, int(head_dim))
     return found
 
 
-def _biases_of(stack: nn.Module) -> dict[int, PositionBias]:
+def biases_of(stack: nn.Module) -> dict[int, PositionBias]:
     """Of the self-attention of each layer. A layer without a table of its own has that of the layer before it."""
     attentions = [
         module
@@ -157,7 +158,7 @@ class _ProjectedSources(EncoderDecoderCache):  # type: ignore[misc]
     """Says to the library that all sources were projected, and that a pass begins at position 0: where the rows belong, attention
     knows. Its keys are of one token, and nobody reads them."""
 
-    def __init__(self, cross: Mapping[int, _CrossAttention], like: Tensor) -> None:
+    def __init__(self, cross: Mapping[int, CrossAttention], like: Tensor) -> None:
         sources = DynamicCache()
         for layer in sorted(cross):
             sources.update(*cross[layer].projected(like), layer)
@@ -200,7 +201,7 @@ def _positions_set(stack: nn.Module, positions: Tensor) -> Iterator[None]:
         )
     else:  # M2M100's sinusoids, behind the padding id
         rows = positions[None] + table.padding_idx + 1
-        handle = table.register_forward_hook(lambda _module, _args, _output: table.weights[rows])
+        handle = table.register_forward_hook(lambda _module, args, _output: table.weights[rows].to(args[1].dtype))
     try:
         yield
     finally:

@@ -14,20 +14,22 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from foredraft.kernels import CLAMPED_SWIGLU, GELU_TANH, LAYER_NORM, RMS_NORM, SILU, StackForm
+from foredraft.kernels import CLAMPED_SWIGLU, GELU, GELU_TANH, LAYER_NORM, RELU, RMS_NORM, SILU, StackForm
 from foredraft.model.rotary import Angles, rotation_table
 from foredraft.model.stored import StoredExperts, is_linear
 
 Number = Callable[[Any], float]
 """Reads a number off a model."""
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     nn.SiLU: SILU,
     type(ACT2FN["silu"]): SILU,
     type(ACT2FN["gelu_pytorch_tanh"]): GELU_TANH,
     type(ACT2FN["gelu_new"]): GELU_TANH,
+    type(ACT2FN["gelu"]): GELU,
+    type(ACT2FN["relu"]): RELU,
 }
-_UNKNOWN = -1
+UNKNOWN = -1
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
@@ -254,13 +256,13 @@ def epsilon_of(norm: Any) -> float:
 
 
 def _activation_of(mlp: Any, family: Family) -> int:
-    """Numbered as for the kernels; _UNKNOWN for one that they do not have."""
+    """Numbered as for the kernels; UNKNOWN for one that they do not have."""
     experts = getattr(mlp, "experts", None)
     if experts is None:
-        return _ACTIVATIONS.get(type(getattr(mlp, family.activation)), _UNKNOWN)
+        return ACTIVATIONS.get(type(getattr(mlp, family.activation)), UNKNOWN)
     if family.mixture is not None and family.mixture.are_gates_alternating:
         return CLAMPED_SWIGLU
-    return _ACTIVATIONS.get(type(experts.act_fn), _UNKNOWN)
+    return ACTIVATIONS.get(type(experts.act_fn), UNKNOWN)
 
 
 def _covers(family: Family, hf: Any) -> bool:
@@ -275,7 +277,7 @@ def _covers(family: Family, hf: Any) -> bool:
         and all(_weights_of(layer) == _described(family, layer) for layer in layers)
         and all(_is_norm(norm, family) for norm in norms)
         and len({epsilon_of(norm) for norm in norms}) == 1
-        and _UNKNOWN not in activations
+        and UNKNOWN not in activations
         and len(activations) == 1
         and all(attention.is_causal for attention in attentions)
         and len({(attention.head_dim, attention.scaling) for attention in attentions}) == 1

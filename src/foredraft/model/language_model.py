@@ -211,8 +211,7 @@ class LanguageModel:
         """
         batch = flatten(reads, cache)
         with torch.inference_mode():
-            if self._source_reading is not None:
-                self._read_sources(self._source_reading, batch)
+            self._read_sources(batch)
             logits, hidden = self.body(batch, cache.taps)
             if hidden is not None:
                 for span in batch.spans:
@@ -221,12 +220,14 @@ class LanguageModel:
         remember(reads, batch)
         return logits
 
-    @staticmethod
-    def _read_sources(body: SourceReadingBody, batch: RaggedBatch) -> None:
+    def _read_sources(self, batch: RaggedBatch) -> None:
+        """Those that no pass has read."""
+        if self._source_reading is None:
+            return
         sources = (span.region.source for span in batch.spans)
         unread = {id(source): source for source in sources if source is not None and not source.is_read}
         if unread:
-            body.read_sources(list(unread.values()))
+            self._source_reading.read_sources(list(unread.values()))
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
         """The hidden states [N, F] of whole texts, in one pass and outside any budget. taps: as in new_cache."""
@@ -248,6 +249,7 @@ class LanguageModel:
             return generate_step_by_step(partial(self.read, cache=cache), reads, lens, vocab_size, specs)
         batch = flatten(reads, cache, lens)
         with torch.inference_mode():
+            self._read_sources(batch)
             generated = self._generating.generate(batch, lens, vocab_size, specs)
         for read, span, tokens in zip(reads, batch.spans, generated.ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])

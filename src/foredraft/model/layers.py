@@ -44,14 +44,14 @@ def take_layers(
     memory, files, taken = WeightMemory(), mapped_files(), []
     for index in with_bar(range(len(layers)), "Packing"):
         weights = list(layers[index].parameters())
-        packer = _Packer(kernels, weight_format, memory, files)
+        packer = Packer(kernels, weight_format, memory, files)
         taken.append(_take_layer(hf, index, family, form, packer))
         layers[index] = packer.holder
         give_back(weights, files)
     return taken
 
 
-class _Packer:
+class Packer:
     """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed ones,
     as buffers."""
 
@@ -77,7 +77,7 @@ class _Packer:
         return matrix
 
 
-def _take_layer(hf: Any, index: int, family: Family, form: StackForm, packer: _Packer) -> StackLayer:
+def _take_layer(hf: Any, index: int, family: Family, form: StackForm, packer: Packer) -> StackLayer:
     layer = hf.model.layers[index]
     attention, mlp = layer.self_attn, layer.mlp
     mixture = family.mixture if hasattr(mlp, "experts") else None
@@ -91,7 +91,7 @@ def _take_layer(hf: Any, index: int, family: Family, form: StackForm, packer: _P
         k_norm=_head_norm(getattr(attention, "k_norm", None), family, form),
         qkv=packer.pack("qkv", *_joined_heads(attention, family, form, packer)),
         out=packer.pack("out", packer.source(attention.o_proj), attention.o_proj.bias),
-        mlps=_take_experts(mlp.experts, mixture, packer) if mixture else [_take_mlp(mlp, family, packer)],
+        mlps=_take_experts(mlp.experts, mixture, packer) if mixture else [_take_dense_mlp(mlp, family, packer)],
         router=_take_router(getattr(mlp, mixture.router), packer) if mixture else None,
         sinks=None if sinks is None else sinks.detach().float(),
         window=window_of(hf, family, index),
@@ -144,7 +144,7 @@ def _order(form: StackForm) -> Tensor:
 
 
 def _joined_heads(
-    attention: Any, family: Family, form: StackForm, packer: _Packer
+    attention: Any, family: Family, form: StackForm, packer: Packer
 ) -> tuple[WeightSource, Tensor | None]:
     """Queries, keys and values as one product. Where neighbours are rotated together, their order within a head changes, of
     queries and keys alike: their products stay the same."""
@@ -172,11 +172,16 @@ def joined_bias(linears: Sequence[Any]) -> Tensor | None:
 # MLPs
 
 
-def _take_mlp(mlp: Any, family: Family, packer: _Packer) -> StackMlp:
+def _take_dense_mlp(mlp: Any, family: Family, packer: Packer) -> StackMlp:
     linears = [getattr(mlp, name) for name in family.up]
+    return take_mlp(linears, getattr(mlp, family.down), packer, is_gated=family.is_gated)
+
+
+def take_mlp(linears: Sequence[Any], down: Any, packer: Packer, *, is_gated: bool) -> StackMlp:
+    """linears: what reads the hidden states, gates before the values that they gate."""
     up: WeightSource = Joined([packer.source(linear) for linear in linears])
-    bias, down = joined_bias(linears), getattr(mlp, family.down)
-    if family.is_gated:
+    bias = joined_bias(linears)
+    if is_gated:
         middle, end = up.shape[0] // 2, up.shape[0]
         up = Interleaved(RowSlice(up, 0, middle), RowSlice(up, middle, end))
         bias = None if bias is None else _interleaved_bias(*(_column(part) for part in bias.chunk(2)))
@@ -192,16 +197,16 @@ def _column(bias: Tensor) -> WeightSource:
     return InMemory(bias.detach().float()[:, None])
 
 
-def _take_router(router: Any, packer: _Packer) -> PackedMatrix:
+def _take_router(router: Any, packer: Packer) -> PackedMatrix:
     """It stays in bfloat16: it is small, and decides."""
     return packer.pack("router", InMemory(router.weight), getattr(router, "bias", None))
 
 
-def _take_experts(experts: Any, mixture: Mixture, packer: _Packer) -> list[StackMlp]:
+def _take_experts(experts: Any, mixture: Mixture, packer: Packer) -> list[StackMlp]:
     return [_take_expert(experts, expert, mixture, packer) for expert in range(experts.num_experts)]
 
 
-def _take_expert(experts: Any, expert: int, mixture: Mixture, packer: _Packer) -> StackMlp:
+def _take_expert(experts: Any, expert: int, mixture: Mixture, packer: Packer) -> StackMlp:
     up, down = (_expert_source(experts, name, expert, packer) for name in ("gate_up_proj", "down_proj"))
     up_bias, down_bias = (_expert_bias(experts, f"{name}_proj_bias", expert) for name in ("gate_up", "down"))
     bias = None if up_bias is None else _interleaved_bias(*_gates_and_ups(_column(up_bias), mixture))
@@ -218,7 +223,7 @@ def _gates_and_ups(rows: WeightSource, mixture: Mixture) -> tuple[WeightSource, 
     return RowSlice(rows, 0, count // 2), RowSlice(rows, count // 2, count)
 
 
-def _expert_source(experts: Any, name: str, expert: int, packer: _Packer) -> WeightSource:
+def _expert_source(experts: Any, name: str, expert: int, packer: Packer) -> WeightSource:
     """Of one expert's weight [out, in]."""
     weights = getattr(experts, name)
     if isinstance(weights, StoredExperts):

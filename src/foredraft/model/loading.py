@@ -46,7 +46,7 @@ def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights
     config = checkpoint.config()
     refuse_unsupported(config, name)
     if config.is_encoder_decoder:
-        _refuse_quantization(name, checkpoint.quantization(config), options)
+        _refuse_stored_quantization(name, checkpoint.quantization(config))
     if options.is_rounded:
         _refuse_second_rounding(name, checkpoint.quantization(config), options)
     if options.tp_plan is not None:
@@ -73,14 +73,10 @@ def _refuse_second_rounding(name: str, kind: str | None, options: LoadOptions) -
         )
 
 
-def _refuse_quantization(name: str, kind: str | None, options: LoadOptions) -> None:
+def _refuse_stored_quantization(name: str, kind: str | None) -> None:
     """Of an encoder-decoder."""
     if kind is not None:
         raise ModelError(f"{name}: a quantized encoder-decoder ({kind}); give a checkpoint in floating point")
-    if options.is_rounded:
-        raise ModelError(
-            f"{name}: encoder-decoders run in floating point: leave quantization={options.quantization} out"
-        )
 
 
 def _refuse_split(name: str, config: PretrainedConfig, kind: str | None) -> None:
@@ -135,7 +131,7 @@ def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> Language
         )
     kind = quantization_of(source.config) if is_quantized(source) else None
     if source.config.is_encoder_decoder:
-        _refuse_quantization(name, kind, options)
+        _refuse_stored_quantization(name, kind)
     if options.is_rounded:
         _refuse_second_rounding(name, kind, options)
         return _rounded_and_examined(copy.deepcopy(source).eval(), name, options)
@@ -225,7 +221,7 @@ def _examined(
     if getattr(hf, "_is_stateful", False):
         raise _recurrent(name, type(hf).__name__)
     if hf.config.is_encoder_decoder:
-        model = probe_encoder_decoder(hf, name, prepare_body)
+        model = probe_encoder_decoder(hf, name, prepare_body, group_of)
     else:
         model = probe(hf, name, context_len_of(hf.config, name), prepare_body, group_of)
     give_back([])  # what laying out and trying it took is free, and the C library would keep it

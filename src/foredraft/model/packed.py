@@ -42,6 +42,7 @@ class NativeLinear(nn.Module):
     """y = x W^T + b by the compiled kernels; a row's bits do not depend on how many rows there are."""
 
     is_row_exact = True
+    weight = None  # some of the library's code looks at it (T5's), and takes no weight for any dtype
 
     def __init__(self, matrix: PackedMatrix, kernels: Kernels) -> None:
         super().__init__()
@@ -82,6 +83,7 @@ class NativeEmbedding(nn.Module):
 class Int8Linear(nn.Module):
     """The same numbers as NativeLinear's in int8, by PyTorch's own integer product."""
 
+    weight = None  # see NativeLinear
     _weight: Tensor
     _scales: Tensor
     _bias: Tensor | None
@@ -121,6 +123,8 @@ class PackedLinear(nn.Module):
 
     weight: [out, in] bfloat16 on the CPU, not kept; bias: [out] or None.
     """
+
+    weight = None  # see NativeLinear
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.gpu import Graphs, why_not
-from foredraft.kernels import Kernels, WeightMemory, load_kernels, quantize_int8, unquantized
+from foredraft.kernels import Kernels, WeightFormat, WeightMemory, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
 from foredraft.model.encoder_decoder import EncoderDecoderBody
@@ -28,6 +28,7 @@ from foredraft.model.packed import (
     packs,
 )
 from foredraft.model.pages import give_back
+from foredraft.model.source_stack import SourceStackBody, has_source_stack_form
 from foredraft.model.stack import StackBody, has_stack_form
 from foredraft.model.stored import materialize, materialize_experts
 from foredraft.utils.arguments import FOUR_BITS
@@ -38,10 +39,10 @@ logger = logging.getLogger("foredraft")
 @torch.inference_mode()
 def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
-    if hf.config.is_encoder_decoder:
-        return EncoderDecoderBody(hf)
     give_back(hf.parameters())  # the library's pass has read all of the file; what is wanted again is read again
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
+    if hf.config.is_encoder_decoder:
+        return _prepare_encoder_decoder(hf, options, wants_int8=wants_int8)
     if hf.device.type == "cuda":
         materialize(hf)
     if hf.device.type == "cuda" and options.kernels == "auto" and _fits_a_device(hf):
@@ -61,13 +62,31 @@ def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
     if kernels is not None:
         materialize_experts(hf)
         pack_embedding(hf, kernels)
+    _pack(hf, kernels, weight_format)
+    return LibraryBody(hf, kernels)
+
+
+def _prepare_encoder_decoder(hf: PreTrainedModel, options: LoadOptions, *, wants_int8: bool) -> Body:
+    is_rounded = wants_int8 or options.quantization in FOUR_BITS
+    kernels = _kernels_for(hf, options, is_rounded)
+    if wants_int8 or (is_rounded and kernels is not None):
+        _narrow_the_rest(hf)
+    weight_format = quantize_int8 if wants_int8 else unquantized
+    if kernels is not None and has_source_stack_form(hf):
+        return SourceStackBody(hf, kernels, weight_format)
+    _pack(hf, kernels, weight_format)
+    return EncoderDecoderBody(hf, kernels)
+
+
+def _pack(hf: PreTrainedModel, kernels: Kernels | None, weight_format: WeightFormat) -> None:
+    """The linear layers. kernels: ours; None: for PyTorch's."""
+    if kernels is not None:
         memory = WeightMemory()
         pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias, memory), kernels), weight_format)
-    elif wants_int8:
+    elif weight_format is quantize_int8:
         pack_linears(hf, Int8Linear.of, weight_format)
     elif packs(hf.dtype, hf.device, is_compiled=False):
         pack_linears(hf, PackedLinear.of)
-    return LibraryBody(hf, kernels)
 
 
 def rounded_groups(options: LoadOptions) -> GroupOf:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foredraft.engine.cache import Region, padded
+from foredraft.engine.sources import Source, SourceKeys
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels
 from foredraft.model.attention import AttentionMetadata, attend
@@ -83,7 +84,7 @@ def _compared(
     batch = [*sequences, first[: (len(first) + 1) // 2], first]
     vocab_size, (*reference, beginning, rounded) = _references(hf, name, batch, group_of)
     _refuse_if_it_looks_ahead(name, beginning, reference[0])
-    tolerance = _tolerance(rounded, reference[0])
+    tolerance = tolerance_of(rounded, reference[0])
     body = prepare(hf)
     draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False), body)
     together, region = _read_in_two_passes(draft, sequences)
@@ -91,7 +92,7 @@ def _compared(
         raise ModelError(
             f"{name}: its attention does not go through transformers' AttentionInterface; use another model"
         )
-    if _is_precise(region):
+    if is_precise(region):
         tolerance = PRECISE_TOLERANCE
     for ours, theirs in zip(together, reference, strict=True):
         if not relative_error(ours, theirs) < tolerance:
@@ -186,21 +187,24 @@ def _is_row_exact(model: LanguageModel) -> bool:
         return False
     if model.device.type != "cpu" and not model.body.is_batch_invariant:
         return False
-    states = _states_if_rows_agree(model)
+    states = states_if_rows_agree(model)
     return states is not None and (model.body.is_batch_invariant or _is_attention_exact(model, *states))
 
 
-def _states_if_rows_agree(model: LanguageModel) -> tuple[Tensor, Tensor] | None:
-    """The keys and values of a layer, without tokens, if the bits are the same; None if they are not. What was read is freed."""
+def states_if_rows_agree(model: LanguageModel, sources: Sequence[Source] = ()) -> tuple[Tensor, Tensor] | None:
+    """The keys and values of a layer, without tokens, if the bits are the same; None if they are not. What was read is freed.
+
+    sources: two, of the neighbour and of the sequence, for a model with an encoder: what is kept of the second must be the same, too.
+    """
     length = min(sum(_CUTS), model.traits.context_len)
     neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
     num_compared = min(length, _CUTS[2])
-    whole = model.scratch_cache([len(neighbour), length])
+    whole = model.scratch_cache([len(neighbour), length], sources=sources)
     with _UnorderedProducts() as products:
         expected = _digests(model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:])
     if products.seen:
         return None
-    pieces = model.scratch_cache([length])
+    pieces = model.scratch_cache([length], sources=sources[1:])
     ends = sorted({min(end, length) for end in accumulate(_CUTS, initial=0)})
     wanted = [max(1, min(b - a, b - length + num_compared)) for a, b in pairwise(ends)]
     cuts = list(zip(pairwise(ends), wanted, strict=True))
@@ -210,6 +214,8 @@ def _states_if_rows_agree(model: LanguageModel) -> tuple[Tensor, Tensor] | None:
         for row in _digests(model.read([Read(0, tokens[a:b], count)], pieces))
     ]
     if alone[-num_compared:] != expected or not _same_bits(whole.region(1), pieces.region(0)):
+        return None
+    if sources and not _same_states(whole.source(1), pieces.source(0)):
         return None
     keys, values = pieces.region(0).layer(next(iter(pieces.region(0).layers)))
     return keys.new_empty(keys.shape[0], 0, keys.shape[2]), values.new_empty(values.shape[0], 0, values.shape[2])
@@ -258,6 +264,16 @@ def _same_bits(a: Region, b: Region) -> bool:
     )
 
 
+def _same_states(a: SourceKeys | None, b: SourceKeys | None) -> bool:
+    assert a is not None
+    assert b is not None
+    return all(
+        torch.equal(ours, theirs)
+        for layer, pair in a.layers.items()
+        for ours, theirs in zip(pair, b.layers[layer], strict=True)
+    )
+
+
 class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices PyTorch's matrix products that sum in an order of their own: in float32, and in sixteen bits where the processor has AMX
     (an outer product, as in rotary embeddings, sums nothing and is none)."""
@@ -284,13 +300,13 @@ class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _is_precise(region: Region) -> bool:
+def is_precise(region: Region) -> bool:
     """Whether the body computes in float32 or more. Its keys tell, not its logits: a float32 checkpoint may be rounded to int8,
     and the compiled body's logits are always in float32."""
     return all(keys.dtype in PRECISE for keys, _ in map(region.layer, region.layers))
 
 
-def _tolerance(rounded: Tensor, exact: Tensor) -> float:
+def tolerance_of(rounded: Tensor, exact: Tensor) -> float:
     """How far a body's logits may be from the library's, by how far the library's own go where inputs are rounded as the body does
     it: in every layer, so a deep model's go farther."""
     return min(max(TOLERANCE, _TIMES_ROUNDING * relative_error(rounded, exact)), _LARGEST_TOLERANCE)

@@ -6,21 +6,25 @@ keys, and one that hides nothing for the source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function
 
+from foredraft.engine.cache import KEY_MULTIPLE
 from foredraft.engine.sources import SourceKeys
-from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attention
+from foredraft.kernels import AttentionSpan, Kernels
+from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attention, shape_of
+from foredraft.model.batch import Span
 
 
 class PositionBias(NamedTuple):
-    """What attention scores get by the distance of a key from its query (T5). table: [H, 2 * most + 1], of the distances key - query
-    from -most to most; what lies farther counts as that far."""
+    """What attention scores get by the distance of a key from its query (T5). table: [H, 2 * most + 1] float32 or more, of the distances
+    key - query from -most to most; what lies farther counts as that far."""
 
     table: Tensor
 
@@ -31,7 +35,8 @@ class PositionBias(NamedTuple):
         with torch.inference_mode():
             scores = module.compute_bias(most + 1, most + 1)[0]  # [H, queries, keys]
         # the last query sees keys up to `most` before it, the first one up to `most` after it
-        return cls(torch.cat([scores[:, -1], scores[:, 0, 1:]], dim=1))
+        table = torch.cat([scores[:, -1], scores[:, 0, 1:]], dim=1)
+        return cls(table.to(torch.promote_types(table.dtype, torch.float32)).contiguous())
 
     def between(self, queries: Tensor, keys: Tensor) -> Tensor:
         """queries: [R], keys: [N], positions -> [H, R, N]"""
@@ -77,8 +82,16 @@ class DecoderMetadata(AttentionMetadata):
             self._biased[key] = mask + added.reshape(chain.keys.shape[0], groups * num_rows, num_keys)
         return self._biased[key]
 
+    def bias_table(self, layer: int) -> Tensor | None:
+        """See AttentionMetadata."""
+        bias = self.biases.get(layer)
+        return None if bias is None else bias.table
+
     def _attend_to_sources(self, layer: int, query: Tensor, kind: LayerAttention) -> Tensor:
         """query: [Hq, T, Dk] -> [T, Hq, Dv]. Every row sees all of its sequence's source."""
+        if self.kernels is not None:
+            spans = [_span_over_source(span, layer) for span in self.spans]
+            return self.kernels.attend(spans, query, shape_of(kind), query.shape[1])
         parts = []
         for span in self.spans:
             assert span.region.source is not None
@@ -92,11 +105,13 @@ class DecoderMetadata(AttentionMetadata):
 
 @dataclass(slots=True)
 class EncoderMetadata:
-    """A pass of an encoder. sources: flattened, in order. num_padding: rows behind them that belong to none. biases: of its layers."""
+    """A pass of an encoder. sources: flattened, in order. num_padding: rows behind them that belong to none. biases: of its layers.
+    kernels: see AttentionMetadata."""
 
     sources: Sequence[SourceKeys]
     num_padding: int
     biases: Biases
+    kernels: Kernels | None = None
 
     @property
     def has_bias(self) -> bool:
@@ -104,22 +119,58 @@ class EncoderMetadata:
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor:
         """See AttentionMetadata.attend. A row sees those tokens of its source that the layer's rule lets it see."""
-        parts, first = [], 0
-        for source in self.sources:
-            rows = slice(first, first + len(source.ids))
-            positions = torch.arange(len(source.ids), device=query.device)
-            seen = kind.rule(0, 0, positions[:, None], positions[None]).expand(len(positions), len(positions))
+        bias = self.biases[int(module.layer_idx)] if self.biases else None  # type: ignore[arg-type]
+        if self.kernels is not None:
+            spans = [
+                AttentionSpan(
+                    *(rows, 0, readable(key[:, rows]), readable(value[:, rows])),
+                    None if kind.rule is bidirectional_mask_function else _seen(kind.rule, rows, query).contiguous(),
+                    rows.stop - rows.start,
+                )
+                for rows in self._rows()
+            ]
+            shape = shape_of(kind, None if bias is None else bias.table)
+            return self.kernels.attend(spans, query, shape, query.shape[1])
+        parts = []
+        for rows in self._rows():
+            seen = _seen(kind.rule, rows, query)
             added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)[None]
-            if self.biases:
-                added = added + self.biases[int(module.layer_idx)].between(positions, positions).to(query.dtype)  # type: ignore[arg-type]
+            if bias is not None:
+                positions = torch.arange(rows.stop - rows.start, device=query.device)
+                added = added + bias.between(positions, positions).to(query.dtype)
             groups = query.shape[0] // key.shape[0]
             added = (
-                added.repeat(1, groups, 1) if added.shape[0] == 1 else added.reshape(key.shape[0], -1, len(positions))
+                added.repeat(1, groups, 1)
+                if added.shape[0] == 1
+                else added.reshape(key.shape[0], -1, rows.stop - rows.start)
             )
             parts.append(_attend_to_all(query[:, rows], key[:, rows], value[:, rows], added, kind))
-            first = rows.stop
         parts.append(query.new_zeros(self.num_padding, query.shape[0], value.shape[2]))
         return torch.cat(parts)
+
+    def _rows(self) -> Iterator[slice]:
+        """Of each source."""
+        ends = accumulate((len(source.ids) for source in self.sources), initial=0)
+        return (slice(*pair) for pair in pairwise(ends))
+
+
+def readable(states: Tensor) -> Tensor:
+    """A copy of keys or values [.., N, D], behind which the kernels may read: they take sixteen keys at a time."""
+    memory = states.new_zeros(states.numel() + (KEY_MULTIPLE - 1) * states.shape[-1])
+    return memory[: states.numel()].view(states.shape).copy_(states)
+
+
+def _seen(rule: MaskFunction, rows: slice, like: Tensor) -> Tensor:
+    """[R, R] bool: which of a source's tokens see which by the rule"""
+    positions = torch.arange(rows.stop - rows.start, device=like.device)
+    seen: Tensor = rule(0, 0, positions[:, None], positions[None])
+    return seen.expand(len(positions), len(positions))
+
+
+def _span_over_source(span: Span, layer: int) -> AttentionSpan:
+    assert span.region.source is not None
+    rows = slice(span.first_row, span.first_row + span.num_rows)
+    return AttentionSpan(rows, span.start, *span.region.source.layers[layer], num_seen=len(span.region.source.ids))
 
 
 def _attend_to_all(query: Tensor, keys: Tensor, values: Tensor, added: Tensor, kind: LayerAttention) -> Tensor:

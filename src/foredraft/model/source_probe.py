@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from foredraft.errors import ModelError, one_line
 from foredraft.model.batch import Read
 from foredraft.model.context import context_len_of
+from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, SourceReadingBody, Traits, library_body
-from foredraft.model.probe import PRECISE, PRECISE_TOLERANCE, TOLERANCE, relative_error
+from foredraft.model.probe import PRECISE_TOLERANCE, is_precise, relative_error, states_if_rows_agree, tolerance_of
 
 _SOURCE_LENS = (11, 29)
 _PASSES = ((1, 1), (5, 2), (1, 6))
@@ -22,11 +23,14 @@ _PASSES = ((1, 1), (5, 2), (1, 6))
 
 
 def probe_encoder_decoder(
-    hf: PreTrainedModel, name: str, prepare: Callable[[PreTrainedModel], Body] = library_body
+    hf: PreTrainedModel,
+    name: str,
+    prepare: Callable[[PreTrainedModel], Body] = library_body,
+    group_of: GroupOf = never,
 ) -> LanguageModel:
     """Read short sources and texts in every way the engine will. Raises ModelError, with the reason, if something differs.
 
-    prepare: makes the model's body, after the library's own forward has run.
+    prepare: makes the model's body, after the library's own forward has run. group_of: which inputs that body rounds.
     """
     vocab_size = _logit_width(hf)
     generator = torch.Generator().manual_seed(0)
@@ -37,6 +41,7 @@ def probe_encoder_decoder(
 
     sources, texts = [random_ids(n) for n in _SOURCE_LENS], [random_ids(sum(n)) for n in zip(*_PASSES, strict=True)]
     expected = _own_logits(hf, name, sources, texts)
+    tolerance = _tolerance(hf, name, sources, texts, expected, group_of)
     traits = Traits(
         name,
         expected[0].shape[1],
@@ -47,15 +52,37 @@ def probe_encoder_decoder(
         start_ids=_start_ids_of(hf, name),
     )
     model = LanguageModel(hf, traits, prepare(hf))
-    measured, traits = _read_in_passes(model, sources, texts)
-    tolerance = PRECISE_TOLERANCE if hf.dtype in PRECISE else TOLERANCE
+    measured, traits, is_in_float32 = _read_in_passes(model, sources, texts)
+    if is_in_float32:
+        tolerance = PRECISE_TOLERANCE
     for ours, theirs in zip(measured, expected, strict=True):
         if not relative_error(ours, theirs) < tolerance:
             raise ModelError(
                 f"{name}: its logits change when texts and sources share a pass ({hf.config.model_type} has positions, or a "
                 "state, that attention alone does not explain); use another model"
             )
-    return LanguageModel(hf, traits, model.body)
+    return LanguageModel(hf, replace(traits, row_exact=_is_row_exact(model, sources)), model.body)
+
+
+def _is_row_exact(model: LanguageModel, sources: Sequence[list[int]]) -> bool:
+    """Never promised but with the compiled kernels: PyTorch's products over a source sum in an order that depends on its length."""
+    if model.body.kernels is None:
+        return False
+    return states_if_rows_agree(model, [tuple(source) for source in sources]) is not None
+
+
+def _tolerance(
+    hf: PreTrainedModel,
+    name: str,
+    sources: Sequence[list[int]],
+    texts: Sequence[list[int]],
+    expected: Sequence[Tensor],
+    group_of: GroupOf,
+) -> float:
+    """See tolerance_of; the largest of all texts, which are short."""
+    with rounded_inputs(hf, group_of, 0) as is_rounded:
+        rounded = _own_logits(hf, name, sources, texts) if is_rounded else expected
+    return max(map(tolerance_of, rounded, expected))
 
 
 def _start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
@@ -105,8 +132,9 @@ def _own_logits(
 
 def _read_in_passes(
     model: LanguageModel, sources: Sequence[list[int]], texts: Sequence[list[int]]
-) -> tuple[list[Tensor], Traits]:
-    """The same, flattened together and cut at different places; and the traits with what a token takes of the cache."""
+) -> tuple[list[Tensor], Traits, bool]:
+    """The same, flattened together and cut at different places; the traits with what a token takes of the cache; and whether the body
+    computes in float32 or more."""
     assert isinstance(model.body, SourceReadingBody)
     cache = model.scratch_cache([len(text) for text in texts], sources=[tuple(source) for source in sources])
     parts: list[list[Tensor]] = [[] for _ in texts]
@@ -130,4 +158,4 @@ def _read_in_passes(
         bytes_per_token=cache.region(0).bytes_per_token,
         bytes_per_source_token=source.bytes_per_token,
     )
-    return [torch.cat(part) for part in parts], traits
+    return [torch.cat(part) for part in parts], traits, is_precise(cache.region(0))

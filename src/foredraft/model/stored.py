@@ -21,6 +21,7 @@ from foredraft.kernels import InMemory, WeightFormat, WeightSource, blocks_of, d
 class StoredLinear(nn.Module):
     """y = x W^T + b. source: of W [out, in]; bias: [out] or None."""
 
+    weight = None  # not in memory; some of the library's code looks at it (T5's)
     bias: Tensor | None
 
     def __init__(self, source: WeightSource, bias: Tensor | None = None) -> None:
