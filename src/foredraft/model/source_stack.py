@@ -146,10 +146,13 @@ def _take_source_keys(
     hf: Any, family: SourceFamily, kernels: Kernels, weight_format: WeightFormat, memory: WeightMemory
 ) -> PackedMatrix:
     """[layers * 2 * heads * D, hidden]: what all layers of the decoder make of a source, as one product."""
-    crosses = [parts.cross for parts in family.layers_of(hf.get_decoder())]
+    decoder = hf.get_decoder()
+    crosses = [parts.cross for parts in family.layers_of(decoder)]
     linears = [getattr(cross, name) for cross in crosses for name in family.qkv[1:]]
     sources: list[WeightSource] = [source_of(linear, weight_format) for linear in linears]
-    return kernels.pack(Joined(sources), joined_bias(linears), memory)
+    matrix = kernels.pack(Joined(sources), joined_bias(linears), memory)
+    decoder.source_keys = NativeLinear(matrix, kernels)
+    return matrix
 
 
 def _take_stack(
