@@ -111,6 +111,19 @@ def test_tokens_generated_in_one_call_are_those_of_passes(name: str) -> None:
                     assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("name", ["t5", "bart", "mbart"])
+def test_bits_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    model, sources, texts = loaded(name), random_ids(SOURCE_LENS, 5), random_ids(LENS, 6)
+    reads = [Read(i, text, len(text)) for i, text in enumerate(texts)]
+    before, read = torch.get_num_threads(), []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        read.append(model.read(reads, new_cache(model, sources)))
+    torch.set_num_threads(before)
+    assert torch.equal(read[0], read[1])
+    assert torch.equal(read[0], read[2])
+
+
 def _with_a_module(hf: Any) -> None:
     hf.get_decoder().block[0].layer[0].SelfAttention.gate = nn.Linear(4, 4)
 

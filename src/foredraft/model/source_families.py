@@ -206,7 +206,7 @@ def _has_weights(module: nn.Module) -> bool:
 def _described(family: SourceFamily, stack: Any) -> Iterator[Any]:
     """The modules with weights that a stack has by its family's description."""
     yield from (stack.embed_tokens, getattr(stack, "embed_positions", None))
-    yield from (getattr(stack, name) for name in (family.embedding_norm, family.final_norm) if name is not None)
+    yield from _norms_around(family, stack)
     for parts in family.layers_of(stack):
         yield from parts.norms
         for attention in (parts.attention, parts.cross):
@@ -216,13 +216,19 @@ def _described(family: SourceFamily, stack: Any) -> Iterator[Any]:
         yield from (getattr(parts.mlp, name) for name in (*family.up_of(parts.mlp), family.down))
 
 
+def _norms_around(family: SourceFamily, stack: Any) -> list[Any]:
+    """Before the first layer, and behind the last one."""
+    return [getattr(stack, name) for name in (family.embedding_norm, family.final_norm) if name is not None]
+
+
 def _is_one_form(family: SourceFamily, stack: Any) -> bool:
     """Whether one description of numbers holds for all layers, in words that the kernels have."""
     layers = family.layers_of(stack)
     attentions = [part for parts in layers for part in (parts.attention, parts.cross) if part is not None]
     kinds = {(family.up_of(parts.mlp), ACTIVATIONS.get(type(parts.activation), UNKNOWN)) for parts in layers}
     numbers = {(_num_heads(part, family), _head_dim(part), _scale(part)) for part in attentions}
-    epsilons = {epsilon_of(norm) for parts in layers for norm in parts.norms}
+    norms = [*_norms_around(family, stack), *(norm for parts in layers for norm in parts.norms)]
+    epsilons = {epsilon_of(norm) for norm in norms}
     is_known = all(names and activation != UNKNOWN for names, activation in kinds)
     return is_known and len(kinds) == len(numbers) == len(epsilons) == 1
 
