@@ -37,6 +37,18 @@ _NOT_INSPECTED = Without(
 )
 
 
+_NOT_INSPECTED = Without(
+    "settings_file",
+    "cache_memory",
+    "draft_quantization",
+    "device_map",
+    "tp_plan",
+    "batch_invariant",
+    "head_window",
+    "head_settings",
+)
+
+
 @app.command()
 @option_groups
 def inspect(

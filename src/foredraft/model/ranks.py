@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from foredraft.errors import ModelError
+from foredraft.errors import ModelError, one_line
 
 _STARTED = "torchrun --nproc-per-node 2 -m foredraft generate ... --tp-plan auto"
 
@@ -102,6 +103,11 @@ class Ranks:
         if not self.is_broken:
             self.is_broken = True
             self.send(None)
+
+
+def reason_of(error: Exception) -> str:
+    """What PyTorch says of a rank that is gone, without its place in the source and its advice."""
+    return re.sub(r"\[/\S+\] ", "", one_line(error)).partition(". ")[0]
 
 
 def is_split(hf: PreTrainedModel) -> bool:

@@ -20,11 +20,11 @@ import torch
 from transformers import PretrainedConfig
 
 from foredraft.engine.cache import Region
-from foredraft.errors import ModelError, one_line
+from foredraft.errors import ModelError
 from foredraft.kernels import Kernels
 from foredraft.model.batch import RaggedBatch, Reading, Span
 from foredraft.model.language_model import Body, LanguageModel
-from foredraft.model.ranks import Ranks
+from foredraft.model.ranks import Ranks, reason_of
 from foredraft.model.warm_up import WarmUpSizes
 
 
@@ -132,6 +132,7 @@ class LeadingBody:
         self._body = body
         self._others = others
         self._journal = Journal()
+        self._failure: str | None = None
         weakref.finalize(self, others.end)
 
     def new_region(self) -> Region:
@@ -140,19 +141,22 @@ class LeadingBody:
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         """Raises ModelError if it fails, as where another rank has ended; no pass can be read after that."""
-        if self._others.is_broken:
-            raise ModelError("a pass that all ranks share has failed before: start all ranks again")
+        if self._failure is not None:
+            raise ModelError(self._failure)
         try:
             self._others.send(self._shared(batch))
             return self._body(batch, taps)
         except Exception as error:
-            self._others.is_broken = True
-            raise ModelError(
-                f"a pass that all ranks share has failed ({one_line(error)}): start all ranks again"
-            ) from error
+            raise ModelError(self._break(f"has failed ({reason_of(error)})")) from error
         except BaseException:
-            self._others.is_broken = True
+            self._break("was interrupted")
             raise
+
+    def _break(self, how: str) -> str:
+        """No pass is read any more. -> why"""
+        self._others.is_broken = True
+        self._failure = f"a pass that all ranks share {how}: start all ranks again"
+        return self._failure
 
     def _shared(self, batch: RaggedBatch) -> SharedPass:
         regions = [number_of(span.region) for span in batch.spans]
@@ -211,7 +215,9 @@ def follow(follower: Follower, ranks: Ranks) -> NoReturn:
         while (shared := ranks.receive()) is not None:
             follower.read(shared)
     except Exception as error:
-        raise SystemExit(f"error: rank {ranks.world.rank}: no pass can be read any more ({one_line(error)})") from error
+        raise SystemExit(
+            f"error: rank {ranks.world.rank}: no pass can be read any more ({reason_of(error)})"
+        ) from error
     raise SystemExit(0)
 
 
