@@ -57,7 +57,7 @@ def place_logits(head: DFlashHead, made: DraftRequest) -> Tensor:
     cache, length = new_drafter(head)._cache, len(made.features)
     cache.reserve(0, 64)
     head.inject(cache.region(0), made.tokens[:length], made.features.since(0))
-    return head.on_target(head.read([0], [made.tokens[length]], cache)[0, 1:])[made.num_forced :]
+    return head.on_target(head.read([0], [made.tokens[length]], cache).logits[0, 1:])[made.num_forced :]
 
 
 @pytest.mark.parametrize(

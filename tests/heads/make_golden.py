@@ -2,7 +2,7 @@
 
 It needs the programs, and is not run by the tests:
 
-    pip install --target LIB --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv \
+    pip install --target LIB --no-deps speculators==0.9.0 hs-connectors==0.9.0 dflash==0.1.0 loguru pydantic-settings python-dotenv \
         datasets psutil httpx httpcore dill multiprocess xxhash fsspec pyarrow pandas
     git clone https://github.com/SafeAILab/EAGLE; git clone https://github.com/FasterDecoding/Medusa
     git clone https://github.com/deepseek-ai/DeepSpec; git clone https://github.com/sgl-project/SpecForge
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import sys
 import tempfile
@@ -247,26 +248,35 @@ def write_dflash(
     config: dict[str, Any],
     inputs: Inputs,
     ends: dict[str, Tensor],
-    logits: Tensor,
+    expected: dict[str, Tensor],
     *,
     without: Sequence[str] = (),
 ) -> None:
-    """The block behind NUM_ROWS tokens with features. ends: of the target, where the head has none of its own."""
+    """The block behind NUM_ROWS tokens with features. ends: of the target, where the head has none of its own. expected: `logits` of
+    all rows; of a head that corrects them `corrected` too, given that the text goes on as in `following`."""
     checkpoint = {key: tensor for key, tensor in model.state_dict().items() if key not in without}
     given = {"ids": inputs.ids[: NUM_ROWS + 1], "features": inputs.features[:NUM_ROWS], **ends}
-    write(name, config, checkpoint, given, {"logits": logits})
+    write(name, config, checkpoint, given, expected)
 
 
-def zlab(name: str, **changes: Any) -> None:
-    from dflash.model import DFlashDraftModel
+def zlab(
+    name: str, *, architecture: str = "DFlashDraftModel", inner: dict[str, Any] | None = None, **changes: Any
+) -> None:
+    """For DFlash-2 also the draft that its selector writes greedily, and what it computes of a place given the token before."""
+    from dflash import model as program
 
     config = Qwen3Config(
         **{**WIDTHS, "num_hidden_layers": 2, "sliding_window": 3, "use_sliding_window": True, **changes}
     )
     config.num_target_layers, config.block_size = 8, BLOCK_SIZE
-    config.dflash_config = {"mask_token_id": VOCAB_SIZE - 1, "target_layer_ids": [0, 3], "block_size": BLOCK_SIZE}
-    config.architectures = ["DFlashDraftModel"]
-    model = DFlashDraftModel(config).float().eval()
+    config.dflash_config = {
+        "mask_token_id": VOCAB_SIZE - 1,
+        "target_layer_ids": [0, 3],
+        "block_size": BLOCK_SIZE,
+        **(inner or {}),
+    }
+    config.architectures = [architecture]
+    model = getattr(program, architecture)(config).float().eval()
     randomise(model)
     inputs = inputs_of(2 * WIDTHS["hidden_size"])
     embeddings, lm_head = ends_of()
@@ -278,8 +288,12 @@ def zlab(name: str, **changes: Any) -> None:
             target_hidden=inputs.features[None, :NUM_ROWS],
         )
         logits = (hidden @ lm_head.T)[0]
+        expected = {"logits": logits}
+        if architecture == "DFlash2DraftModel":
+            path, _, _ = model.propose(hidden[:, 1:], inputs.ids[NUM_ROWS : NUM_ROWS + 1], lambda x: x @ lm_head.T, 0.0)
+            expected["drafted"] = path[0]
     raw = json.loads(config.to_json_string())
-    write_dflash(name, model, raw, inputs, {"embeddings": embeddings, "lm_head": lm_head}, logits)
+    write_dflash(name, model, raw, inputs, {"embeddings": embeddings, "lm_head": lm_head}, expected)
 
 
 def ends_of() -> tuple[Tensor, Tensor]:
@@ -288,54 +302,84 @@ def ends_of() -> tuple[Tensor, Tensor]:
     return torch.randn(2, VOCAB_SIZE, WIDTHS["hidden_size"], generator=generator).bfloat16().float().unbind(0)
 
 
-def speculators_dflash(name: str, **settings: Any) -> None:
+def speculators_dflash(name: str, kind: str = "dflash", layers: dict[str, Any] | None = None, **settings: Any) -> None:
     """The class's own training pass, with one anchor."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.dflash import core
-    from speculators.models.dflash.config import DFlashSpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
 
-    layer = Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2})
+    layer = Qwen3Config(**{**WIDTHS, "num_hidden_layers": 2, **(layers or {})})
     layer._attn_implementation = "eager"
     about = SpeculatorsConfig(
-        algorithm="dflash",
+        algorithm=kind,
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK_SIZE - 1)],
         default_proposal_method="greedy",
         verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
     )
-    made = DFlashSpeculatorConfig(
+    config_class, model_class = speculators_classes(kind)
+    made = config_class(
         transformer_layer_config=layer,
         speculators_config=about,
-        draft_vocab_size=DRAFT_VOCAB_SIZE,
         aux_hidden_state_layer_ids=[1, 4],
         mask_token_id=VOCAB_SIZE - 1,
         block_size=BLOCK_SIZE,
-        **settings,
+        **{"draft_vocab_size": DRAFT_VOCAB_SIZE, **settings},
     )
-    model = core.DFlashDraftModel(made).float().eval()
+    model = model_class(made).float().eval()
     randomise(model)
-    d2t, t2d = tables()
-    model.load_vocab_mappings(t2d, d2t)
+    if made.draft_vocab_size < VOCAB_SIZE:
+        d2t, t2d = tables()
+        model.load_vocab_mappings(t2d, d2t)
     inputs = inputs_of(2 * WIDTHS["hidden_size"])
     core.select_anchors = lambda *_: (torch.tensor([NUM_ROWS]), torch.tensor([True]))
     num_rows = NUM_ROWS + BLOCK_SIZE
     missing = num_rows - len(inputs.ids)  # behind the anchor, where nothing is read
+    ids = nn.functional.pad(inputs.ids, (0, missing), value=5)
     with torch.no_grad():
-        _, logits, *_ = model._backbone_forward(
+        hidden, logits, *_ = model._backbone_forward(
             nn.functional.pad(inputs.features, (0, 0, 0, missing))[None],
-            nn.functional.pad(inputs.ids, (0, missing))[None],
+            ids[None],
             torch.ones(1, num_rows),
             torch.zeros(1, num_rows, WIDTHS["hidden_size"]),
             torch.zeros(1, num_rows, dtype=torch.int64),
             max_anchors=1,
         )
+        expected = {"logits": logits[0]}
+        following = {}
+        if kind != "dflash":
+            following = {"following": ids[NUM_ROWS + 1 :]}
+            expected["corrected"] = corrected(kind, model, hidden, logits, ids)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         config = json.loads((Path(folder) / "config.json").read_bytes())
         kept = set(load_file(Path(folder) / "model.safetensors"))
     embeddings = model.embed_tokens.weight.detach()
+    ends = {"embeddings": embeddings, **following}
+    if made.draft_vocab_size == VOCAB_SIZE:
+        ends["lm_head"] = model.lm_head.weight.detach()
     without = [key for key in model.state_dict() if key not in kept]
-    write_dflash(name, model, config, inputs, {"embeddings": embeddings}, logits[0], without=without)
+    write_dflash(name, model, config, inputs, ends, expected, without=without)
+
+
+def speculators_classes(kind: str) -> tuple[Any, Any]:
+    """Of a configuration, and of a model."""
+    name = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark", "xpress": "XPress"}[kind]
+    package = f"speculators.models.{kind}"
+    config = getattr(importlib.import_module(f"{package}.config"), f"{name}SpeculatorConfig")
+    return config, getattr(importlib.import_module(f"{package}.core"), f"{name}DraftModel")
+
+
+def corrected(kind: str, model: Any, hidden: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+    """As the class's own forward corrects, given the text's tokens -> [BLOCK_SIZE, D]"""
+    block = ids[NUM_ROWS:][None]
+    before = ids[NUM_ROWS - 1] if kind == "xpress" else ids[NUM_ROWS]
+    previous = block if model.config.sample_from_anchor else torch.cat([before[None, None], block[:, :-1]], dim=1)
+    if kind == "dspark":
+        return (logits + model.markov_head.block_bias(prev_token_ids=previous, hidden_states=hidden))[0]
+    if kind == "xpress":
+        return (logits + model.refiner_head.block_bias(previous, hidden_states=hidden))[0]
+    candidates, scores = model.candidate_selector.select(logits, hidden, previous)
+    return torch.full_like(logits, -torch.inf).scatter(-1, candidates, scores)[0]
 
 
 # SafeAILab
@@ -483,6 +527,52 @@ def deepspec(name: str) -> None:
     write_eagle(name, raw, checkpoint, inputs, passes)
 
 
+def deepspec_dspark(name: str, head_type: str = "vanilla") -> None:
+    """Its own drafting, greedily."""
+    from deepspec.modeling.dspark.qwen3.modeling import Qwen3DSparkModel
+    from transformers import DynamicCache
+
+    config = Qwen3Config(
+        **{**WIDTHS, "num_hidden_layers": 2},
+        architectures=["Qwen3DSparkModel"],
+        num_target_layers=8,
+        block_size=BLOCK_SIZE,
+        tie_word_embeddings=False,
+        layer_types=["full_attention"] * 2,
+        mask_token_id=VOCAB_SIZE - 1,
+        target_layer_ids=[0, 3],
+        num_anchors=4,
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+        markov_rank=6,
+        markov_head_type=head_type,
+    )
+    config._attn_implementation = "eager"
+    model = Qwen3DSparkModel(config).float().eval()
+    randomise(model)
+    inputs = inputs_of(2 * WIDTHS["hidden_size"])
+    block = torch.tensor([int(inputs.ids[NUM_ROWS]), *[VOCAB_SIZE - 1] * (BLOCK_SIZE - 1)])
+    with torch.no_grad():
+        hidden = model._forward_backbone(
+            position_ids=torch.arange(NUM_ROWS + BLOCK_SIZE)[None],
+            noise_embedding=model.embed_tokens(block)[None],
+            target_hidden_states=inputs.features[None, :NUM_ROWS],
+            past_key_values=DynamicCache(),
+            use_cache=True,
+        )
+        logits = model.compute_logits(hidden)
+        drafted, corrected_logits = model.sample_draft_tokens(
+            logits, first_prev_token_ids=inputs.ids[NUM_ROWS : NUM_ROWS + 1], hidden_states=hidden
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        raw = json.loads((Path(folder) / "config.json").read_bytes())
+    ends = {"following": drafted[0, :-1]}
+    write_dflash(
+        name, model, raw, inputs, ends, {"logits": logits[0], "corrected": corrected_logits[0], "drafted": drafted[0]}
+    )
+
+
 # Medusa
 
 
@@ -541,6 +631,40 @@ def goldens(medusa_source: Path) -> dict[str, Callable[[str], None]]:
         "dflash_sliding": lambda name: zlab(name, layer_types=["sliding_attention", "full_attention"]),
         "speculators_dflash": speculators_dflash,
         "speculators_dflash_from_anchor": lambda name: speculators_dflash(name, sample_from_anchor=True),
+        "speculators_dflash_sliding": lambda name: speculators_dflash(name, layers=SLIDING),
+        "dflash2": lambda name: zlab(
+            name,
+            architecture="DFlash2DraftModel",
+            inner={"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5},
+        ),
+        "speculators_dflash2": lambda name: speculators_dflash(
+            name,
+            "dflash2",
+            SLIDING,
+            draft_vocab_size=VOCAB_SIZE,
+            conv_kernel_size=2,
+            conv_group_size=8,
+            selector_rank=6,
+            selector_top_k=5,
+        ),
+        "speculators_dspark": lambda name: speculators_dflash(name, "dspark", markov_rank=6),
+        "speculators_dspark_gated": lambda name: speculators_dflash(
+            name,
+            "dspark",
+            draft_vocab_size=VOCAB_SIZE,
+            markov_rank=6,
+            markov_head_type="gated",
+            sample_from_anchor=False,
+        ),
+        "speculators_dspark_rnn": lambda name: speculators_dflash(
+            name, "dspark", markov_rank=6, markov_head_type="rnn", sample_from_anchor=False
+        ),
+        "speculators_xpress": lambda name: speculators_dflash(name, "xpress", xpress_rank=6),
+        "speculators_xpress_from_anchor": lambda name: speculators_dflash(
+            name, "xpress", draft_vocab_size=VOCAB_SIZE, xpress_rank=6, sample_from_anchor=True
+        ),
+        "deepspec_dspark": deepspec_dspark,
+        "deepspec_dspark_rnn": lambda name: deepspec_dspark(name, "rnn"),
         "safeailab_eagle3": safeailab_eagle3,
         "safeailab_eagle3_wide_target": lambda name: safeailab_eagle3(name, target_hidden_size=24),
         "safeailab_eagle1": lambda name: safeailab_eagle1(name, bias=True),
@@ -555,6 +679,11 @@ def goldens(medusa_source: Path) -> dict[str, Callable[[str], None]]:
     }
 
 
+SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 3,
+    "use_sliding_window": True,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

@@ -7,13 +7,17 @@ import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from foredraft.heads import AnyHead, attach_head, attach_mtp
+from foredraft.heads import AnyHead, TargetShape, attach_head, attach_mtp
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.dflash import CORRECTION_PREFIXES, read_speculators
+from foredraft.heads.loading import module_of
 from foredraft.model import EMBEDDED, LanguageModel
 from tests.heads.mtp_targets import embedded_mtp
 
@@ -133,8 +137,29 @@ def save_peagle(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
     )
 
 
-def save_dflash(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
-    """config: the target's. In z-lab's form, two layers and a block of five rows, and a mask token that texts have too."""
+@cache
+def embedded_block_head(kind: str) -> Path:
+    """A block drafter for the embedded target whose tokens go by those before: a kind of BLOCK_KINDS."""
+    config = AutoConfig.from_pretrained(EMBEDDED / "target")
+    return save_dflash(config, Path(mkdtemp()), correction=BLOCK_KINDS[kind])
+
+
+_RANK = 8
+BLOCK_KINDS: dict[str, dict[str, object]] = {
+    "dspark": {"markov_rank": _RANK},
+    "dspark-gated": {"markov_rank": _RANK, "markov_head_type": "gated"},
+    "dspark-rnn": {"markov_rank": _RANK, "markov_head_type": "rnn"},
+    "dflash2": {"selector_rank": _RANK, "selector_top_k": 20, "conv_kernel_size": 2, "conv_group_size": 16},
+    "xpress": {"xpress_rank": _RANK},
+}
+"""Settings of their corrections, in speculators' form."""
+
+
+def save_dflash(
+    config: PretrainedConfig, folder: Path, seed: int = 0, correction: dict[str, object] | None = None
+) -> Path:
+    """config: the target's. Two layers and a block of five rows, and a mask token that texts have too: in z-lab's form, or in speculators'
+    with one of BLOCK_KINDS."""
     width, head_dim = config.hidden_size, config.hidden_size // config.num_attention_heads
     kv_width = config.num_key_value_heads * head_dim
     shapes = {"fc.weight": (width, 2 * width)}
@@ -166,9 +191,37 @@ def save_dflash(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
         "head_dim": head_dim,
         "num_target_layers": config.num_hidden_layers,
         "vocab_size": config.vocab_size,
-        "block_size": 5,
-        "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 5]},
     }
+    if correction is not None:
+        return _save_corrected(folder, settings, tensors, correction, generator)
+    inner = {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 5]}
+    return _save(folder, {**settings, "block_size": 5, "dflash_config": inner}, tensors, "model.safetensors")
+
+
+def _save_corrected(
+    folder: Path,
+    layers: dict[str, Any],
+    tensors: dict[str, Tensor],
+    correction: dict[str, object],
+    generator: torch.Generator,
+) -> Path:
+    """Its weights are as large as those of the lm_head count, so that the token before matters."""
+    kind = next(kind for kind, known in BLOCK_KINDS.items() if known is correction).partition("-")[0]
+    settings = {
+        "speculators_model_type": kind,
+        "aux_hidden_state_layer_ids": [2, 6],
+        "mask_token_id": MASK_TOKEN,
+        "block_size": 5,
+        "draft_vocab_size": layers["vocab_size"],
+        "transformer_layer_config": {key: each for key, each in layers.items() if key != "num_target_layers"},
+        **correction,
+    }
+    head = HeadFiles("", {**settings, "speculators_version": "0.9.0"}, tensors)
+    target = TargetShape(layers["num_target_layers"], layers["hidden_size"], layers["vocab_size"])
+    expected = module_of(read_speculators(head, target)).state_dict()
+    names = {name: name.replace("correction.", CORRECTION_PREFIXES[kind]) for name in expected.keys() - tensors.keys()}
+    for name in sorted(names):
+        tensors[names[name]] = 0.5 * torch.randn(expected[name].shape, generator=generator)
     return _save(folder, settings, tensors, "model.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""DFlash heads against z-lab's and speculators' own, and what their files must hold."""
+"""Block drafters against z-lab's, speculators' and DeepSpec's own, and what their files must hold."""
 
 from __future__ import annotations
 
@@ -9,10 +9,28 @@ import torch
 
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.errors import ModelError
-from foredraft.heads import DFlashConfig, DFlashHead, head_method_of, load_head
+from foredraft.heads import DFlashConfig, DFlashHead, HeadCheckpoint, head_method_of, load_head
+from foredraft.heads.config import Convolution, Markov, Refiner, Selector
 from tests.heads.checkpoints import TARGET, Golden, golden
 
-NAMES = ["dflash", "dflash_sliding", "speculators_dflash", "speculators_dflash_from_anchor"]
+PLAIN = [
+    "dflash",
+    "dflash_sliding",
+    "speculators_dflash",
+    "speculators_dflash_from_anchor",
+    "speculators_dflash_sliding",
+]
+CORRECTED = [
+    "speculators_dflash2",
+    "speculators_dspark",
+    "speculators_dspark_gated",
+    "speculators_dspark_rnn",
+    "speculators_xpress",
+    "speculators_xpress_from_anchor",
+    "deepspec_dspark",
+    "deepspec_dspark_rnn",
+]
+NAMES = [*PLAIN, "dflash2", *CORRECTED]
 
 
 def head_of(case: Golden, folder: Path) -> DFlashHead:
@@ -40,7 +58,7 @@ def test_logits_of_a_block_are_the_programs_own(name: str, pieces: list[int], tm
         head.inject(cache.region(0), tokens[rows], case.inputs["features"][rows])
         start += length
     for _ in range(2):
-        logits = head.read([0], [pending], cache)[0]
+        logits = head.read([0], [pending], cache).logits[0]
         torch.testing.assert_close(logits, case.expected["logits"], atol=1e-4, rtol=0)
     assert cache.region(0).tokens == tokens
 
@@ -52,26 +70,117 @@ def test_a_batch_gives_what_each_sequence_gives_alone(name: str, tmp_path: Path)
     cache = cache_for(head, 3)
     for seq_id, length in enumerate((7, 2, 5)):
         head.inject(cache.region(seq_id), tokens[:length], case.inputs["features"][:length])
-    together = head.read([0, 1, 2], [pending, 3, 9], cache)
-    alone = torch.cat([head.read([seq_id], [token], cache) for seq_id, token in enumerate((pending, 3, 9))])
+    together = head.read([0, 1, 2], [pending, 3, 9], cache).logits
+    alone = torch.cat([head.read([seq_id], [token], cache).logits for seq_id, token in enumerate((pending, 3, 9))])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def walked(head: DFlashHead, case: Golden, following: list[int] | None) -> tuple[torch.Tensor, list[int]]:
+    """Logits of each row of the block, given the tokens before it, and the best of each. following: what the text goes on with; None:
+    with the best of each."""
+    *tokens, pending = case.inputs["ids"].tolist()
+    cache = cache_for(head)
+    head.inject(cache.region(0), tokens, case.inputs["features"])
+    correction, config = head.correction, head.config
+    assert correction is not None
+    block = correction.prepare(head.read([0], [pending], cache))
+    previous = [tokens[-1] if correction.begins_earlier else pending] * config.first_row + [pending]
+    memory, logits, drafted = correction.empty_memory(1), [], list[int]()
+    with torch.inference_mode():
+        for row in range(config.block_size):
+            found, memory = correction(block, torch.tensor([row]), torch.tensor(previous[row : row + 1]), memory)
+            logits.append(found)
+            drafted += [int(head.on_target(found).argmax())] * (row >= config.first_row)
+            previous = [*previous[: config.first_row + 1], *(drafted if following is None else following)]
+    return torch.cat(logits), drafted
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_what_a_place_is_corrected_to_is_the_programs_own(name: str, tmp_path: Path) -> None:
+    """Given the tokens that the program was given."""
+    case, head = golden(name), head_of(golden(name), tmp_path)
+    logits, _ = walked(head, case, case.inputs["following"].tolist())
+    rows = slice(head.config.first_row, None)  # of another row nobody reads the logits
+    torch.testing.assert_close(logits[rows], case.expected["corrected"][rows], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dflash2", "deepspec_dspark", "deepspec_dspark_rnn"])
+def test_the_best_path_is_the_programs_own(name: str, tmp_path: Path) -> None:
+    case, head = golden(name), head_of(golden(name), tmp_path)
+    _, drafted = walked(head, case, None)
+    assert drafted == case.expected["drafted"].tolist()
 
 
 def test_descriptions_follow_the_files(tmp_path: Path) -> None:
     found = {name: load_head(str(golden(name).save(tmp_path / name)), TARGET) for name in NAMES}
-    configs = {name: checkpoint.config for name, checkpoint in found.items()}
-    assert all(isinstance(config, DFlashConfig) for config in configs.values())
+    configs = {name: config_of(checkpoint) for name, checkpoint in found.items()}
     assert all(head_method_of(str(tmp_path / name)) == "dflash" for name in NAMES)
     # z-lab counts outputs of layers, speculators what layers read
-    assert [configs[name].taps for name in NAMES] == [(1, 4)] * 4
-    assert [configs[name].num_places for name in NAMES] == [3, 3, 3, 4]  # type: ignore[union-attr]
-    assert configs["dflash_sliding"].is_causal == (True, False)  # type: ignore[union-attr]
-    assert [found[name].form for name in NAMES[1:3]] == ["DFlash", "speculators, DFlash"]
+    assert {config.taps for config in configs.values()} == {(1, 4)}
+    from_anchor = {name for name, config in configs.items() if config.num_places == 4}
+    assert from_anchor == {
+        "speculators_dflash_from_anchor",
+        "speculators_dspark",
+        "speculators_xpress_from_anchor",
+        "deepspec_dspark",
+        "deepspec_dspark_rnn",
+    }
+    assert configs["dflash_sliding"].is_causal == configs["speculators_dflash_sliding"].is_causal == (True, False)
+    assert configs["speculators_dflash2"].is_causal == (False, False)
+    assert [found[name].form for name in PLAIN[1:3]] == ["DFlash", "speculators, DFlash"]
     changed = golden("dflash_sliding").having({"is_causal": False}).save(tmp_path / "changed")
-    assert load_head(str(changed), TARGET).config.is_causal == (False, False)  # type: ignore[union-attr]
+    assert config_of(load_head(str(changed), TARGET)).is_causal == (False, False)
+
+
+def config_of(checkpoint: HeadCheckpoint) -> DFlashConfig:
+    assert isinstance(checkpoint.config, DFlashConfig)
+    return checkpoint.config
+
+
+def test_kinds_and_their_corrections(tmp_path: Path) -> None:
+    found = {name: config_of(load_head(str(golden(name).save(tmp_path / name)), TARGET)) for name in NAMES}
+    assert (found["dflash"].kind, found["dflash"].correction) == ("dflash", None)
+    assert (found["dflash2"].kind, found["dflash2"].correction) == ("dflash2", Selector(6, 5))
+    assert found["dflash2"].convolution == Convolution(3, 4)
+    assert found["speculators_dspark"].correction == Markov(6, "vanilla")
+    assert found["deepspec_dspark_rnn"].correction == Markov(6, "rnn")
+    assert found["speculators_xpress"].correction == Refiner(6, 12)
+
+
+def test_a_head_without_its_correction_is_dflash(tmp_path: Path) -> None:
+    case = golden("deepspec_dspark").having({"markov_rank": 0})
+    names = [name for name in case.tensors if name.startswith("markov_head.")]
+    assert config_of(load_head(str(case.without(names).save(tmp_path)), TARGET)).correction is None
+
+
+def test_z_labs_names_of_the_selectors_tables_may_end_in_weight(tmp_path: Path) -> None:
+    case = golden("dflash2")
+    assert "candidate_selector.successor_codebook.weight" in case.tensors
+    other = case.renamed(
+        **{
+            f"candidate_selector.{name}.weight": f"candidate_selector.{name}"
+            for name in ("predecessor_codebook", "successor_codebook")
+        }
+    )
+    assert (
+        load_head(str(other.save(tmp_path)), TARGET).tensors.keys()
+        == load_head(str(case.save(tmp_path)), TARGET).tensors.keys()
+    )
+
+
+def test_specforges_dspark_follows_z_labs_form(tmp_path: Path) -> None:
+    """Its projector is named in dflash_config, and its targets begin behind the anchor."""
+    deep = golden("deepspec_dspark")
+    moved = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
+    inner = {key: deep.config[key] for key in moved} | {"projector_type": "dspark", "attention_mode": "gqa"}
+    case = deep.having({**dict.fromkeys(moved), "architectures": ["DSparkDraftModel"], "dflash_config": inner})
+    checkpoint = load_head(str(case.save(tmp_path)), TARGET)
+    assert (checkpoint.config.kind, config_of(checkpoint).num_places) == ("dspark", 4)
+    assert "confidence head is not used" in checkpoint.notes[0]
 
 
 ZLAB, SPECULATORS = golden("dflash"), golden("speculators_dflash")
+DSPARK, SELECTING = golden("speculators_dspark"), golden("speculators_dflash2")
 INNER = ZLAB.config["dflash_config"]
 
 
@@ -85,14 +194,22 @@ INNER = ZLAB.config["dflash_config"]
             "mask token is 32, and there are embeddings of 32",
         ),
         (
-            ZLAB.having({"dflash_config": {**INNER, "projector_type": "dspark"}}),
-            "does not know: dflash_config.projector_type",
+            ZLAB.having({"dflash_config": {**INNER, "projector_type": "dspark", "markov_rank": 4}}),
+            "tensors are missing",
         ),
         (ZLAB.having({"dflash_config": {**INNER, "output_multiplier": 2.0}}), "output_multiplier is 2.0: only 1.0"),
-        (ZLAB.having({"block_size": 1}), "block_size is 1: a block has at least 2 rows"),
+        (ZLAB.having({"dflash_config": {**INNER, "block_size": 1}}), "block_size is 1: a block has at least 2 rows"),
         (ZLAB.without(["hidden_norm.weight"]), "tensors are missing: hidden_norm.weight"),
         (ZLAB.having(tensors={"candidate_selector.x": torch.zeros(1)}), "no use for: candidate_selector.x"),
         (SPECULATORS.having({"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids must name the layers"),
+        (ZLAB.having({"dflash_config": {**INNER, "projector_type": "domino"}}), "Domino heads, .* are not supported"),
+        (
+            ZLAB.having({"dflash_config": {**INNER, "projector_type": "magic"}}),
+            "projector_type is 'magic': only dflash, ",
+        ),
+        (DSPARK.having({"markov_head_type": "lstm"}), "markov_head_type is 'lstm': only vanilla, gated and rnn"),
+        (SELECTING.having({"selector_top_k": 33}), "selector_top_k must be 1 to 32, not 33"),
+        (SELECTING.having({"conv_group_size": 5}), "conv_group_size divide 16, not 2 and 5"),
         (SPECULATORS.having({"markov_rank": 4}), "does not know: markov_rank"),
         (SPECULATORS.without(["d2t", "t2d"]), "has no table d2t"),
     ],

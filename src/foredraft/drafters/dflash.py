@@ -1,4 +1,7 @@
-"""A block drafter writes all its draft tokens in one pass over the target's features (DFlash, z-lab)."""
+"""A block drafter writes all its draft tokens in one pass over the target's features (DFlash, z-lab, and its kin).
+
+A head with a serial correction takes a small step for each token behind the pass.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._slots import Slots, draft_slots, num_places
+from foredraft.drafters._walks import Walk, draft_walks
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
-from foredraft.heads import DFlashHead
+from foredraft.heads import BlockReading, Correctable, Correction, DFlashHead
 from foredraft.sampling import TokenProbs
 
 
@@ -54,8 +58,7 @@ class DFlashDrafter:
         size = max(1, self._max_rows // self._head.config.block_size)
         for group in (ready[start : start + size] for start in range(0, len(ready), size)):
             with torch.inference_mode():
-                slots = [Slots(draft, self._rows(place, draft)) for place, draft in enumerate(group)]
-                draft_slots(slots, self._logits(group), self._vocab_size, token_probs)
+                self._draft(group, self._read(group), token_probs)
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -82,15 +85,52 @@ class DFlashDrafter:
             self._head.inject(self._cache.region(seq_id), request.tokens[start:end], features)
         return True
 
-    def _logits(self, drafts: Sequence[Draft]) -> Tensor:
-        """[len(drafts) * block_size, V]"""
-        requests = [draft.request for draft in drafts]
-        pending = [request.tokens[len(request.tokens) - 1 - request.num_forced] for request in requests]
-        logits = self._head.read([request.seq_id for request in requests], pending, self._cache)
-        return self._head.on_target(logits.flatten(0, 1))
+    def _read(self, drafts: Sequence[Draft]) -> BlockReading:
+        pending = [draft.request.tokens[_anchor(draft)] for draft in drafts]
+        return self._head.read([draft.request.seq_id for draft in drafts], pending, self._cache)
+
+    def _draft(self, drafts: Sequence[Draft], reading: BlockReading, token_probs: list[TokenProbs]) -> None:
+        correction = self._head.correction
+        slots = [Slots(draft, self._rows(place, draft)) for place, draft in enumerate(drafts)]
+        if correction is None:
+            logits = self._head.on_target(reading.logits.flatten(0, 1))
+            draft_slots(slots, logits, self._vocab_size, token_probs)
+            return
+        block = correction.prepare(reading)
+
+        def step(rows: Tensor, previous: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+            logits, memory = correction(block, rows, previous, memory)
+            return self._head.on_target(logits), memory
+
+        draft_walks(self._walks(slots, correction, block), step, self._vocab_size, token_probs)
+
+    def _walks(self, slots: Sequence[Slots], correction: Correction, block: Correctable) -> list[Walk]:
+        """Up to the first place of each draft: what stands before it is known."""
+        memory = correction.empty_memory(len(slots))
+        known = [self._known(each.draft, correction) for each in slots]
+        for row in range(max(map(len, known)) - 1) if correction.has_memory else ():
+            walking = [place for place, tokens in enumerate(known) if row < len(tokens) - 1]
+            rows = torch.tensor([place * self._head.config.block_size + row for place in walking], device=memory.device)
+            previous = torch.tensor([known[place][row] for place in walking], device=memory.device)
+            memory[walking] = correction(block, rows, previous, memory[walking]).memory
+        return [
+            Walk(each.draft, each.rows, tokens[-1], of_walk)
+            for each, tokens, of_walk in zip(slots, known, memory, strict=True)
+        ]
+
+    def _known(self, draft: Draft, correction: Correction) -> list[int]:
+        """The tokens before the rows of the block, down to the first that drafts."""
+        tokens, anchor = draft.request.tokens, _anchor(draft)
+        before = tokens[max(0, anchor - correction.begins_earlier)]
+        return [*[before] * self._head.config.first_row, *tokens[anchor:]]
 
     def _rows(self, place: int, draft: Draft) -> range:
-        """Of these logits, for the draft at this place."""
+        """Of all blocks' logits, for the draft at this place."""
         config, num_forced = self._head.config, draft.request.num_forced
-        first = (place + 1) * config.block_size - config.num_places + num_forced
+        first = place * config.block_size + config.first_row + num_forced
         return range(first, first + min(num_places(draft), config.num_places - num_forced))
+
+
+def _anchor(draft: Draft) -> int:
+    """The position of the pending token: a block begins there."""
+    return len(draft.request.tokens) - 1 - draft.request.num_forced

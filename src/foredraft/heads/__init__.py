@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MtpConfig,
         TargetShape,
     )
+    from foredraft.heads.corrections import BlockReading, Correctable, Correction
     from foredraft.heads.detection import head_method_of
     from foredraft.heads.dflash import DFlashHead
     from foredraft.heads.eagle import EagleHead, HeadReading
@@ -36,7 +37,10 @@ __all__ = [
     "Ambiguity",
     "AnyHead",
     "AnyHeadConfig",
+    "BlockReading",
     "CompiledEagle",
+    "Correctable",
+    "Correction",
     "DFlashConfig",
     "DFlashHead",
     "EagleConfig",
@@ -77,6 +81,7 @@ __getattr__ = attributes(
         "attaching": ("AnyHead", "TargetEnds", "attach_head", "attach_mtp"),
         "calibration": ("TEXT",),
         "compiled": ("CompiledEagle",),
+        "corrections": ("BlockReading", "Correctable", "Correction"),
         "dflash": ("DFlashHead",),
         "detection": ("head_method_of",),
         "eagle": ("EagleHead", "HeadReading"),

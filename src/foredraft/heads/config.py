@@ -137,27 +137,70 @@ class EagleConfig(LayeredConfig):
         return str(self.layer.model_type)
 
 
+class Markov(NamedTuple):
+    """DSpark's correction (arXiv:2607.05147): the token drafted before a place adds to all its logits, by two factors of this rank.
+    kind: "vanilla", "gated" by the place's state, or "rnn", which goes by all tokens drafted before."""
+
+    rank: int
+    kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
+
+
+class Selector(NamedTuple):
+    """DFlash-2's: of the top_k tokens of a place, each is scored with the one drafted before, by two tables of this rank."""
+
+    rank: int
+    top_k: int
+
+
+class Refiner(NamedTuple):
+    """XPress's: a small layer of this rank mixes the places up to its own, by the tokens drafted before each. mlp_size: of its MLP."""
+
+    rank: int
+    mlp_size: int
+
+
+CorrectionForm = Markov | Selector | Refiner
+
+
+class Convolution(NamedTuple):
+    """DFlash-2's, before and after attention and MLP: over this many rows of a block, up to its own. group_size: channels that share
+    what a row adds to the kernel."""
+
+    num_taps: int
+    group_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(LayeredConfig):
-    """A block drafter with injected features (DFlash, z-lab).
+    """A block drafter with injected features (DFlash, z-lab), and its kin.
 
     layer: of Qwen3's form.
     block_size: rows of a block: the pending token, and mask tokens. mask_token: their id.
     drafts_from_anchor: whether the row of the pending token drafts too, and each row the token behind its own position; otherwise the
     rows of the mask draft, each the token of its own position.
     is_causal: for each layer, whether a row of the block sees no later ones.
+    window_from_block: whether a sliding window is counted back from the block, for all its rows alike, and not from each row.
+    correction: a step from place to place, which brings in the token drafted before. convolution: within the block.
     """
 
     block_size: int
     mask_token: int
     is_causal: tuple[bool, ...]
     drafts_from_anchor: bool = False
-    kind: Literal["dflash"] = "dflash"
+    window_from_block: bool = False
+    correction: CorrectionForm | None = None
+    convolution: Convolution | None = None
+    kind: Literal["dflash", "dflash2", "dspark", "xpress"] = "dflash"
 
     @property
     def num_places(self) -> int:
         """The most tokens of a draft."""
-        return self.block_size if self.drafts_from_anchor else self.block_size - 1
+        return self.block_size - self.first_row
+
+    @property
+    def first_row(self) -> int:
+        """Of the block, that drafts."""
+        return 0 if self.drafts_from_anchor else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ _EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state
 _METHODS = {
     early_exit.KIND: early_exit.FORMAT.method,
     speculators.PARALLEL_KIND: speculators.PARALLEL.method,
-    dflash.KIND: dflash.SPECULATORS.method,
+    **dict.fromkeys(dflash.KINDS, dflash.SPECULATORS.method),
 }
 """By speculators_model_type."""
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
@@ -52,8 +52,9 @@ def _method_by_config(config: Mapping[str, Any]) -> str | None:
     kind = config.get("speculators_model_type")
     if kind in _METHODS:
         return _METHODS[kind]
-    if dflash.ARCHITECTURE in (config.get("architectures") or ()):
-        return dflash.FORMAT.method
+    block_method = dflash.method_of_architectures(config.get("architectures"))
+    if block_method is not None:
+        return block_method
     if config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
         return "medusa"
     if config.get("model_type") == "eagle" or any(key in config for key in _EAGLE_KEYS):

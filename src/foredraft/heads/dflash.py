@@ -1,14 +1,15 @@
-"""Block drafters with injected features (DFlash, z-lab) as plain PyTorch modules, over our cache.
+"""Block drafters with injected features (DFlash, z-lab, and its kin) as plain PyTorch modules, over our cache.
 
 The target's features of each token, fused to the head's width, give keys and values of every layer: the context. A block of rows, the
 pending token and mask tokens behind it, is read over the context in one pass; its rows see each other too, and each gives the
-token of its own position.
+token of its own position, or of the one behind. A head may correct these by the tokens drafted before (corrections.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.engine.cache import KVCache, Region
-from foredraft.heads.config import DFlashConfig, HeadCheckpoint
+from foredraft.heads.config import Convolution, DFlashConfig, HeadCheckpoint
+from foredraft.heads.corrections import BlockReading, correction_of
 from foredraft.heads.module import Embed, LayeredHead, LMHead
 
 _Angles = tuple[Tensor, Tensor]
@@ -41,6 +43,7 @@ class DFlashAttention(nn.Module):
         layer = config.layer
         self.index, self.head_dim = index, layer.head_dim
         self.is_causal, self.window = config.is_causal[index], config.window(index)
+        self.window_from_block = config.window_from_block
         width, kv_width = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
         self.q_proj = nn.Linear(layer.hidden_size, width, bias=layer.attention_bias)
         self.k_proj = nn.Linear(layer.hidden_size, kv_width, bias=layer.attention_bias)
@@ -80,13 +83,41 @@ class DFlashAttention(nn.Module):
         """[end - start, end] bool, which keys a row sees; None: all"""
         if not self.is_causal and self.window is None:
             return None
-        ahead = torch.arange(end, device=device) - torch.arange(start, end, device=device)[:, None]
+        keys = torch.arange(end, device=device)
+        ahead = keys - torch.arange(start, end, device=device)[:, None]
         seen = ahead <= 0 if self.is_causal else torch.ones_like(ahead, dtype=torch.bool)
-        return seen if self.window is None else seen & (ahead.abs() < self.window)
+        if self.window is None:
+            return seen
+        return seen & (keys >= start - self.window if self.window_from_block else ahead.abs() < self.window)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[R, heads * head_dim] -> [heads, R, head_dim]"""
         return x.view(x.shape[0], -1, self.head_dim).transpose(0, 1)
+
+
+class BlockConvolution(nn.Module):
+    """DFlash-2's convolutions round a part of a layer: one of what it reads and one of what it gives, over the rows of a block up to each
+    one's own. Their kernels are a fixed one for each channel, and one that each row adds for groups of channels."""
+
+    def __init__(self, form: Convolution, width: int, block_size: int) -> None:
+        super().__init__()
+        self._num_taps, self._group_size, self._block_size = form.num_taps, form.group_size, block_size
+        self.base_kernel = nn.Parameter(torch.empty(2, form.num_taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * form.num_taps * (width // form.group_size), bias=False)
+
+    def forward(self, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        """x: [R, H], blocks one after another -> [R, H]"""
+        added = self.kernel_projection(x).view(len(x), 2, self._num_taps, -1)
+        added = added.repeat_interleave(self._group_size, dim=-1)
+        before, after = (self.base_kernel + added).unbind(1)
+        return self._convolved(inner(self._convolved(x, before)), after)
+
+    def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """x: [R, H], kernel: [R, taps, H] -> [R, H]"""
+        blocks = functional.pad(x.view(-1, self._block_size, x.shape[-1]), (0, 0, self._num_taps - 1, 0))
+        # the last window that ends at a row has the row itself as its last element: tap 0
+        windows = blocks.unfold(1, self._num_taps, 1).flip(-1).flatten(0, 1)
+        return torch.einsum("rht,rth->rh", windows, kernel)
 
 
 class DFlashLayer(nn.Module):
@@ -97,11 +128,17 @@ class DFlashLayer(nn.Module):
         self.self_attn = DFlashAttention(config, index)
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
         self.mlp = Qwen3MLP(config.layer)
+        self.has_convolutions = config.convolution is not None
+        if config.convolution is not None:
+            self.attention_conv = BlockConvolution(config.convolution, width, config.block_size)
+            self.mlp_conv = BlockConvolution(config.convolution, width, config.block_size)
 
-    def forward(self, x: Tensor, angles: _Angles, spans: Sequence[BlockSpan]) -> Tensor:
-        """[R, H] -> [R, H]"""
-        x = x + self.self_attn(self.input_layernorm(x), angles, spans)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x: [R, H], blocks one after another. attend: what attention gives of its inputs, [R, H] -> [R, H]. -> [R, H]"""
+        inputs = self.input_layernorm(x)
+        x = x + (self.attention_conv(inputs, attend) if self.has_convolutions else attend(inputs))
+        inputs = self.post_attention_layernorm(x)
+        out: Tensor = x + (self.mlp_conv(inputs, self.mlp) if self.has_convolutions else self.mlp(inputs))
         return out
 
 
@@ -122,6 +159,7 @@ class DFlashHead(LayeredHead):
             self.norm = LlamaRMSNorm(width, eps)
             if config.owns_lm_head:
                 self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+            self.correction = None if config.correction is None else correction_of(config.correction, config)
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
 
     @classmethod
@@ -146,9 +184,9 @@ class DFlashHead(LayeredHead):
         region.tokens.extend(tokens)
 
     @torch.inference_mode()
-    def read(self, seq_ids: Sequence[int], pending: Sequence[int], cache: KVCache) -> Tensor:
+    def read(self, seq_ids: Sequence[int], pending: Sequence[int], cache: KVCache) -> BlockReading:
         """A block for each sequence, from its pending token on, behind the context that the cache holds: one pass. The cache holds the
-        same context afterwards. Room for the block must have been reserved. -> logits [len(seq_ids), block_size, D]"""
+        same context afterwards. Room for the block must have been reserved. The logits are not corrected."""
         size, spans = self.config.block_size, list[BlockSpan]()
         for index, seq_id in enumerate(seq_ids):
             region = cache.region(seq_id)
@@ -158,8 +196,10 @@ class DFlashHead(LayeredHead):
         x = self.embed(ids.flatten()).to(self.dtype)
         angles = self._angles([span.start + place for span in spans for place in range(size)])
         for layer in self.layers:
-            x = layer(x, angles, spans)
-        return self.logits(self.norm(x)).view(len(seq_ids), size, -1)
+            attention: Any = layer.self_attn
+            x = layer(x, partial(attention, angles=angles, spans=spans))
+        x = self.norm(x)
+        return BlockReading(*(each.view(len(seq_ids), size, -1) for each in (self.logits(x), x)))
 
     def _angles(self, positions: Sequence[int]) -> _Angles:
         """cos and sin, [R, head_dim] each"""
