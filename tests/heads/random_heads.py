@@ -221,7 +221,7 @@ def _save_corrected(
     expected = module_of(read_speculators(head, target)).state_dict()
     names = {name: name.replace("correction.", CORRECTION_PREFIXES[kind]) for name in expected.keys() - tensors.keys()}
     for name in sorted(names):
-        tensors[names[name]] = 0.5 * torch.randn(expected[name].shape, generator=generator)
+        tensors[names[name]] = 0.3 * torch.randn(expected[name].shape, generator=generator)
     return _save(folder, settings, tensors, "model.safetensors")
 
 

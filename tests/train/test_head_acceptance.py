@@ -15,15 +15,17 @@ from foredraft.train.expected import Expectation, expect
 from foredraft.train.head_acceptance import HeadOnTexts
 from foredraft.train.text_acceptance import acceptance_on, draft_of
 from tests.heads.fitted_heads import fitted_settings
-from tests.heads.random_heads import embedded_head
+from tests.heads.random_heads import BLOCK_KINDS, embedded_block_head, embedded_head
 
 PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    def __init__(self", "The dog and the")
 NUM_HEADS = 3
 
 
-@pytest.fixture(scope="module", params=("eagle", "peagle", "medusa"))
+@pytest.fixture(scope="module", params=("eagle", "peagle", "medusa", "dflash", "dspark-rnn"))
 def llm(request: pytest.FixtureRequest) -> LLM:
-    return LLM(EMBEDDED / "target", embedded_head(request.param), speculative_tokens=3, num_threads=1)
+    is_block = request.param in BLOCK_KINDS
+    head = embedded_block_head(request.param) if is_block else embedded_head(request.param)
+    return LLM(EMBEDDED / "target", head, speculative_tokens=3, num_threads=1)
 
 
 def drafted_probs(llm: LLM, ids: list[int], features: Tensor, position: int, place: int) -> Tensor:

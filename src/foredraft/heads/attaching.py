@@ -55,7 +55,7 @@ def attach_head(
     if isinstance(checkpoint.config, MedusaConfig):
         return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
     if isinstance(checkpoint.config, DFlashConfig):
-        checkpoint = ends.with_rows(checkpoint)
+        checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
         return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype).to(target.device)
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers are no files of their own
     window = _window(name, checkpoint.config, options, target)

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foredraft.heads.config import Ambiguity, HeadCheckpoint
-from foredraft.heads.eagle import EagleHead
+from foredraft.heads.config import Ambiguity, AnyHeadConfig, DFlashConfig, HeadCheckpoint
 from foredraft.heads.module import Embed, LMHead
+from foredraft.heads.on_texts import PlainHead, drafts_on_text, plain_head
 from foredraft.heads.options import setting_of
-from foredraft.heads.unrolled import unroll
 from foredraft.model.batch import Read
 from foredraft.model.language_model import LanguageModel
 
@@ -48,6 +47,9 @@ result is 6.
 
 MIN_TOKENS = 4
 MAX_TOKENS = 256
+_MAX_ROWS = 1024
+"""Of a block drafter's pass."""
+
 _NUM_DRAFTED = 2
 _NUM_ERRORS = 2.0
 _LEAST_GAIN = 0.005
@@ -120,7 +122,7 @@ def calibrate(
     accepted = {}
     for choice in _combinations(ambiguities):
         fields = {each.field: each.candidates[i] for each, i in zip(ambiguities, choice, strict=True)}
-        head = EagleHead.of(checkpoint.with_settings(**fields), embed, borrowed_lm_head, dtype).to(target.device)
+        head = plain_head(checkpoint.with_settings(**fields), embed, borrowed_lm_head, dtype).to(target.device)
         accepted[choice] = _num_accepted(head, reading)
     return Calibration(ambiguities, len(reading.tokens), accepted, _best(accepted))
 
@@ -149,19 +151,24 @@ def _read(target: LanguageModel, tokens: Sequence[int], taps: Sequence[int]) -> 
 
 
 @torch.inference_mode()
-def _num_accepted(head: EagleHead, reading: _TargetReading) -> Tensor:
-    """Of the two draft tokens behind each position of the text, [N - 2]: the first is accepted with probability Σ min(p, q)
+def _num_accepted(head: PlainHead, reading: _TargetReading) -> Tensor:
+    """Of the two draft tokens behind positions of the text, [rows]: the first is accepted with probability Σ min(p, q)
     (arXiv:2211.17192), the second if the first is."""
-    features = torch.cat([reading.features[tap] for tap in head.config.taps], dim=-1)[:-1].to(head.dtype)
-    next_ids = torch.tensor(reading.tokens[1:], device=features.device)
-    num_rows = len(reading.tokens) - _NUM_DRAFTED
-    reached, expected = torch.ones(num_rows), torch.zeros(num_rows)
-    for step, logits in enumerate(unroll(head, features[None], next_ids[None], _NUM_DRAFTED)):
-        q = torch.softmax(head.on_target(logits[0, :num_rows].float()), dim=-1)
-        p = reading.probs[step + 1 : step + 1 + num_rows]
+    features = torch.cat([reading.features[tap] for tap in head.config.taps], dim=-1).to(head.dtype)
+    ids, rows = torch.tensor(reading.tokens, device=features.device), _rows(head.config, len(reading.tokens))
+    reached, expected = torch.ones(len(rows)), torch.zeros(len(rows))
+    for step, logits in enumerate(drafts_on_text(head, features, ids, rows.to(features.device), _NUM_DRAFTED)):
+        q = torch.softmax(head.on_target(logits.float()), dim=-1)
+        p = reading.probs[(rows + step + 1).to(q.device)]
         reached = reached * torch.minimum(p, q).sum(-1).cpu()
         expected = expected + reached
     return expected
+
+
+def _rows(config: AnyHeadConfig, num_tokens: int) -> Tensor:
+    """Positions to draft behind: of a block drafter, which reads many rows for each, not all."""
+    size = config.block_size if isinstance(config, DFlashConfig) else 1
+    return torch.arange(0, num_tokens - _NUM_DRAFTED, -(-num_tokens * size // _MAX_ROWS))
 
 
 def _combinations(ambiguities: Sequence[Ambiguity]) -> list[_Choice]:

@@ -83,8 +83,12 @@ class DFlashAttention(nn.Module):
         """[end - start, end] bool, which keys a row sees; None: all"""
         if not self.is_causal and self.window is None:
             return None
-        keys = torch.arange(end, device=device)
-        ahead = keys - torch.arange(start, end, device=device)[:, None]
+        keys, rows = torch.arange(end, device=device), torch.arange(start, end, device=device)[:, None]
+        return self.sees(keys, rows, start)
+
+    def sees(self, keys: Tensor, rows: Tensor, start: int | Tensor) -> Tensor:
+        """Whether rows of a block that begins at `start` see keys, all by position; they broadcast."""
+        ahead = keys - rows
         seen = ahead <= 0 if self.is_causal else torch.ones_like(ahead, dtype=torch.bool)
         if self.window is None:
             return seen
@@ -170,6 +174,12 @@ class DFlashHead(LayeredHead):
         assert isinstance(checkpoint.config, DFlashConfig)
         return cls(checkpoint.config, embed, lm_head).loaded(checkpoint, dtype)
 
+    @property
+    def lm_heads(self) -> list[nn.Module]:
+        """What writes logits beside the lm_head."""
+        tables = (getattr(self.correction, name, None) for name in ("markov_w2", "readout"))
+        return [table for table in tables if table is not None]
+
     @torch.inference_mode()
     def inject(self, region: Region, tokens: Sequence[int], features: Tensor) -> None:
         """Put the keys and values of these tokens behind the context that the region holds; room must have been reserved. features:
@@ -201,8 +211,12 @@ class DFlashHead(LayeredHead):
         x = self.norm(x)
         return BlockReading(*(each.view(len(seq_ids), size, -1) for each in (self.logits(x), x)))
 
+    def angles(self, positions: Tensor) -> _Angles:
+        """positions: [B, R] -> cos and sin, [B, R, head_dim] each"""
+        cos, sin = self.rotary_emb(self.fc.weight, positions)
+        return cos, sin
+
     def _angles(self, positions: Sequence[int]) -> _Angles:
         """cos and sin, [R, head_dim] each"""
-        index = torch.tensor([list(positions)], device=self.fc.weight.device)
-        cos, sin = self.rotary_emb(self.fc.weight, index)
+        cos, sin = self.angles(torch.tensor([list(positions)], device=self.fc.weight.device))
         return cos[0], sin[0]

@@ -7,7 +7,6 @@ N - 1, and its region of the cache holds the history without its first token.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -136,12 +135,6 @@ class EagleHead(LayeredHead):
         """The head of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, EagleConfig)
         return cls(checkpoint.config, embed, lm_head, window).loaded(checkpoint, dtype)
-
-    def with_embeddings(self, embed: Embed) -> EagleHead:
-        """The same weights over other embeddings than the target's, if it has none of its own."""
-        other = copy.copy(self)
-        other._target_embed = (embed,)
-        return other
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features at the head's width. features: [R, feature_size] -> states [R, H]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Self
 
@@ -78,6 +79,12 @@ class LayeredHead(HeadModule):
         """ids [R] -> rows [R, H]"""
         embed: Embed = self.embed_tokens if self._layered.owns_embeddings else self._target_embed[0]
         return embed(ids)
+
+    def with_embeddings(self, embed: Embed) -> Self:
+        """The same weights over other embeddings than the target's, if it has none of its own."""
+        other = copy.copy(self)
+        other._target_embed = (embed,)
+        return other
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, H] -> [n, D]"""

@@ -45,7 +45,7 @@ def overridden(checkpoint: HeadCheckpoint, settings: Mapping[str, Any], target: 
 
     settings: taps, a list of hidden states of the target, numbered as in model/taps.py; for EAGLE-3 norm_before_residual and
     norm_output, true or false, applies_fc where the files leave it open, and d2t, "offsets" or "ids", where its numbers may be
-    either. Raises ModelError for others.
+    either; for DSpark drafts_from_anchor where the files leave it open. Raises ModelError for others.
     """
     config = checkpoint.config
     fields = {}
@@ -68,9 +68,9 @@ def setting_of(field_name: str, candidates: tuple[Any, ...], index: int) -> tupl
 
 
 def _known(config: AnyHeadConfig) -> tuple[str, ...]:
-    if not isinstance(config, EagleConfig) or config.kind != "eagle3":
-        return ("taps",)
     open_fields = {ambiguity.field for ambiguity in config.ambiguities}
+    if not isinstance(config, EagleConfig) or config.kind != "eagle3":
+        return ("taps", "drafts_from_anchor") if "drafts_from_anchor" in open_fields else ("taps",)
     applies_fc = ("applies_fc",) if "applies_fc" in open_fields else ()
     d2t = ("d2t",) if "target_ids" in open_fields else ()
     return ("taps", *_FLAGS, *applies_fc, *d2t)

@@ -1,4 +1,5 @@
-"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators` and in SafeAILab's, Medusa in vLLM's. Early
+"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators` and in SafeAILab's, block drafters in that of
+`speculators`, Medusa in vLLM's. Early
 exits have a form like that of `speculators`."""
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foredraft.heads.config import EagleConfig
+from foredraft.heads.config import DFlashConfig, EagleConfig, Markov
+from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.formats import early_exit
+from foredraft.heads.formats.dflash import CORRECTION_PREFIXES
 from foredraft.heads.medusa import MedusaHead
 from foredraft.model.checkpoint import CONFIG
 from foredraft.model.exits import Exit
@@ -79,6 +82,44 @@ def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = to
     _write(folder, _stored(weights, dtype) | _tables(config), fields)
 
 
+def save_block_head(
+    head: DFlashHead, folder: Path, verifier: str, architectures: Sequence[str], dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """DFlash or DSpark. verifier, architectures: see save_eagle3. Where it drafts all ids, its lm_head is taken to be the target's, as
+    the form has it, and left out.
+
+    Raises ValueError for a head that the form cannot hold, or that is not written yet.
+    """
+    config = head.config
+    correction = config.correction
+    if config.kind not in ("dflash", "dspark") or min(config.taps) < 0 or config.owns_embeddings:
+        raise ValueError(f"this form is written for DFlash and DSpark over inputs of layers, not {config.kind}")
+    prefix = CORRECTION_PREFIXES.get(config.kind, "")
+    weights = {name.replace("correction.", prefix): weight for name, weight in head.state_dict().items()}
+    if config.target_ids is None:
+        weights.pop("lm_head.weight", None)
+    fields = {
+        "architectures": ["DFlashDraftModel" if correction is None else "DSparkDraftModel"],
+        "speculators_model_type": config.kind,
+        "speculators_version": _SPECULATORS,
+        "dtype": str(dtype).removeprefix("torch."),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "aux_hidden_state_layer_ids": list(config.taps),
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.drafts_from_anchor,
+        "sliding_window_non_causal": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": config.layer.to_dict(),
+        "speculators_config": _speculators_config(config.kind, verifier, architectures, config.num_places),
+    }
+    if isinstance(correction, Markov):
+        fields |= {"markov_rank": correction.rank, "markov_head_type": correction.kind, "enable_confidence_head": False}
+        fields |= {"confidence_head_with_markov": False}
+    _write(folder, _stored(weights, dtype) | _tables(config), fields)
+
+
 def save_exit(
     exit: Exit,
     layer: int,
@@ -137,7 +178,7 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def _tables(config: EagleConfig) -> dict[str, Tensor]:
+def _tables(config: EagleConfig | DFlashConfig) -> dict[str, Tensor]:
     """Which ids the columns stand for, as offsets, and which ids have a column."""
     if config.target_ids is None:
         return {}

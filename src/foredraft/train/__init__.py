@@ -1,5 +1,6 @@
 """Trains language models on text and drafts on a target's distribution, and evaluates drafts."""
 
+from foredraft.train.block_heads import DFlashKind, DSparkKind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.exit_head import ExitKind
@@ -16,6 +17,8 @@ from foredraft.train.watch import Watch
 
 __all__ = [
     "FINE_TUNING",
+    "DFlashKind",
+    "DSparkKind",
     "Data",
     "Eagle3Kind",
     "ExitKind",

@@ -1,4 +1,4 @@
-"""A new EAGLE-3 head for a target, to be trained."""
+"""New heads for a target, to be trained: EAGLE-3 and block drafters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from foredraft.errors import ForedraftError
-from foredraft.heads import EagleConfig, EagleHead, TargetEnds
+from foredraft.heads import DFlashConfig, DFlashHead, EagleConfig, EagleHead, TargetEnds
+from foredraft.heads.config import Markov
 from foredraft.model import LanguageModel
 
 _NUM_TAPS = 3
@@ -26,9 +27,19 @@ def frequent_ids(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> 
     """The ids that occur most often, in rising order; None: all of the vocabulary. Ids that do not occur fill up."""
     if size >= vocab_size:
         return None
+    return _counts(texts, vocab_size).argsort(descending=True, stable=True)[:size].sort().values
+
+
+def rarest_id(texts: Sequence[Sequence[int]], vocab_size: int) -> int:
+    """The last of the ids that occur least often: one that no text holds, if there is such."""
+    counts = _counts(texts, vocab_size)
+    return int((counts == counts.min()).nonzero()[-1])
+
+
+def _counts(texts: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    """[vocab_size], of each id"""
     ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
-    counts = torch.bincount(ids, minlength=vocab_size)[:vocab_size]
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
+    return torch.bincount(ids, minlength=vocab_size)[:vocab_size]
 
 
 def new_eagle3(
@@ -43,14 +54,13 @@ def new_eagle3(
     ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a
     target that has no such hidden states."""
     config = target.hf.config.get_text_config()
-    if not taps or min(taps) < 0 or max(taps) >= config.num_hidden_layers:
-        raise ForedraftError(f"--taps must be inputs of layers, 0 to {config.num_hidden_layers - 1}, not {list(taps)}")
+    _check_taps(taps, config.num_hidden_layers)
     vocab_size = int(config.vocab_size)
     ends = TargetEnds(target.hf)
     head = EagleHead(
         EagleConfig(
             kind="eagle3",
-            layer=_layer(config, num_layers, intermediate_size or config.intermediate_size),
+            layer=_layer(LlamaConfig, config, num_layers, intermediate_size),
             taps=tuple(taps),
             target_hidden_size=config.hidden_size,
             vocab_size=vocab_size,
@@ -60,22 +70,72 @@ def new_eagle3(
         ends.embed,
         ends.lm_head,
     )
+    _fill(head, ends.lm_head_rows(target_ids), seed)
+    return head
+
+
+def new_block_head(
+    target: LanguageModel,
+    taps: Sequence[int],
+    mask_token: int,
+    seed: int,
+    *,
+    block_size: int,
+    correction: Markov | None,
+    num_layers: int = 1,
+    intermediate_size: int | None = None,
+) -> DFlashHead:
+    """Random weights in the target's widths: DFlash, or DSpark with a correction, whose rows draft from the pending token's on. It drafts
+    all ids with the target's lm_head, and borrows its embeddings. See new_eagle3."""
+    config = target.hf.config.get_text_config()
+    _check_taps(taps, config.num_hidden_layers)
+    ends = TargetEnds(target.hf)
+    head = DFlashHead(
+        DFlashConfig(
+            kind="dflash" if correction is None else "dspark",
+            layer=_layer(Qwen3Config, config, num_layers, intermediate_size),
+            taps=tuple(taps),
+            target_hidden_size=config.hidden_size,
+            vocab_size=int(config.vocab_size),
+            draft_vocab_size=int(config.vocab_size),
+            block_size=block_size,
+            mask_token=mask_token,
+            is_causal=(False,) * num_layers,
+            drafts_from_anchor=correction is not None,
+            correction=correction,
+        ),
+        ends.embed,
+        ends.lm_head,
+    )
+    _fill(head, ends.lm_head_rows(None), seed)
+    for table in head.lm_heads:
+        nn.init.zeros_(table.weight)  # type: ignore[arg-type]
+    return head
+
+
+def _fill(head: EagleHead | DFlashHead, lm_head_rows: Tensor, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head.load_state_dict({name: torch.empty(w.shape) for name, w in head.state_dict().items()}, assign=True)
         _initialise(head)
-    head.lm_head.weight.data.copy_(ends.lm_head_rows(target_ids))
-    return head
+    head.lm_head.weight.data.copy_(lm_head_rows)
 
 
-def _layer(config: PretrainedConfig, num_layers: int, intermediate_size: int) -> LlamaConfig:
-    """Of Llama's form, as wide as the target's layers."""
+def _check_taps(taps: Sequence[int], num_layers: int) -> None:
+    if not taps or min(taps) < 0 or max(taps) >= num_layers:
+        raise ForedraftError(f"--taps must be inputs of layers, 0 to {num_layers - 1}, not {list(taps)}")
+
+
+def _layer(
+    form: type[Any], config: PretrainedConfig, num_layers: int, intermediate_size: int | None
+) -> PretrainedConfig:
+    """As wide as the target's layers. intermediate_size: see new_eagle3."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     fields: dict[str, Any] = {"rope_parameters": config.rope_parameters} if hasattr(config, "rope_parameters") else {}
-    return LlamaConfig(
+    layer: PretrainedConfig = form(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=intermediate_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
         num_hidden_layers=num_layers,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
@@ -84,14 +144,17 @@ def _layer(config: PretrainedConfig, num_layers: int, intermediate_size: int) ->
         max_position_embeddings=config.max_position_embeddings,
         **fields,
     )
+    return layer
 
 
-def _initialise(head: EagleHead) -> None:
+def _initialise(head: nn.Module) -> None:
     """Matrices by the inverse root of their inputs; what writes to the residual stream begins small."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if name.endswith(("o_proj", "down_proj")):
                 module.weight.data.mul_(0.1)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, LlamaRMSNorm):
             nn.init.ones_(module.weight)

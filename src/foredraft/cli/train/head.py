@@ -23,10 +23,13 @@ class _Kind(NamedTuple):
     needed: tuple[str, ...] = ()
 
 
+_BLOCK = ("taps", "layers", "intermediate_size", "block_size", "mask_token", "anchor_every", "decay")
 _EAGLE3 = ("taps", "draft_vocab_size", "layers", "intermediate_size", "shares_lm_head", "num_steps", "decay")
 _KINDS = {
     "eagle3": _Kind("Eagle3Kind", _EAGLE3),
     "medusa": _Kind("MedusaKind", ("num_heads", "layers", "draft_vocab_size", "own_lm_heads", "decay")),
+    "dflash": _Kind("DFlashKind", _BLOCK),
+    "dspark": _Kind("DSparkKind", (*_BLOCK, "markov_rank", "markov_kind")),
     "exit": _Kind("ExitKind", ("exit_layer", "adapter_size"), ("exit_layer",)),
 }
 _FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--share-lm-head"}
@@ -38,14 +41,15 @@ class HeadKindOptions:
 
     taps: Annotated[
         list[int] | None,
-        Option(help="EAGLE-3: a layer whose input the head reads; repeatable. Default: three of them."),
+        Option(help="EAGLE-3, DFlash, DSpark: a layer whose input the head reads; repeatable. Default: three of them."),
     ] = None
     draft_vocab_size: Annotated[
         int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None
-    layers: Annotated[int | None, Option(help="Of an EAGLE-3 head, or blocks of each Medusa head. Default: 1.")] = None
+    layers: Annotated[int | None, Option(help="Of a head, or blocks of each Medusa head. Default: 1.")] = None
     intermediate_size: Annotated[
-        int | None, Option("--intermediate-size", help="EAGLE-3: of the head's MLP. Default: the target's.")
+        int | None,
+        Option("--intermediate-size", help="EAGLE-3, DFlash, DSpark: of the head's MLP. Default: the target's."),
     ] = None
     shares_lm_head: Annotated[
         bool, Option("--share-lm-head", help="EAGLE-3: keep the target's lm_head: a smaller file, and less to learn.")
@@ -62,6 +66,22 @@ class HeadKindOptions:
     decay: Annotated[
         float | None, Option(help="The weight of a drafted token over that of the one before it. Default: 0.8.")
     ] = None
+    block_size: Annotated[
+        int | None,
+        Option("--block-size", help="DFlash, DSpark: rows of a block. DFlash drafts one token less. Default: 8."),
+    ] = None
+    mask_token: Annotated[
+        int | None,
+        Option("--mask-token", help="DFlash, DSpark: the mask's id. Default: the one texts hold least often."),
+    ] = None
+    anchor_every: Annotated[
+        int | None,
+        Option("--anchor-every", help="DFlash, DSpark: tokens of a text for each draft trained. Default: 4."),
+    ] = None
+    markov_rank: Annotated[int | None, Option("--markov-rank", help="DSpark: of its correction. Default: 64.")] = None
+    markov_kind: Annotated[
+        str | None, Option("--markov-kind", help="DSpark: vanilla, gated or rnn. Default: vanilla.")
+    ] = None
     exit_layer: Annotated[
         int | None, Option("--exit-layer", help="How many of the target's layers an early exit runs.")
     ] = None
@@ -72,6 +92,10 @@ class HeadKindOptions:
 
     def of(self, kind: str) -> dict[str, Any]:
         """Those that are given. Raises ForedraftError for one that this kind does not have, and for one that it needs."""
+        if kind == "pard":
+            raise ForedraftError(
+                "--kind pard: PARD is an ordinary draft model: foredraft train distill --parallel-tokens N trains one"
+            )
         if kind not in _KINDS:
             raise ForedraftError(f"--kind must be one of {', '.join(_KINDS)}, not {kind!r}")
         given = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
@@ -94,7 +118,9 @@ def head(
     distillation: DistillationOptions,
     recipe: RecipeOptions,
     options: HeadKindOptions,
-    kind: Annotated[str, Option(help="What to train: eagle3, medusa, or exit (an early exit).")] = "eagle3",
+    kind: Annotated[
+        str, Option(help="What to train: eagle3, medusa, dflash, dspark, or exit (an early exit).")
+    ] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from foredraft.errors import ModelError, shown
 from foredraft.heads.config import (
+    Ambiguity,
     Convolution,
     CorrectionForm,
     DFlashConfig,
@@ -23,7 +24,7 @@ from foredraft.heads.config import (
 )
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats.base import HeadFormat, architectures, renamed
-from foredraft.heads.formats.eagle3 import taps_of
+from foredraft.heads.formats.eagle3 import Taps, taps_of
 from foredraft.heads.formats.layers import count_layers, read_layers
 from foredraft.heads.settings import Settings
 from foredraft.heads.vocabulary import read_table
@@ -40,6 +41,8 @@ ARCHITECTURES = MappingProxyType(
     }
 )
 """z-lab's, SpecForge's and DeepSpec's: what is of which kind."""
+_SPECFORGE_DSPARK = "DSparkDraftModel"
+"""Its training drafts from the anchor, and its own decoding does not."""
 CORRECTION_PREFIXES = MappingProxyType(
     {"dspark": "markov_head.", "dflash2": "candidate_selector.", "xpress": "refiner_head."}
 )
@@ -109,10 +112,11 @@ def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     if causal not in (None, True, False):
         raise ModelError("config.json: is_causal must be true or false")
     fields: dict[str, Any] = {
-        "taps": taps_of(ids, target, offset=1).taps,
+        "taps": taps_of(ids, target, offset=1),
         "block_size": either.integer("block_size", 16),
         "mask_token": either.integer("mask_token_id"),
         "drafts_from_anchor": kind == "dspark",
+        "layout_is_open": _SPECFORGE_DSPARK in architectures(files),
         **_parts(kind, either, default_rank=0),
     }
     settings.take((*_ABOUT, *_TRAINING))
@@ -145,12 +149,13 @@ def read_speculators(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
         raise ModelError("config.json: aux_hidden_state_layer_ids must name the layers that it reads")
     is_bidirectional = settings.flag("sliding_window_non_causal", kind == "dflash2")
     fields: dict[str, Any] = {
-        "taps": taps_of(ids, target, offset=0).taps,
+        "taps": taps_of(ids, target, offset=0),
         "draft_vocab_size": settings.integer("draft_vocab_size", 32000),
         "block_size": settings.integer("block_size", 8),
         "mask_token": settings.integer("mask_token_id"),
         "drafts_from_anchor": settings.flag("sample_from_anchor", kind == "dspark"),
         "target_hidden_size": settings.integer("target_hidden_size", layer.hidden_size),
+        "layout_is_open": kind == "dspark" and "sample_from_anchor" not in settings,
         **_parts(kind, _Either(settings, settings), default_rank=256),
     }
     settings.take((*_ABOUT, *_TRAINING))
@@ -216,18 +221,32 @@ _CORRECTIONS = {"dspark": _markov, "dflash2": _selector, "xpress": _refiner}
 
 
 def _checkpoint(
-    files: HeadFiles, target: TargetShape, layer: PretrainedConfig, *, draft_vocab_size: int, kind: Any, **fields: Any
+    files: HeadFiles,
+    target: TargetShape,
+    layer: PretrainedConfig,
+    *,
+    taps: Taps,
+    draft_vocab_size: int,
+    kind: Any,
+    layout_is_open: bool,
+    **fields: Any,
 ) -> HeadCheckpoint:
-    """fields: the others of DFlashConfig."""
+    """layout_is_open: programs disagree about whether such files draft from the anchor. fields: the others of DFlashConfig."""
     _check_sizes(layer, fields["block_size"], fields["convolution"], fields["correction"])
     tensors = _named(files, kind)
     table = read_table(tensors.get("d2t"), tensors.get("t2d"), draft_vocab_size, layer.vocab_size)
     unused = [name for name in tensors if kind == "dspark" and name.startswith(_CONFIDENCE)]
     weights = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d", *unused)}
     notes = ("its confidence head is not used: drafts are as long as pays on average",) if unused else ()
+    first = fields["drafts_from_anchor"]
     config = DFlashConfig(
         layer=layer,
         kind=kind,
+        taps=taps.taps,
+        ambiguities=(
+            Ambiguity("taps", taps.candidates),
+            *([Ambiguity("drafts_from_anchor", (first, not first))] if layout_is_open else []),
+        ),
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
         target_ids=table.target_ids,

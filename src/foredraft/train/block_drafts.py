@@ -1,0 +1,75 @@
+"""What a block drafter is trained on: the target's distribution at every place of a draft, behind positions of a text that are drawn at
+random (DFlash, z-lab; DSpark, arXiv:2607.05147). The tokens before a place are the text's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.heads import DFlashHead
+from foredraft.heads.unrolled_blocks import unroll_blocks
+from foredraft.train.blocks import IGNORED
+from foredraft.train.losses import DistillationLoss, LossSums
+from foredraft.train.unrolled_drafts import TargetStates, padded
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDrafts:
+    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, of the ids that the head can draft.
+    anchor_every: tokens of a text for each draft. decay: the weight of a place over that of the one before."""
+
+    states: TargetStates
+    lm_head_rows: Tensor
+    anchor_every: int
+    decay: float
+    loss: DistillationLoss
+
+    def __call__(self, student: DFlashHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
+        """ids, next_ids: [B, L]. -> sums over the positions that have a next token: a position's loss is the weighted mean over the places
+        of all drafts, and its acceptance and agreement are those of the first place"""
+        is_predicted = next_ids != IGNORED
+        with torch.no_grad():
+            features, final = self.states(ids)
+            laws = self.loss.distribution(final[is_predicted] @ self.lm_head_rows.T)
+        numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
+        anchors = drawn_anchors(ids, self.anchor_every)
+        parts: list[LossSums] = []
+        for place, logits in enumerate(unroll_blocks(student, features, ids, anchors)):
+            positions = anchors + place
+            inside = positions.clamp(max=ids.shape[1] - 1)
+            rows = ((positions < ids.shape[1]) & is_predicted.gather(1, inside)).flatten().nonzero()[:, 0]
+            wanted = numbers.gather(1, inside).flatten()[rows]
+            parts.append(self.loss(logits[padded(rows)], laws.select(wanted), progress))
+        return _joined([part for part in parts if part.num_rows], self.decay, int(is_predicted.sum()))
+
+    def shapes(self, student: DFlashHead, ids: Tensor) -> Iterator[Tensor]:
+        """See Objective."""
+        config = student.config
+        # the target's own embeddings may be packed, which only the kernels can read
+        head = student.with_embeddings(lambda rows: torch.empty(len(rows), config.hidden_size))
+        anchors = torch.ones(len(ids), num_anchors(ids.shape[1], self.anchor_every), dtype=torch.int64)
+        yield from unroll_blocks(head, torch.empty(*ids.shape, config.feature_size), ids, anchors)
+
+
+def num_anchors(length: int, anchor_every: int) -> int:
+    """Of a text of this length."""
+    return max(1, (length - 1) // anchor_every)
+
+
+def drawn_anchors(ids: Tensor, anchor_every: int) -> Tensor:
+    """Positions behind at least one token, in order: [B, A]. They follow from the texts, so that a run that is resumed reads the same."""
+    batch, length = ids.shape
+    generator = torch.Generator().manual_seed(int(ids.sum()))
+    order = torch.rand(batch, max(1, length - 1), generator=generator).argsort(1)
+    return (1 + order[:, : num_anchors(length, anchor_every)].sort(1).values).clamp(max=length - 1).to(ids.device)
+
+
+def _joined(parts: list[LossSums], decay: float, num_positions: int) -> LossSums:
+    weights = [decay**place for place in range(len(parts))]
+    means = [part.loss / part.num_rows for part in parts]
+    loss = torch.stack([weight * mean for weight, mean in zip(weights, means, strict=True)]).sum() / sum(weights)
+    first = num_positions / parts[0].num_rows
+    return LossSums(loss * num_positions, parts[0].acceptance * first, parts[0].agreement * first, num_positions)
