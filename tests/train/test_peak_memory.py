@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
+from foredraft.train.block_heads import DFlashKind, DSparkKind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.exit_head import ExitKind
 from foredraft.train.losses import DistillationLoss
@@ -32,6 +33,8 @@ KINDS: dict[str, Any] = {
     "eagle3 with the target's lm_head": Eagle3Kind(num_steps=2, draft_vocab_size=512, shares_lm_head=True),
     "medusa": MedusaKind(num_heads=3, layers=2),
     "medusa with lm_heads": MedusaKind(num_heads=2, draft_vocab_size=512, own_lm_heads=True),
+    "dflash": DFlashKind(block_size=4),
+    "dspark": DSparkKind(block_size=4, markov_rank=16),
     "exit": ExitKind(2, 32),
 }
 SHAPE = (2, 40)

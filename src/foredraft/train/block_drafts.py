@@ -13,7 +13,7 @@ from foredraft.heads import DFlashHead
 from foredraft.heads.unrolled_blocks import unroll_blocks
 from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, LossSums
-from foredraft.train.unrolled_drafts import TargetStates, padded
+from foredraft.train.unrolled_drafts import TargetStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,10 @@ class BlockDrafts:
         for place, logits in enumerate(unroll_blocks(student, features, ids, anchors)):
             positions = anchors + place
             inside = positions.clamp(max=ids.shape[1] - 1)
-            rows = ((positions < ids.shape[1]) & is_predicted.gather(1, inside)).flatten().nonzero()[:, 0]
-            wanted = numbers.gather(1, inside).flatten()[rows]
-            parts.append(self.loss(logits[padded(rows)], laws.select(wanted), progress))
+            is_compared = ((positions < ids.shape[1]) & is_predicted.gather(1, inside)).flatten()
+            wanted = numbers.gather(1, inside).flatten()[is_compared]
+            order = is_compared.int().argsort(descending=True, stable=True)  # the others count for nothing behind these
+            parts.append(self.loss(logits[order], laws.select(wanted), progress))
         return _joined([part for part in parts if part.num_rows], self.decay, int(is_predicted.sum()))
 
     def shapes(self, student: DFlashHead, ids: Tensor) -> Iterator[Tensor]:

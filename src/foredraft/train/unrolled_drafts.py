@@ -97,12 +97,8 @@ class TargetLaws:
 def rows_of(states: Tensor, mask: Tensor) -> Tensor:
     """Those in the mask, and then copies of the first row until their number is a multiple of ROW_MULTIPLE. states: [B, L, H]. mask:
     [B, L] -> [R, H]"""
-    return states.flatten(0, 1)[padded(mask.flatten().nonzero()[:, 0])]
-
-
-def padded(rows: Tensor) -> Tensor:
-    """And then zeros, until their number is a multiple of ROW_MULTIPLE. rows: [R]"""
-    return functional.pad(rows, (0, -len(rows) % ROW_MULTIPLE))
+    rows = mask.flatten().nonzero()[:, 0]
+    return states.flatten(0, 1)[functional.pad(rows, (0, -len(rows) % ROW_MULTIPLE))]
 
 
 def compared_rows(states: Tensor, step: int) -> Tensor:
