@@ -1,13 +1,17 @@
 """What the draft of a round costs, by its number of tokens: in turn, in one pass, and beside the bare pass.
 
     python -m benchmarks.drafters.draft_cost [--draft MODEL] [--quantization int8] [--batch 1 8] [--temperature 0 0.8] [--rounds 200]
-        [--threads 1] [--name NAME]
+        [--threads 1] [--cpu-time] [--name NAME]
+    python -m benchmarks.drafters.draft_cost --block-head HEAD [--target MODEL] ..
 
 The draft model drafts by "draft_model" and by "pard"; the time is the same whether it has learned to read masks. A round is a call
 of the drafter for every sequence, whose text has grown by half a draft and one token, as much as stands where every other token is
 accepted. Beside it stands a pass of the model over as many rows as PARD's draft has, which gives as many rows of logits: nothing
 is chosen from them. The three take turns, round by round; figures are medians. `over one pass` is the median of PARD's rounds
 over that of the passes.
+
+With --block-head a DFlash or DSpark head of the target drafts instead, given made-up hidden states. The pass beside it is of its whole
+block for every sequence, behind what has grown, with its logits.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,10 @@ import torch
 
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.reports import listed, save
-from foredraft.drafters import DraftModelDrafter, PardDrafter
-from foredraft.engine.cache import MemoryPool
-from foredraft.engine.proposal import Drafter, DraftRequest
+from foredraft.drafters import DFlashDrafter, DraftModelDrafter, PardDrafter
+from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.proposal import Drafter, DraftRequest, Features
+from foredraft.heads import DFlashHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import Sampler, SamplingParams
 from foredraft.utils.machine import this_machine
@@ -56,10 +61,16 @@ class Texts:
         return [DraftRequest(b, tokens, gamma, sampler) for b, (tokens, sampler) in enumerate(pairs)]
 
 
+class Clock:
+    """Of the wall, or of this process's own time on processors: that tells what one thread costs where others want the processor too."""
+
+    now: Callable[[], float] = time.perf_counter
+
+
 def seconds_of(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = Clock.now()
     call()
-    return time.perf_counter() - start
+    return Clock.now() - start
 
 
 def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, rounds: int) -> dict[str, Any]:
@@ -93,6 +104,62 @@ def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, ro
     return {"batch": batch, "temperature": temperature, "gamma": gamma, "rows": batch * (growth + gamma - 1), **medians}
 
 
+class BlockTexts(Texts):
+    """With made-up hidden states of the target."""
+
+    def __init__(self, head: DFlashHead, *args: Any) -> None:
+        super().__init__(*args)
+        noise = torch.Generator().manual_seed(1)
+        self.states = torch.randn(1 << 12, head.config.feature_size, generator=noise).to(head.dtype)
+
+    def requests(self, gamma: int) -> list[DraftRequest]:
+        features = self.states[: self.length - 1]
+        return [replace(request, features=Features(features)) for request in super().requests(gamma)]
+
+
+def measure_block(head: DFlashHead, batch: int, temperature: float, gamma: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds a round."""
+    growth, vocab_size = 1 + gamma // 2, head.config.vocab_size
+    drafter = DFlashDrafter(head, vocab_size, MemoryPool(1 << 31), 1 << 12)
+    rounds = min(rounds, ((1 << 12) - START) // growth - 2)
+    texts = BlockTexts(head, batch, growth, vocab_size, temperature)
+    cache = KVCache(MemoryPool(1 << 31), head.bytes_per_token, 1 << 12)
+    found: dict[str, list[float]] = {"block": [], "one pass": []}
+
+    def one_pass() -> None:
+        for b, tokens in enumerate(texts.tokens):
+            start = cache.num_held(b)
+            cache.reserve(b, texts.length + head.config.block_size)
+            head.inject(cache.region(b), tokens[start : texts.length - 1], texts.states[start : texts.length - 1])
+        head.read(range(batch), [tokens[-1] for tokens in texts.tokens], cache)
+
+    for _ in range(rounds):
+        requests = texts.requests(gamma)
+        found["block"].append(seconds_of(lambda requests=requests: drafter.propose(requests)))
+        found["one pass"].append(seconds_of(one_pass))
+        texts.grow()
+    medians = {name: 1e3 * statistics.median(times[2:]) for name, times in found.items()}
+    return {
+        "batch": batch,
+        "temperature": temperature,
+        "gamma": gamma,
+        "rows": batch * head.config.block_size,
+        **medians,
+    }
+
+
+def block_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| batch | temperature | γ | rows of blocks | a round's draft, ms | the bare pass, ms | over one pass |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {row['batch']} | {row['temperature']:g} | {row['gamma']} | {row['rows']} | {row['block']:.3f} "
+        f"| {row['one pass']:.3f} | {row['block'] / row['one pass']:.2f} |"
+        for row in rows
+    ]
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| batch | temperature | γ | rows | in turn, ms | in one pass, ms | the bare pass, ms | over one pass |",
@@ -116,22 +183,34 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, nargs="+", default=[1, 2, 4, 6, 8])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that is shared")
     parser.add_argument("--name", help="keep the result in benchmarks/results/draft-cost-NAME.md")
+    parser.add_argument("--block-head", type=Path, help="a DFlash or DSpark head, in the place of a draft model")
+    parser.add_argument("--target", type=Path, default=EMBEDDED / "target", help="of the head")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.draft, LoadOptions(device="cpu", quantization=args.quantization))
+    if args.cpu_time:
+        Clock.now = staticmethod(time.process_time)
+    is_block = args.block_head is not None
+    measured: Callable[..., dict[str, Any]] = measure_block if is_block else measure
+    model: Any = load_model(
+        args.target if is_block else args.draft, LoadOptions(device="cpu", quantization=args.quantization)
+    )
     model.take_over()
+    drafting = attach_head(str(args.block_head), model) if is_block else model
     settings = [(batch, heat, gamma) for batch in args.batch for heat in args.temperature for gamma in args.gamma]
-    measure(model, *settings[0], 20)  # warm
-    rows = [measure(model, *setting, args.rounds) for setting in settings]
-    facts = {"draft": args.draft.name, "quantization": args.quantization, "threads": args.threads}
+    measured(drafting, *settings[0], 20)  # warm
+    rows = [measured(drafting, *setting, args.rounds) for setting in settings]
+    name = (args.block_head or args.draft).name
+    clock = "processor time" if args.cpu_time else "wall"
+    facts = {"draft": name, "quantization": args.quantization, "threads": args.threads, "clock": clock}
     lines = [
         "# What the draft of a round costs",
         "",
         listed(facts),
         listed(asdict(this_machine())),
         "",
-        *table(rows),
+        *(block_table(rows) if is_block else table(rows)),
         "",
     ]
     if args.name is None:

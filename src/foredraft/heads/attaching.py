@@ -26,6 +26,7 @@ from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
+from foredraft.utils.machine import cpu_features
 
 AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit | MtpHead
 
@@ -56,7 +57,8 @@ def attach_head(
         return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
-        return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, target.hf.dtype).to(target.device)
+        dtype = block_dtype(target.hf.dtype, target.device)
+        return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers are no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
@@ -77,6 +79,13 @@ def attach_mtp(
     head.route(target.device, target.body.kernels)
     head.try_out(name, target.device)
     return head
+
+
+def block_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """In which a block drafter runs, for a target in this dtype: PyTorch's products in bfloat16 take four times as long as in float32
+    on a CPU without instructions for them."""
+    is_slow = device.type == "cpu" and dtype == torch.bfloat16 and not any("bf16" in each for each in cpu_features())
+    return torch.float32 if is_slow else dtype
 
 
 def _with_options(name: str, checkpoint: HeadCheckpoint, options: HeadOptions, shape: TargetShape) -> HeadCheckpoint:
@@ -125,6 +134,7 @@ class TargetEnds:
     def __init__(self, hf: PreTrainedModel) -> None:
         self._embedding: Any = hf.get_input_embeddings()
         self._lm_head: Any = hf.get_output_embeddings()
+        self._dtype = hf.dtype
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [R] -> rows [R, hidden] of the table, before any scaling that the target's own layer applies."""
@@ -140,9 +150,9 @@ class TargetEnds:
 
     @torch.inference_mode()
     def lm_head(self, x: Tensor) -> Tensor:
-        """[R, hidden] -> logits [R, V]"""
-        logits: Tensor = self._lm_head(x)
-        return logits
+        """[R, hidden] -> logits [R, V], in the dtype of x where that is the wider one"""
+        logits: Tensor = self._lm_head(x.to(self._dtype))
+        return logits.to(torch.promote_types(x.dtype, logits.dtype))
 
     @torch.no_grad()  # not inference mode: these rows may stand in a loss
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ForedraftError
-from foredraft.heads import ExitConfig, TargetEnds, TargetShape, load_head
+from foredraft.heads import EarlyExit, TargetEnds, TargetShape, load_head
 from foredraft.heads.on_texts import drafts_on_text, plain_head
 from foredraft.llm import LLM
 
@@ -31,9 +31,9 @@ class HeadOnTexts:
         checkpoint = load_head(name, TargetShape.of(llm.target.hf.config), llm.options.revision)
         config = replace(llm.head.config, owns_lm_head=checkpoint.config.owns_lm_head)
         checkpoint = ends.with_rows(replace(checkpoint, config=config))
-        if isinstance(config, ExitConfig):
+        if isinstance(llm.head, EarlyExit):
             raise ForedraftError(f"{name}: a head of the kind {config.kind} cannot be evaluated on texts")
-        self._head = plain_head(checkpoint, ends.embed, ends.lm_head, llm.target.hf.dtype)
+        self._head = plain_head(checkpoint, ends.embed, ends.lm_head, llm.head.dtype)
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from foredraft.heads import (
     MedusaConfig,
     TargetShape,
 )
+from foredraft.heads.attaching import block_dtype
 from foredraft.heads.loading import load_head, module_of
 from foredraft.model import LanguageModel, LoadOptions
 from foredraft.model.loading import load_config
@@ -52,9 +53,10 @@ def predict_head(
     weights = _weights_by_precision(module)
     is_rounded = options.is_rounded and isinstance(config, EagleConfig) and compiled_kernels(options) is not None
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    predicted = weights["int8"] if is_rounded else num_parameters * dtype.itemsize
+    own_dtype = block_dtype(dtype, options.torch_device()) if isinstance(config, DFlashConfig) else dtype
+    predicted = weights["int8"] if is_rounded else num_parameters * own_dtype.itemsize
     feature_bytes = config.feature_size * dtype.itemsize
-    own_bytes = config.bytes_per_token(dtype) if isinstance(config, EagleConfig | DFlashConfig) else 0
+    own_bytes = config.bytes_per_token(own_dtype) if isinstance(config, EagleConfig | DFlashConfig) else 0
     return HeadReport(
         name=name,
         kind=config.kind,
