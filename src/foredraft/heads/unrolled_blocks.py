@@ -67,7 +67,9 @@ def _attention(
     (key, value), (block_key, block_value) = (
         _keys_and_values(attention, each, by, groups) for each, by in ((context, context_angles), (rows, angles))
     )
-    query, block_key, block_value = (each.unflatten(2, (count, size)) for each in (query, block_key, block_value))
+    query, block_key, block_value = (
+        each.reshape(*each.shape[:2], count, size, -1) for each in (query, block_key, block_value)
+    )
     scores = query @ key[:, :, None].transpose(3, 4)
     block_scores = query @ block_key.transpose(3, 4)
     scores, block_scores = (
@@ -96,7 +98,7 @@ def _masks(attention: Any, positions: Tensor, length: int) -> tuple[Tensor, Tens
 
 def _heads(x: Tensor, attention: Any) -> Tensor:
     """[B, R, heads * head_dim] -> [B, heads, R, head_dim]"""
-    return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+    return x.view(*x.shape[:-1], -1, int(attention.head_dim)).transpose(1, 2)
 
 
 def _rotated(x: Tensor, angles: Any) -> Tensor:
