@@ -22,7 +22,7 @@ from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.exit_head import ExitKind
 from foredraft.train.losses import DistillationLoss
 from foredraft.train.medusa import MedusaKind
-from foredraft.train.objectives import Distillation, in_precision
+from foredraft.train.objectives import Distillation, TextReader, in_precision
 from foredraft.train.optimiser import LearningRates, Optimiser
 from foredraft.train.peak_memory import MemoryForecast, forecast, pass_memory, pass_shape
 from foredraft.utils.machine import ProcessMemory
@@ -100,7 +100,7 @@ def test_a_draft_models_activations_too() -> None:
         vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
     )
     student, teacher = LlamaForCausalLM(config), LlamaForCausalLM(config).requires_grad_(False)
-    objective = Distillation(teacher, DistillationLoss("kl", 0.7))
+    objective = Distillation(teacher, DistillationLoss("kl", 0.7), TextReader())
     told = pass_memory(student, objective, SHAPE)
     with kept(student) as measured:
         objective(student, IDS % 300, NEXT_IDS % 300, 0.0)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from foredraft.errors import ForedraftError
 
@@ -18,19 +19,30 @@ BENCHMARKS = ("mbpp", "mt_bench", "mt-bench", "mtbench", "spec_bench", "spec-ben
 SEPARATOR = "<|endoftext|>"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file that was read. num_bytes: as stored, perhaps compressed. digest: SHA-256 of these bytes, in hexadecimal."""
+Document = TypeVar("Document")
+
+
+class Pair(NamedTuple):
+    """A source, and a text that answers it."""
+
+    source: str
+    text: str
+
+
+@dataclass(frozen=True)
+class SourceFile(Generic[Document]):
+    """A file that was read. num_bytes: as stored, perhaps compressed. digest: SHA-256 of these bytes, in hexadecimal. documents:
+    texts, or pairs."""
 
     path: Path
     num_bytes: int
     digest: str
-    documents: tuple[str, ...]
+    documents: tuple[Document, ...]
 
 
 def read_file(
     path: Path, *, separator: str = SEPARATOR, separator_line: str | None = None, field: str = "text"
-) -> SourceFile:
+) -> SourceFile[str]:
     """One file, plain or gzipped (.gz), cut into documents; blank ones are dropped.
 
     separator: a string between documents. separator_line: a line that begins with it also ends a document, and is
@@ -38,6 +50,35 @@ def read_file(
 
     Raises ForedraftError with the file's name if it cannot be read, is not UTF-8, or belongs to a benchmark.
     """
+    raw, text = _content(path)
+    if _is_jsonl(path):
+        parts = [record for (record,) in _json_fields(path, text, (field,))]
+    else:
+        parts = list(_split(text, separator, separator_line))
+    documents = tuple(document for document in parts if document.strip())
+    return _source_file(path, raw, documents)
+
+
+def read_pairs(path: Path, *, field: str = "text") -> SourceFile[Pair]:
+    """One file, plain or gzipped (.gz), of sources and texts: a pair a line with a tab between the two, or in .jsonl files a record
+    a line, with the strings "source" and `field`.
+
+    Raises ForedraftError as read_file does, and for a line that is no pair.
+    """
+    raw, text = _content(path)
+    if _is_jsonl(path):
+        pairs = [Pair(*record) for record in _json_fields(path, text, ("source", field))]
+    else:
+        pairs = list(_tabbed(path, text))
+    return _source_file(path, raw, tuple(pair for pair in pairs if pair.source.strip() and pair.text.strip()))
+
+
+def _source_file(path: Path, raw: bytes, documents: tuple[Document, ...]) -> SourceFile[Document]:
+    return SourceFile(path, len(raw), hashlib.sha256(raw).hexdigest(), documents)
+
+
+def _content(path: Path) -> tuple[bytes, str]:
+    """-> a file as it is stored, and its text"""
     _refuse_benchmarks(path)
     try:
         raw = path.read_bytes()
@@ -47,17 +88,15 @@ def read_file(
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        text = content.decode()
+        return raw, content.decode()
     except UnicodeDecodeError as error:
         raise ForedraftError(
             f"{path} is no UTF-8 text: byte {error.start} cannot be decoded; convert it to UTF-8 first"
         ) from None
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
-        parts = list(_json_fields(path, text, field))
-    else:
-        parts = list(_split(text, separator, separator_line))
-    documents = tuple(document for document in parts if document.strip())
-    return SourceFile(path, len(raw), hashlib.sha256(raw).hexdigest(), documents)
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
 def _refuse_benchmarks(path: Path) -> None:
@@ -66,7 +105,7 @@ def _refuse_benchmarks(path: Path) -> None:
             raise ForedraftError(f"{path}: {name} is a benchmark, and no draft is trained on what it is measured on")
 
 
-def _json_fields(path: Path, text: str, field: str) -> Iterator[str]:
+def _json_fields(path: Path, text: str, fields: Sequence[str]) -> Iterator[list[str]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -74,9 +113,22 @@ def _json_fields(path: Path, text: str, field: str) -> Iterator[str]:
             record = json.loads(line)
         except ValueError as error:
             raise ForedraftError(f"{path}, line {number}: no JSON ({error})") from None
-        if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            raise ForedraftError(f'{path}, line {number}: needs an object with a string "{field}"')
-        yield record[field]
+        found = [record.get(field) for field in fields] if isinstance(record, dict) else []
+        values = [value for value in found if isinstance(value, str)]
+        if len(values) < len(fields):
+            wanted = " and a string ".join(f'"{field}"' for field in fields)
+            raise ForedraftError(f"{path}, line {number}: needs an object with a string {wanted}")
+        yield values
+
+
+def _tabbed(path: Path, text: str) -> Iterator[Pair]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        parts = line.removesuffix("\r").split("\t")
+        if len(parts) != 2:
+            raise ForedraftError(f"{path}, line {number}: needs a source and a text with one tab between them")
+        yield Pair(*parts)
 
 
 def _split(text: str, separator: str, separator_line: str | None) -> Iterator[str]:
@@ -106,6 +158,19 @@ def split_held_out(documents: Sequence[str], share: float) -> tuple[list[str], l
     train: list[str] = []
     validation: list[str] = []
     for document in documents:
-        position = int.from_bytes(hashlib.sha256(document.strip().encode()).digest()[:8], "big") / 2**64
-        (validation if position < share else train).append(document)
+        (validation if _position(document) < share else train).append(document)
     return train, validation
+
+
+def split_held_out_pairs(pairs: Iterable[Pair], share: float) -> tuple[list[Pair], list[Pair]]:
+    """As split_held_out, by the sources: all pairs with the same source are on the same side."""
+    train: list[Pair] = []
+    validation: list[Pair] = []
+    for pair in pairs:
+        (validation if _position(pair.source) < share else train).append(pair)
+    return train, validation
+
+
+def _position(text: str) -> float:
+    """From 0 to below 1."""
+    return int.from_bytes(hashlib.sha256(text.strip().encode()).digest()[:8], "big") / 2**64

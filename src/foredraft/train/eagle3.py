@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -37,6 +38,7 @@ class Eagle3Kind:
     num_steps: int = 5
     decay: float = 0.8
     init: str | None = None
+    reads_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1 or (self.intermediate_size or 1) < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class ExitKind:
     exit_layer: int
     adapter_size: int | None = None
     init: str | None = None
+    reads_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         size = self.adapter_size or 0

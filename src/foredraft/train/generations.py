@@ -23,8 +23,8 @@ WriteTexts = Callable[[Sequence[int]], list[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """number: of texts. temperatures: used in turn. prompt_len: tokens of a training text that each begins with, on average.
-    max_tokens: that the target adds. seed: of the draws."""
+    """number: of texts. temperatures: used in turn. prompt_len: tokens of a training text that each begins with, on average; 0 for
+    answers to sources. max_tokens: that the target adds. seed: of the draws."""
 
     number: int
     temperatures: tuple[float, ...]
@@ -66,6 +66,24 @@ def generate(
         return lambda numbers: complete(
             llm, [prompts[number] for number in numbers], [_params(spec, number) for number in numbers]
         )
+
+    return write_missing(out / FILE, spec.number, BATCH_SIZE, begin, progress)
+
+
+def answer(
+    target: str, sources: Sequence[list[int]], spec: GenerationSpec, out: Path, progress: Callable[[float], None]
+) -> list[list[int]]:
+    """-> the ids that an encoder-decoder writes to each source, behind its start id. As generate."""
+
+    def begin() -> WriteTexts:
+        llm = writing_llm(target)
+        forced = list(llm.target.traits.start_ids[1:])
+
+        def write(numbers: Sequence[int]) -> list[list[int]]:
+            outputs = llm.generate([sources[n] for n in numbers], [_params(spec, n) for n in numbers])
+            return [[*forced, *output.outputs[0].token_ids] for output in outputs]
+
+        return write
 
     return write_missing(out / FILE, spec.number, BATCH_SIZE, begin, progress)
 

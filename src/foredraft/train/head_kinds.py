@@ -38,8 +38,12 @@ class HeadKind(Protocol[Head]):
     def load(self, source: str, target: LanguageModel) -> Head:
         """A saved head, as `new` gives them. Raises ForedraftError for one of another kind."""
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether its targets are encoder-decoders, which read pairs."""
+
     def num_logits(self, head: Head, target: LanguageModel) -> int:
-        """How many logits the objective computes for each token of a text."""
+        """How many logits the objective computes for each token of a block."""
 
     def objectives(self, head: Head, target: LanguageModel) -> MakeObjective: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.model_card import model_card
@@ -17,8 +19,8 @@ from foredraft.train.objectives import Objective, in_precision
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.recipe import Data, Outcome, Recipe, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder
-from foredraft.train.tasks import TaskRotation, make_tasks
-from foredraft.train.texts import TrainingTexts
+from foredraft.train.tasks import TaskRotation
+from foredraft.train.texts import TrainingData, read_data
 from foredraft.train.trainer import Trainer
 from foredraft.train.training import arguments_of, run_trainer, schedule_of
 from foredraft.train.watch import UNWATCHED, Watch
@@ -48,7 +50,7 @@ class _HeadRun:
     def execute(self) -> Outcome:
         self.watch.stage("reading")
         tokenizer = load_tokenizer(self.target, LoadOptions())
-        texts = TrainingTexts.read(self.data, tokenizer, self.recipe)
+        texts = read_data(self.data, tokenizer, self.recipe)
         folder = RunFolder(self.out)
         arguments = {
             "command": "head",
@@ -58,22 +60,14 @@ class _HeadRun:
         folder.check_arguments(arguments)
         folder.begin(arguments)
         share = self.data.validation_share
-        written = Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch).write(texts)
-        texts = texts.with_held_out(written.held_out, self.recipe.context, tokenizer.eos_token_id, written.count_given)
+        texts = texts.with_written(Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch))
         self.watch.stage("loading")
         target = load_model(self.target, LoadOptions(device="cpu"))
+        _check_kind(target, self.kind, self.data)
         target.take_over()
-        head = self._head(target, folder, [*texts.documents, *written.texts])
+        head = self._head(target, folder, texts.texts)
         objectives, served = self._objectives(head, target)
-        documents = [] if self.recipe.only_generations else texts.documents
-        tasks = make_tasks(
-            documents,
-            written.by_temperature,
-            objectives,
-            self.recipe.context,
-            tokenizer.eos_token_id,
-            written.count_given,
-        )
+        tasks = texts.tasks(objectives, self.recipe)
         trainer = self._trainer(head, target, tasks, served, texts, folder)
         outcome = run_trainer(trainer, self.watch, _num_parameters(head))
         if outcome.complete:
@@ -82,7 +76,7 @@ class _HeadRun:
             folder.publish(partial(self._publish, head, target, card))
         return outcome
 
-    def _head(self, target: LanguageModel, folder: RunFolder, texts: list[list[int]]) -> nn.Module:
+    def _head(self, target: LanguageModel, folder: RunFolder, texts: Sequence[Sequence[int]]) -> nn.Module:
         """From the last checkpoint, from a head that is given, or new."""
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         kind: HeadKind[nn.Module] = self.kind
@@ -102,7 +96,7 @@ class _HeadRun:
         target: LanguageModel,
         tasks: TaskRotation,
         served: Objective,
-        texts: TrainingTexts,
+        texts: TrainingData,
         folder: RunFolder,
     ) -> Trainer:
         return Trainer(
@@ -124,6 +118,18 @@ class _HeadRun:
 
     def _save(self, head: nn.Module, target: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.kind.save(head, target, self.target, folder, dtype)
+
+
+def _check_kind(target: LanguageModel, kind: HeadKind[Any], data: Data) -> None:
+    """Raises ForedraftError unless kind, target and data are all for encoder-decoders, or all for decoder-only models."""
+    if kind.reads_pairs != target.has_encoder:
+        what = "an encoder-decoder" if target.has_encoder else "a decoder-only model"
+        raise ForedraftError(
+            f"{target.traits.name} is {what}, and heads of this kind are for the others: use another --kind"
+        )
+    if kind.reads_pairs != data.are_pairs:
+        option = "--pairs" if kind.reads_pairs else "--data"
+        raise ForedraftError(f"give {option}: what the target reads when it serves")
 
 
 def _num_parameters(head: nn.Module) -> int:

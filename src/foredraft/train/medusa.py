@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class MedusaKind:
     own_lm_heads: bool = False
     decay: float = 0.8
     init: str | None = None
+    reads_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_heads < 1 or not 0 < self.decay <= 1 or self.layers < 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from foredraft.train.corpus import SourceFile
 from foredraft.train.recipe import Data, Outcome, Recipe, Start
@@ -19,9 +20,9 @@ class Student(NamedTuple):
     loss: str
 
 
-def language_model(command: str, target: str | None, start: Start, recipe: Recipe) -> Student:
-    """A model, or a draft for a target."""
-    library = ("library_name: transformers", "pipeline_tag: text-generation")
+def language_model(command: str, target: str | None, start: Start, recipe: Recipe, *, of_pairs: bool) -> Student:
+    """A model, or a draft for a target. of_pairs: whether it is an encoder-decoder."""
+    library = ("library_name: transformers", f"pipeline_tag: {'text2text' if of_pairs else 'text'}-generation")
     if target is None:
         return Student(command, "A language model", _origin(start), library, "next-token loss")
     tags = "tags: [speculative-decoding, draft-model]"
@@ -45,7 +46,7 @@ def model_card(
     target: str | None,
     data: Data,
     recipe: Recipe,
-    files: list[SourceFile],
+    files: Sequence[SourceFile[Any]],
     num_tokens: int,
     outcome: Outcome,
 ) -> str:
@@ -63,12 +64,16 @@ def model_card(
         "",
         *_data(target, data, recipe, files),
     ]
-    lines += ["", "## Recipe", "", *_recipe(student, recipe, num_tokens, outcome), "", "## What it reached", ""]
-    return "\n".join([*lines, *_results(target, outcome), *_curve(target, recipe, outcome), ""])
+    lines += ["", "## Recipe", "", *_recipe(student, data, recipe, num_tokens, outcome), "", "## What it reached", ""]
+    return "\n".join([*lines, *_results(target, outcome), *_curve(target, data, recipe, outcome), ""])
 
 
-def _data(target: str | None, data: Data, recipe: Recipe, files: list[SourceFile]) -> list[str]:
-    lines = ["| file | bytes | documents | licence |", "|---|---|---|---|"] if files else []
+def _data(target: str | None, data: Data, recipe: Recipe, files: Sequence[SourceFile[Any]]) -> list[str]:
+    lines = (
+        [f"| file | bytes | {'pairs' if data.are_pairs else 'documents'} | licence |", "|---|---|---|---|"]
+        if files
+        else []
+    )
     for file in files:
         licence = data.licences.get(file.path.name, "not stated")
         lines.append(f"| {file.path.name} | {file.num_bytes} | {len(file.documents)} | {licence} |")
@@ -92,14 +97,16 @@ def _origin(start: Start) -> str:
     return f"{start.layers} layer(s) of the target, with its embeddings, final norm and head"
 
 
-def _recipe(student: Student, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
+def _recipe(student: Student, data: Data, recipe: Recipe, num_tokens: int, outcome: Outcome) -> list[str]:
     rates = f"{recipe.rates.matrices:g} on matrices, " if recipe.optimiser == "muon" else ""
-    seen = _tokens_read(recipe, outcome.step)
+    seen, size = _amount_read(data, recipe, outcome.step), f"{recipe.batch_size} x {recipe.context} tokens"
+    if data.are_pairs:
+        size = f"{recipe.batch_size} pairs"
     return [
         f"* Begun from {student.origin}.",
         f"* Loss: {student.loss}.",
-        f"* {outcome.step} steps of {recipe.batch_size} x {recipe.context} tokens ({seen} M, "
-        f"of {num_tokens / 1e6:.1f} M different ones), in {outcome.seconds / 60:.0f} minutes.",
+        f"* {outcome.step} steps of {size} ({seen} M {_unit(data)}; {num_tokens / 1e6:.1f} M different tokens to predict), in "
+        f"{outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
         f"seed {recipe.seed}.",
@@ -118,25 +125,30 @@ def _results(target: str | None, outcome: Outcome) -> list[str]:
     ]
 
 
-def _curve(target: str | None, recipe: Recipe, outcome: Outcome) -> list[str]:
-    """By tokens read: what more of them would bring."""
+def _curve(target: str | None, data: Data, recipe: Recipe, outcome: Outcome) -> list[str]:
+    """By what was read: what more of them would bring."""
     if not outcome.history or not outcome.history[-1].loss:
         return []
     kinds = list(outcome.history[-1].loss)
     measured = "Probability of the text" if target is None else "Acceptance"
     return [
         "",
-        f"{measured}, by tokens read:",
+        f"{measured}, by {_unit(data)} read:",
         "",
-        f"| tokens, M | {' | '.join(kinds)} |",
+        f"| {_unit(data)}, M | {' | '.join(kinds)} |",
         "|---" * (1 + len(kinds)) + "|",
         *(
-            f"| {_tokens_read(recipe, record.step)} | {' | '.join(f'{record.acceptance[kind]:.3f}' for kind in kinds)} |"
+            f"| {_amount_read(data, recipe, record.step)} | {' | '.join(f'{record.acceptance[kind]:.3f}' for kind in kinds)} |"
             for record in outcome.history
         ),
     ]
 
 
-def _tokens_read(recipe: Recipe, step: int) -> str:
+def _unit(data: Data) -> str:
+    return "pairs" if data.are_pairs else "tokens"
+
+
+def _amount_read(data: Data, recipe: Recipe, step: int) -> str:
     """In millions."""
-    return f"{step * recipe.batch_size * recipe.context / 1e6:.1f}"
+    block = 1 if data.are_pairs else recipe.context
+    return f"{step * recipe.batch_size * block / 1e6:.{2 if data.are_pairs else 1}f}"

@@ -29,16 +29,48 @@ class Objective(Protocol):
         are predicted. The tensors have shapes and no numbers (see peak_memory.py)."""
 
 
+class BlockReader(Protocol):
+    """How a model reads blocks. predicted_share: of a block's positions, those that have a next token, at most."""
+
+    @property
+    def predicted_share(self) -> float: ...
+
+    def __call__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+        """ids, mask: [B, L] -> logits [R, V], of the positions in the mask"""
+
+    def all_logits(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
+        """ids: [B, L] -> [N, V], of all positions that may have a next token"""
+
+
+class TextReader:
+    """Blocks of text, by a decoder-only model."""
+
+    predicted_share = 1.0
+
+    def __call__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+        """See BlockReader."""
+        logits = self.all_logits(model, ids)
+        return logits if bool(mask.all()) else logits[mask.flatten()]
+
+    def all_logits(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
+        """See BlockReader."""
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+        return logits.flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class NextToken:
     """Plain next-token loss."""
 
+    read: BlockReader
+
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
-        return next_token_loss(_logits(student, ids, mask), next_ids[mask])
+        return next_token_loss(self.read(student, ids, mask), next_ids[mask])
 
     def shapes(self, student: PreTrainedModel, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
-        yield _all_logits(student, ids)
+        yield self.read.all_logits(student, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +79,19 @@ class Distillation:
 
     target: PreTrainedModel
     loss: DistillationLoss
+    read: BlockReader
 
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         mask = next_ids != IGNORED
         with torch.no_grad():
-            target_logits = _logits(self.target, ids, mask)
-        logits = _logits(student, ids, mask)
+            target_logits = self.read(self.target, ids, mask)
+        logits = self.read(student, ids, mask)
         width = min(logits.shape[1], target_logits.shape[1])  # the wider one is padded
         return self.loss(logits[:, :width], self.loss.distribution(target_logits[:, :width]), progress)
 
     def shapes(self, student: PreTrainedModel, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
-        yield _all_logits(student, ids)
+        yield self.read.all_logits(student, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +109,6 @@ class MixedPrecision:
         """See Objective."""
         with torch.autocast(ids.device.type, self.dtype):
             yield from self.objective.shapes(student, ids)
-
-
-def _logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """ids, mask: [B, L] -> [R, V], of the positions in the mask"""
-    logits = _all_logits(model, ids)
-    return logits if bool(mask.all()) else logits[mask.flatten()]
-
-
-def _all_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """ids: [B, L] -> [B * L, V]"""
-    logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits.flatten(0, 1)
 
 
 def in_precision(objective: Objective, name: str) -> Objective:

@@ -23,11 +23,12 @@ def loss_temperature(served: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """files: to train on. exclude: files whose documents are not trained on, whichever file they occur in. validation: held-out
+    """files: to train on. are_pairs: whether they, and all others, hold pairs of a source and a text, see read_pairs. exclude: files whose documents are not trained on, whichever file they occur in. validation: held-out
     files by kind of text; without any, validation_share of the documents is held out. separator, separator_line, text_field:
     see read_file. licences: by file name, for the model card."""
 
     files: tuple[Path, ...]
+    are_pairs: bool = False
     exclude: tuple[Path, ...] = ()
     validation: Mapping[str, Path] = field(default_factory=dict)
     validation_share: float = 0.02
@@ -53,6 +54,13 @@ class Start:
     def __post_init__(self) -> None:
         if self.parallel_tokens is not None and self.parallel_tokens < 2:
             raise ForedraftError(f"--parallel-tokens must be at least 2, not {self.parallel_tokens}")
+
+    def check_for(self, data: Data) -> None:
+        """Raises ForedraftError for what there is for decoder-only models alone, where pairs are given."""
+        only = {"--layers": self.layers, "--own-head": self.own_head, "--parallel-tokens": self.parallel_tokens}
+        given = next((option for option, value in only.items() if value), None)
+        if data.are_pairs and given is not None:
+            raise ForedraftError(f"{given} is for decoder-only models, and --pairs for encoder-decoders: leave it out")
 
 
 @dataclass(frozen=True, slots=True)

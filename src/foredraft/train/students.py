@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from foredraft.errors import ForedraftError, one_line
 from foredraft.model import LoadOptions, load_tokenizer
@@ -34,7 +41,7 @@ def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrain
     """Random weights in the shape of a config.json, or of that of a folder. vocab_size: what the tokenizer needs; the
     file's own must be at least that.
 
-    Raises ForedraftError for a file that describes no causal decoder.
+    Raises ForedraftError for a file that describes neither a causal decoder nor an encoder-decoder.
     """
     path = file / "config.json" if file.is_dir() else file
     try:
@@ -46,6 +53,8 @@ def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrain
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ForedraftError(f"{path}: no configuration of a model: {one_line(error)}") from None
     refuse_unsupported(config, str(path))
+    if config.is_encoder_decoder and config.decoder_start_token_id is None:
+        raise ForedraftError(f"{path}: decoder_start_token_id is missing, which the decoder begins with")
     if vocab_size is not None and vocab_size > config.vocab_size:
         raise ForedraftError(
             f"{path}: vocab_size is {config.vocab_size}, and the tokenizer writes {vocab_size} tokens: give at least that"
@@ -55,10 +64,11 @@ def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrain
 
 def _random(config: PretrainedConfig, name: str, seed: int) -> PreTrainedModel:
     config.dtype = torch.float32
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = auto.from_config(config)
         except Exception as error:
             raise ForedraftError(f"{name}: no model can be made of it: {one_line(error)}") from error
     return model.to(torch.float32)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol, Self
 
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
-from foredraft.train.blocks import Blocks, CountGiven, pack, spread_indices, tokenize
-from foredraft.train.corpus import SourceFile, exclude, read_file, split_held_out
+from foredraft.train.blocks import Blocks, pack, spread_indices, tokenize
+from foredraft.train.corpus import (
+    Pair,
+    SourceFile,
+    exclude,
+    read_file,
+    read_pairs,
+    split_held_out,
+    split_held_out_pairs,
+)
+from foredraft.train.objectives import BlockReader, Objective, TextReader
+from foredraft.train.pairs import PairIds, PairReader, pair_blocks, tokenize_pairs
 from foredraft.train.recipe import Data, Recipe
+from foredraft.train.tasks import Task, TaskRotation, make_tasks
+from foredraft.train.written import Writer, WrittenTexts
 
 HELD_OUT = "held-out text"
 CONVERSATIONS = "conversations"
@@ -19,15 +33,49 @@ _MAX_VALIDATION_BLOCKS = 16
 """Of each kind of text, so that validation costs little."""
 
 
+class TrainingData(Protocol):
+    """What a run trains on. files: as they were read. validation: blocks by kind of text. reader: how a model reads such blocks."""
+
+    @property
+    def files(self) -> Sequence[SourceFile[Any]]: ...
+
+    @property
+    def validation(self) -> Mapping[str, Blocks]: ...
+
+    @property
+    def reader(self) -> BlockReader: ...
+
+    @property
+    def texts(self) -> Sequence[Sequence[int]]:
+        """The ids of all that a model learns to write."""
+
+    def with_written(self, writer: Writer) -> Self:
+        """And what a target writes, as the recipe wants it."""
+
+    def tasks(self, objectives: Sequence[Objective], recipe: Recipe) -> TaskRotation: ...
+
+
+def read_data(data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> TrainingData:
+    """Raises ForedraftError if there is nothing to train on, or for a file that cannot be used."""
+    if not 0 <= data.validation_share < 1:
+        raise ForedraftError(f"--validation-share must be from 0 to below 1, not {data.validation_share}")
+    if data.are_pairs:
+        return TrainingPairs.read(data, tokenizer, recipe)
+    return TrainingTexts.read(data, tokenizer, recipe)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingTexts:
-    """files: as they were read. documents: token ids of what to train on. questions: for the target to answer. validation: blocks
-    by kind of text."""
+    """documents: token ids of what to train on. questions: for the target to answer. end_id: of a text. For the others see
+    TrainingData."""
 
-    files: list[SourceFile]
+    files: list[SourceFile[str]]
     documents: list[list[int]]
     questions: list[str]
     validation: dict[str, Blocks]
+    end_id: int | None
+    written: WrittenTexts = field(default_factory=WrittenTexts.nothing)
+    reader: BlockReader = field(default_factory=TextReader)
 
     @classmethod
     def read(cls, data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> TrainingTexts:
@@ -36,8 +84,6 @@ class TrainingTexts:
             raise ForedraftError("give --data: the files to train on")
         if recipe.prompts and not recipe.chats:
             raise ForedraftError("give --chats: how many conversations the target is to write from --prompts")
-        if not 0 <= data.validation_share < 1:
-            raise ForedraftError(f"--validation-share must be from 0 to below 1, not {data.validation_share}")
         files = [_read(path, data) for path in data.files]
         questions = [read_file(path, separator="\n", field=data.text_field) for path in recipe.prompts]
         documents, validation = _split([document for file in files for document in file.documents], data)
@@ -52,23 +98,86 @@ class TrainingTexts:
             tokenize(documents, tokenizer),
             [question for file in questions for question in file.documents],
             {kind: _some(of_kind) for kind, of_kind in blocks.items()},
+            tokenizer.eos_token_id,
         )
 
-    def with_held_out(
-        self, conversations: Sequence[Sequence[int]], context: int, end_id: int | None, count_given: CountGiven
-    ) -> TrainingTexts:
-        """These conversations are to validate with, too; none: nothing changes."""
-        if not conversations:
-            return self
-        blocks = _some(pack(conversations, context, end_id, count_given))
-        return replace(self, validation={**self.validation, CONVERSATIONS: blocks})
+    @property
+    def texts(self) -> Sequence[Sequence[int]]:
+        """See TrainingData."""
+        return [*self.documents, *self.written.texts]
+
+    def with_written(self, writer: Writer) -> TrainingTexts:
+        """See TrainingData. Some of the conversations are to validate with."""
+        written = writer.write(self.documents, self.questions)
+        if not written.held_out:
+            return replace(self, written=written)
+        blocks = _some(pack(written.held_out, writer.recipe.context, self.end_id, written.count_given))
+        return replace(self, written=written, validation={**self.validation, CONVERSATIONS: blocks})
+
+    def tasks(self, objectives: Sequence[Objective], recipe: Recipe) -> TaskRotation:
+        """See TrainingData."""
+        documents = [] if recipe.only_generations else self.documents
+        written = self.written
+        return make_tasks(
+            documents, written.by_temperature, objectives, recipe.context, self.end_id, written.count_given
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPairs:
+    """pairs: to train on. half: tokens of a source, and of a text, in a block. written: for each of the recipe's temperatures, what
+    the target answers. For the others see TrainingData."""
+
+    files: list[SourceFile[Pair]]
+    pairs: list[PairIds]
+    half: int
+    validation: dict[str, Blocks]
+    written: list[list[PairIds]] = field(default_factory=lambda: [[]])
+    reader: BlockReader = field(default_factory=PairReader)
+
+    @classmethod
+    def read(cls, data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> TrainingPairs:
+        """Raises ForedraftError if there is nothing to train on, or for a file that cannot be used."""
+        if recipe.chats:
+            raise ForedraftError(
+                "--chats is for decoder-only models: use --generations, the target's answers to sources"
+            )
+        files = [read_pairs(path, field=data.text_field) for path in data.files]
+        pairs, validation = _split_pairs([pair for file in files for pair in file.documents], data)
+        if not pairs:
+            raise ForedraftError(f"{', '.join(str(path) for path in data.files)}: there are no pairs to train on")
+        ids = tokenize_pairs(pairs, tokenizer)
+        half = min(recipe.context, max(len(part) for pair in ids for part in pair))
+        blocks = {
+            kind: _some(pair_blocks(tokenize_pairs(of_kind, tokenizer), half)) for kind, of_kind in validation.items()
+        }
+        return cls(files, ids, half, blocks)
+
+    @property
+    def texts(self) -> Sequence[Sequence[int]]:
+        """See TrainingData."""
+        return [pair.text for pair in chain(self.pairs, *self.written)]
+
+    def with_written(self, writer: Writer) -> TrainingPairs:
+        """See TrainingData."""
+        sources = [pair.source[: self.half] for pair in self.pairs]
+        return replace(self, written=writer.answers(sources, self.half))
+
+    def tasks(self, objectives: Sequence[Objective], recipe: Recipe) -> TaskRotation:
+        """See TrainingData. The pairs are split between the objectives."""
+        pairs = [] if recipe.only_generations else self.pairs
+        number = len(objectives)
+        tasks = []
+        for index, (objective, written) in enumerate(zip(objectives, self.written, strict=True)):
+            tasks.append(Task(pair_blocks([*pairs[index::number], *written], self.half), objective))
+        return TaskRotation(tuple(tasks))
 
 
 def _some(blocks: Blocks) -> Blocks:
     return blocks.select(spread_indices(len(blocks), _MAX_VALIDATION_BLOCKS))
 
 
-def _read(path: Path, data: Data) -> SourceFile:
+def _read(path: Path, data: Data) -> SourceFile[str]:
     return read_file(path, separator=data.separator, separator_line=data.separator_line, field=data.text_field)
 
 
@@ -82,3 +191,20 @@ def _split(documents: list[str], data: Data) -> tuple[list[str], Mapping[str, tu
         return documents, validation
     documents, held_out = split_held_out(documents, data.validation_share)
     return documents, {HELD_OUT: tuple(held_out)} if held_out else {}
+
+
+def _split_pairs(pairs: list[Pair], data: Data) -> tuple[list[Pair], Mapping[str, tuple[Pair, ...]]]:
+    """-> pairs to train on; pairs to validate with, by kind. What is kept out is known by its source."""
+
+    def read(path: Path) -> tuple[Pair, ...]:
+        return read_pairs(path, field=data.text_field).documents
+
+    validation = {kind: read(path) for kind, path in data.validation.items()}
+    kept_out = [pair for path in data.exclude for pair in read(path)]
+    kept_out += [pair for of_kind in validation.values() for pair in of_kind]
+    sources = {pair.source.strip() for pair in kept_out}
+    pairs = [pair for pair in pairs if pair.source.strip() not in sources]
+    if validation:
+        return pairs, validation
+    pairs, held_out = split_held_out_pairs(pairs, data.validation_share)
+    return pairs, {HELD_OUT: tuple(held_out)} if held_out else {}

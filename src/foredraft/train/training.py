@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
@@ -20,7 +20,7 @@ from foredraft.train.corpus import SourceFile
 from foredraft.train.head_kinds import MakeObjective
 from foredraft.train.interrupt import stop_on_signal
 from foredraft.train.model_card import language_model, model_card
-from foredraft.train.objectives import Distillation, NextToken, Objective, in_precision
+from foredraft.train.objectives import BlockReader, Distillation, NextToken, Objective, in_precision
 from foredraft.train.optimiser import Optimiser
 from foredraft.train.parallel_drafts import ParallelDistillation, check_window, kept_shares, with_mask_token
 from foredraft.train.recipe import Data, MemoryUse, Outcome, Recipe, Start, losses_of
@@ -33,11 +33,11 @@ from foredraft.train.students import (
     with_fewer_layers,
     with_own_head,
 )
-from foredraft.train.tasks import TaskRotation, make_tasks
-from foredraft.train.texts import TrainingTexts
+from foredraft.train.tasks import TaskRotation
+from foredraft.train.texts import read_data
 from foredraft.train.trainer import Length, Schedule, Trainer
 from foredraft.train.watch import UNWATCHED, Watch
-from foredraft.train.written import Writer, WrittenTexts
+from foredraft.train.written import Writer
 from foredraft.utils.machine import process_memory
 
 
@@ -68,6 +68,8 @@ def train_distill(
     tokenizer = load_tokenizer(target, LoadOptions())
     if start.init is not None:
         check_draft(start.init, tokenizer)
+    if not given and data.are_pairs:
+        raise ForedraftError("give --architecture or --init: what a draft for an encoder-decoder is made from")
     if not given:
         start = replace(start, layers=1)
     return _Run("distill", target, data, start, recipe, out, tokenizer, watch).execute()
@@ -88,22 +90,23 @@ class _Run:
 
     def execute(self) -> Outcome:
         self.watch.stage("reading")
-        texts = TrainingTexts.read(self.data, self.tokenizer, self.recipe)
+        self.start.check_for(self.data)
+        texts = read_data(self.data, self.tokenizer, self.recipe)
         folder = RunFolder(self.out)
         arguments = self._arguments(texts.files)
         folder.check_arguments(arguments)
         self.watch.stage("loading")
         teacher, student = self._models(folder)
-        objectives, served = self._objectives(teacher, student)
+        objectives, served = self._objectives(teacher, student, texts.reader)
         folder.begin(arguments)
-        written = self._written(texts)
-        texts = texts.with_held_out(
-            written.held_out, self.recipe.context, self.tokenizer.eos_token_id, written.count_given
-        )
-        tasks = self._tasks(texts, written, objectives)
+        if self.target is not None:
+            share = self.data.validation_share
+            writer = Writer(self.target, self.tokenizer, self.recipe, share, self.out, self.watch)
+            texts = texts.with_written(writer)
+        tasks = texts.tasks(objectives, self.recipe)
         trainer = Trainer(
             student,
-            self._num_logits(student),
+            self._num_logits(student, texts.reader),
             partial(save_model, student, self.tokenizer),
             Optimiser(student, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
             tasks,
@@ -117,7 +120,7 @@ class _Run:
             self._publish(folder, student, self._model_card(texts.files, tasks, outcome))
         return outcome
 
-    def _arguments(self, files: Iterable[SourceFile]) -> dict[str, Any]:
+    def _arguments(self, files: Iterable[SourceFile[Any]]) -> dict[str, Any]:
         own = {"command": self.command, "target": self.target}
         return {**own, **arguments_of(self.data, self.start, self.recipe, files)}
 
@@ -129,6 +132,7 @@ class _Run:
         for model in (teacher, student):
             if model is not None:
                 move(model, device)
+                _check_kind(model, self.data)
         _check_context(self.recipe.context, student, teacher)
         return teacher, student
 
@@ -150,51 +154,34 @@ class _Run:
         assert self.start.layers is not None
         return with_fewer_layers(teacher, self.start.layers, self.recipe.seed)
 
-    def _num_logits(self, student: PreTrainedModel) -> int:
-        """For each token of a text."""
+    def _num_logits(self, student: PreTrainedModel, reader: BlockReader) -> int:
+        """For each token of a block."""
         vocab_size = int(student.config.get_text_config().vocab_size)
-        return ceil(vocab_size * sum(kept_shares(self.start.parallel_tokens or 1)))
+        return ceil(vocab_size * reader.predicted_share * sum(kept_shares(self.start.parallel_tokens or 1)))
 
     def _objectives(
-        self, teacher: PreTrainedModel | None, student: PreTrainedModel
+        self, teacher: PreTrainedModel | None, student: PreTrainedModel, reader: BlockReader
     ) -> tuple[list[Objective], Objective]:
         """One for each served temperature, and what validation measures."""
         dtype = self.recipe.dtype
         if teacher is None:
-            next_token = in_precision(NextToken(), dtype)
+            next_token = in_precision(NextToken(reader), dtype)
             return [next_token], next_token
         losses, served = losses_of(self.recipe)
-        make = self._distillation(teacher, student)
+        make = self._distillation(teacher, student, reader)
         return [in_precision(make(loss), dtype) for loss in losses], in_precision(make(served), dtype)
 
-    def _distillation(self, teacher: PreTrainedModel, student: PreTrainedModel) -> MakeObjective:
+    def _distillation(self, teacher: PreTrainedModel, student: PreTrainedModel, reader: BlockReader) -> MakeObjective:
         num_places = self.start.parallel_tokens
         if num_places is None:
-            return lambda loss: Distillation(teacher, loss)
+            return lambda loss: Distillation(teacher, loss, reader)
         mask_token = mask_token_of(student.config.to_dict())
         assert mask_token is not None
         check_window(student, self.recipe.context)
         return lambda loss: ParallelDistillation(teacher, num_places, mask_token, loss)
 
-    def _written(self, texts: TrainingTexts) -> WrittenTexts:
-        if self.target is None:
-            return WrittenTexts([[]], [])
-        share = self.data.validation_share
-        return Writer(self.target, self.tokenizer, self.recipe, share, self.out, self.watch).write(texts)
-
-    def _tasks(self, texts: TrainingTexts, written: WrittenTexts, objectives: list[Objective]) -> TaskRotation:
-        documents = [] if self.recipe.only_generations else texts.documents
-        return make_tasks(
-            documents,
-            written.by_temperature,
-            objectives,
-            self.recipe.context,
-            self.tokenizer.eos_token_id,
-            written.count_given,
-        )
-
-    def _model_card(self, files: list[SourceFile], tasks: TaskRotation, outcome: Outcome) -> str:
-        student = language_model(self.command, self.target, self.start, self.recipe)
+    def _model_card(self, files: Sequence[SourceFile[Any]], tasks: TaskRotation, outcome: Outcome) -> str:
+        student = language_model(self.command, self.target, self.start, self.recipe, of_pairs=self.data.are_pairs)
         return model_card(student, self.target, self.data, self.recipe, files, tasks.num_tokens, outcome)
 
     def _publish(self, folder: RunFolder, student: PreTrainedModel, card: str) -> None:
@@ -221,7 +208,7 @@ def run_trainer(trainer: Trainer, watch: Watch, num_parameters: int) -> Outcome:
     return Outcome(complete, trainer.step, trainer.seconds, num_parameters, trainer.history, use)
 
 
-def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceFile]) -> dict[str, Any]:
+def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceFile[Any]]) -> dict[str, Any]:
     """What identifies a run: everything but how often it is saved, where it is computed, and the licences that its card names.
     start: a dataclass, what the student is made from. Files are identified by their digests."""
     fields = {**_plain(asdict(data)), **_plain(asdict(start)), **_plain(asdict(recipe))}
@@ -244,6 +231,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _check_kind(model: PreTrainedModel, data: Data) -> None:
+    """Raises ForedraftError unless pairs are for an encoder-decoder, and texts for a decoder-only model."""
+    if bool(model.config.is_encoder_decoder) == data.are_pairs:
+        return
+    kind, option = (
+        ("n encoder-decoder", "--pairs") if model.config.is_encoder_decoder else (" decoder-only model", "--data")
+    )
+    raise ForedraftError(f"the model is a{kind}: give {option}, the files to train it on")
 
 
 def _check_context(context: int, *models: PreTrainedModel | None) -> None:

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.train.blocks import CountGiven, nothing_given, spread_indices
 from foredraft.train.chats import ChatSpec, question_counter, write_chats
-from foredraft.train.generations import GenerationSpec, generate, split_documents
+from foredraft.train.generations import GenerationSpec, answer, generate, split_documents
+from foredraft.train.pairs import PairIds
 from foredraft.train.recipe import Recipe
-from foredraft.train.texts import TrainingTexts
 from foredraft.train.watch import Watch
 
 _Texts = list[list[int]]
@@ -27,6 +27,11 @@ class WrittenTexts:
     by_temperature: list[_Texts]
     held_out: _Texts
     count_given: CountGiven = nothing_given
+
+    @classmethod
+    def nothing(cls) -> WrittenTexts:
+        """Of a run without a target, which has one objective."""
+        return cls([[]], [])
 
     @property
     def texts(self) -> _Texts:
@@ -46,13 +51,13 @@ class Writer:
     out: Path
     watch: Watch
 
-    def write(self, texts: TrainingTexts) -> WrittenTexts:
-        """Nothing, if the recipe wants nothing."""
+    def write(self, documents: Sequence[Sequence[int]], questions: Sequence[str]) -> WrittenTexts:
+        """Nothing, if the recipe wants nothing. documents: of which it writes continuations. questions: that it answers."""
         recipe = self.recipe
         if recipe.generations or recipe.chats:
             self.watch.stage("the target writes")
-        generations = self._generations(texts.documents) if recipe.generations else []
-        chats = self._chats(texts.questions) if recipe.chats else []
+        generations = self._generations(documents) if recipe.generations else []
+        chats = self._chats(questions) if recipe.chats else []
         held_out = _spread(len(chats), self.validation_share)
         number = len(recipe.temperatures)
         by_temperature = [
@@ -61,6 +66,18 @@ class Writer:
         ]
         count_given = question_counter(self.tokenizer) if chats else nothing_given
         return WrittenTexts(by_temperature, [chats[i] for i in sorted(held_out)], count_given)
+
+    def answers(self, sources: Sequence[list[int]], max_tokens: int) -> list[list[PairIds]]:
+        """What an encoder-decoder writes to some of these sources, evenly spread: for each of the recipe's temperatures."""
+        recipe, number = self.recipe, len(self.recipe.temperatures)
+        if not recipe.generations:
+            return [[] for _ in range(number)]
+        self.watch.stage("the target writes")
+        spec = GenerationSpec(recipe.generations, recipe.temperatures, 0, max_tokens, recipe.seed)
+        chosen = [sources[i * len(sources) // spec.number % len(sources)] for i in range(spec.number)]
+        texts = answer(self.target, chosen, spec, self.out, self.watch.share)
+        pairs = [PairIds(source, text) for source, text in zip(chosen, texts, strict=True)]
+        return [pairs[n::number] for n in range(number)]
 
     def _generations(self, documents: Sequence[Sequence[int]]) -> _Texts:
         recipe = self.recipe

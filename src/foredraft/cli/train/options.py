@@ -11,6 +11,7 @@ from typer import Option
 from foredraft.cli.inputs import parse_budget, parse_seconds
 from foredraft.cli.models import DeviceOption, ThreadsOption
 from foredraft.cli.train.app import parse_named
+from foredraft.errors import ForedraftError
 from foredraft.utils.arguments import check_autocast, check_threads
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class DataOptions:
     data: Annotated[
         list[Path] | None, Option("--data", metavar="FILE", help="Text to train on, .gz and .jsonl too; repeatable.")
     ] = None
+    pairs: Annotated[
+        list[Path] | None,
+        Option(
+            "--pairs",
+            metavar="FILE",
+            help="In place of --data, for encoder-decoders: sources and texts, a tab between them, or .jsonl with source and text; "
+            ".gz too; repeatable.",
+        ),
+    ] = None
     exclude: Annotated[
         list[Path] | None,
         Option("--exclude", metavar="FILE", help="Keep the documents of this file out; repeatable."),
@@ -68,13 +78,19 @@ class DataOptions:
     @property
     def files(self) -> list[Path]:
         """All that are named. Raises ForedraftError for a --validation without a name."""
-        return [*(self.data or ()), *(self.exclude or ()), *self._validation().values()]
+        return [*(self.data or ()), *(self.pairs or ()), *(self.exclude or ()), *self._validation().values()]
 
     def of(self, documents: DocumentOptions) -> Data:
+        """Raises ForedraftError for both texts and pairs."""
         from foredraft.train import Data
 
+        if self.data and self.pairs:
+            raise ForedraftError(
+                "give --data, texts for a decoder-only model, or --pairs for an encoder-decoder, not both"
+            )
         return Data(
-            files=tuple(self.data or ()),
+            files=tuple(self.pairs or self.data or ()),
+            are_pairs=bool(self.pairs),
             exclude=tuple(self.exclude or ()),
             validation=self._validation(),
             validation_share=self.validation_share,
@@ -93,7 +109,9 @@ class RecipeOptions:
     steps: Annotated[int | None, Option(help="How long to train, in steps.")] = None
     epochs: Annotated[float | None, Option(help="How long to train, in passes over the data.")] = None
     budget: Annotated[str | None, Option(help="How long to train, as 90s, 20m or 2h.")] = None
-    block_len: Annotated[int, Option("--context", help="Tokens per block.")] = 512
+    block_len: Annotated[
+        int, Option("--context", help="Tokens per block; of pairs, of a source and of a text at most.")
+    ] = 512
     batch_size: Annotated[int, Option("--batch-size", help="Blocks per step.")] = 8
     optimiser: Annotated[str, Option(help="muon (AdamW for what is not a matrix) or adamw.")] = "muon"
     learning_rate: Annotated[
