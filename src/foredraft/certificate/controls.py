@@ -103,9 +103,15 @@ class FarStaleCache(_CountingCache):
 
 def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], LanguageModel]:
     class Broken(LanguageModel):
-        def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
-            traits = self.traits
-            return cache_type(pool, self.bytes_per_token(taps), traits.context_len, taps, traits.bytes_per_source_token)
+        def new_cache(self, pool: MemoryPool, taps: Sequence[int] = (), *, keeps_encoded: bool = False) -> KVCache:
+            return cache_type(
+                pool,
+                self.bytes_per_token(taps),
+                self.traits.context_len,
+                taps,
+                self.bytes_per_source_token(keeps_encoded=keeps_encoded),
+                keeps_encoded=keeps_encoded,
+            )
 
     return lambda model: Broken(model.hf, model.traits, model.body)
 

@@ -131,6 +131,10 @@ class RecordedDrafter:
         return getattr(self.inner, "shares_cache", False)
 
     @property
+    def reads_encoder(self) -> bool:
+        return getattr(self.inner, "reads_encoder", False)
+
+    @property
     def grows_trees(self) -> bool:
         return getattr(self.inner, "grows_trees", False)
 

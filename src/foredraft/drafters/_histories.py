@@ -40,6 +40,11 @@ class HistoryReader:
         self.prefix_stats = PrefixStats()
 
     @property
+    def reads_encoder(self) -> bool:
+        """See Drafter."""
+        return self._model.traits.shares_encoder
+
+    @property
     def bytes_held(self) -> int:
         """Of the engine's cache memory, without what is retained, which is anybody's who needs it."""
         return self._cache.bytes_running
@@ -83,15 +88,18 @@ class HistoryReader:
         return ready
 
     def _begin(self, draft: Draft, ready: list[Draft]) -> bool:
-        """Find what was read for others; what one of those who are ready is about to read too, it reads now. False where the model's
-        encoder cannot read the source, or finds no room for it."""
+        """Find what was read for others; what one of those who are ready is about to read too, it reads now. False where the model
+        cannot read the source, or finds no room for it."""
         tokens, source, is_shared = draft.tokens, draft.request.source, _shares_prefix(draft)
         vocab_size = self._model.traits.vocab_size
         if len(source) > self._model.traits.source_len or max(source, default=0) >= vocab_size:
             return False
+        if self.reads_encoder and draft.request.encoded is None:
+            return False
         fits = self._cache.fits(self._most_held(draft), source, is_shared=is_shared)
         if not self._cache.open(draft.request.seq_id, source, is_shared=is_shared):
             return False
+        self._take_encoded(draft.request)
         if not (is_shared and max(tokens) < vocab_size and fits):
             return True
         for other in ready:
@@ -104,6 +112,12 @@ class HistoryReader:
                         self._read_on(other, min(self._max_rows, missing - start))
         self.prefix_stats.record(len(tokens) - 1, self._cache.start(draft.request.seq_id, tokens))
         return True
+
+    def _take_encoded(self, request: DraftRequest) -> None:
+        """What the target's encoder gave, for the pass that reads the source."""
+        source = self._cache.source(request.seq_id)
+        if self.reads_encoder and source is not None and not source.is_read:
+            source.encoded = request.encoded
 
     @staticmethod
     def _most_held(draft: Draft) -> int:

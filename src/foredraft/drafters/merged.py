@@ -15,6 +15,7 @@ from foredraft.engine.proposal import (
     Proposal,
     bytes_held,
     grows_trees,
+    reads_encoder,
     shares_cache,
     taps_of,
     trees_of,
@@ -57,6 +58,7 @@ class MergedDrafter:
         self._parts = dict(parts)
         self.taps = tuple(sorted({tap for part in parts.values() for tap in taps_of(part)}))
         self.shares_cache = any(shares_cache(part) for part in parts.values())
+        self.reads_encoder = any(reads_encoder(part) for part in parts.values())
         self.prefix_stats = PrefixStats()  # the parts count their own
         self._shares = [AcceptedShares(_prior) for _ in parts]
         self._histories: dict[int, _History] = {}
@@ -117,6 +119,7 @@ class MergedDrafter:
             shape=shape,
             features=self._features_for(part, request.features),
             region=request.region if shares_cache(part) else None,
+            encoded=request.encoded if reads_encoder(part) else None,
         )
 
     def _features_for(self, part: Drafter, features: Features | None) -> Features | None:

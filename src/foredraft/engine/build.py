@@ -248,7 +248,9 @@ def _default_cache_memory(
 def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel], used: set[str]) -> int:
     """Of the longest source, in the target's cache and in those of the drafts that are used."""
     per_token = [model.traits.bytes_per_source_token for model in (target, *(drafts[name] for name in used))]
-    return sum(per_token) * target.traits.source_len
+    kept = any(drafts[name].traits.shares_encoder for name in used)
+    encoded = target.bytes_per_source_token(keeps_encoded=True) - target.bytes_per_source_token() if kept else 0
+    return (sum(per_token) + encoded) * target.traits.source_len
 
 
 def half_of_free_memory(model: LanguageModel) -> int:

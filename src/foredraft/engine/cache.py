@@ -293,7 +293,8 @@ class KVCache:
 
     bytes_per_token: what one token costs over all layers, its features included. max_len: the longest a sequence can become.
     taps: the hidden states that are kept as features of every token that is read (see model.Body). bytes_per_source_token: what one
-    token of a source costs. new_region: makes a sequence's region.
+    token of a source costs. new_region: makes a sequence's region. keeps_encoded: whether what the encoder gives of a source is kept
+    too.
     """
 
     def __init__(
@@ -304,6 +305,8 @@ class KVCache:
         taps: Sequence[int] = (),
         bytes_per_source_token: int = 0,
         new_region: Callable[[], Region] = Region,
+        *,
+        keeps_encoded: bool = False,
     ) -> None:
         self.pool = pool
         self.bytes_per_token = bytes_per_token
@@ -312,7 +315,7 @@ class KVCache:
         self._new_region = new_region
         self._regions: dict[int, Region] = {}
         self._sharing: set[int] = set()
-        self._sources = SourceStore(pool, bytes_per_source_token)
+        self._sources = SourceStore(pool, bytes_per_source_token, keeps_encoded=keeps_encoded)
         self._retained: OrderedDict[Region, Source] = OrderedDict()
         self._retained_capacity = 0
         self._indices: dict[Source, PrefixIndex[Region]] = {}

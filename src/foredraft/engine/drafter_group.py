@@ -25,6 +25,7 @@ from foredraft.engine.proposal import (
     begin,
     bytes_held,
     grows_trees,
+    reads_encoder,
     shares_cache,
     taps_of,
 )
@@ -63,7 +64,7 @@ class Drafts(NamedTuple):
 class DrafterGroup:
     """drafters: by the names that a policy knows them by. What one of them raises ends no request.
 
-    taps: the hidden states of the target that any of them reads.
+    taps: the hidden states of the target that any of them reads. reads_encoder: whether any of them reads what its encoder gives.
 
     Raises DrafterError for an object that is no drafter.
     """
@@ -73,6 +74,7 @@ class DrafterGroup:
             check_drafter(drafter)
         self._drafters = dict(drafters)
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in taps_of(drafter)}))
+        self.reads_encoder = any(reads_encoder(drafter) for drafter in drafters.values())
         self._shield = Shield()
         self._num_sampled: Counter[str] = Counter()
 
@@ -155,6 +157,7 @@ class DrafterGroup:
             cache.region(sequence.seq_id).shared_view() if cache is not None and shares_cache(drafter) else None,
             forced.shape if grows_trees(drafter) else None,
             sequence.source,
+            _encoded(cache, sequence.seq_id) if reads_encoder(drafter) else None,
         )
 
     def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:
@@ -207,3 +210,9 @@ class _Question:
             self.error = error
         finally:
             self.seconds += time.perf_counter() - started
+
+
+def _encoded(cache: KVCache | None, seq_id: int) -> Tensor | None:
+    """What the target's encoder gave of a sequence's source, once it has read it."""
+    source = None if cache is None else cache.source(seq_id)
+    return None if source is None else source.encoded

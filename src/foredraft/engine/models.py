@@ -34,6 +34,7 @@ from foredraft.heads import (
     attach_mtp,
     head_method_of,
 )
+from foredraft.heads.decoder_draft import load_decoder_draft
 from foredraft.kernels import WeightFormat, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -46,6 +47,7 @@ from foredraft.model import (
 )
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
+from foredraft.model.shared_encoder import shares_encoder
 from foredraft.sampling import AUTO, not_honoured
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
@@ -104,7 +106,7 @@ class LoadedModels:
         self.draft_options = options_of_draft(draft_model, options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
-            if each is not None and not isinstance(each, PreTrainedModel):
+            if each is not None and not isinstance(each, PreTrainedModel) and not _shares_encoder(each, its_options):
                 examine(each, its_options)
         # first, for the memory that building it takes is free again when the weights are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
@@ -222,6 +224,8 @@ class LoadedModels:
 
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
         """Where both have a tokenizer, their vocabularies are compared before the weights are loaded."""
+        if _shares_encoder(source, options):
+            return load_decoder_draft(os.fspath(source), self.target, options.revision)
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
@@ -254,6 +258,11 @@ class LoadedModels:
         return attach_head(
             os.fspath(source), self.target, options.revision, self.head_options, head_format(options), text
         )
+
+
+def _shares_encoder(source: ModelSource, options: LoadOptions) -> bool:
+    """Whether it is a decoder over the target's encoder."""
+    return not isinstance(source, PreTrainedModel) and shares_encoder(config_of(os.fspath(source), options.revision))
 
 
 def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:

@@ -64,6 +64,8 @@ class DraftRequest:
         tokens behind the pending one, and the target overwrites it.
     shape: of the tree that is wanted, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
     source: what an encoder-decoder's text answers; () for other targets.
+    encoded: what the target's encoder gave of the source, [len(source), width], for a drafter with `reads_encoder`; None for others,
+        and before the target has read it.
     """
 
     seq_id: int
@@ -75,6 +77,7 @@ class DraftRequest:
     region: Region | None = None
     shape: TreeShape | None = None
     source: Source = ()
+    encoded: Tensor | None = None
 
     @property
     def context(self) -> Sequence[int]:
@@ -254,8 +257,9 @@ class Drafter(Protocol):
     what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
     names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests. One that
     runs layers of the target over the target's own keys and values has `shares_cache`, a true attribute, and gets those as the
-    `region` of its requests. One that can answer with trees has `grows_trees`, a true attribute. One that others work for, who
-    may begin before it waits for them, has `begin(requests) -> Pending[Proposal]` too (see `begin`)."""
+    `region` of its requests. One that goes on from what the target's encoder gave has `reads_encoder`, a true attribute, and gets
+    that as the `encoded` of its requests. One that can answer with trees has `grows_trees`, a true attribute. One that others
+    work for, who may begin before it waits for them, has `begin(requests) -> Pending[Proposal]` too (see `begin`)."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""
@@ -274,6 +278,11 @@ def taps_of(drafter: Drafter) -> tuple[int, ...]:
 def shares_cache(drafter: Drafter) -> bool:
     """Whether it runs layers of the target over the target's own keys and values."""
     return bool(getattr(drafter, "shares_cache", False))
+
+
+def reads_encoder(drafter: Drafter) -> bool:
+    """Whether it goes on from what the target's encoder gave of a source."""
+    return bool(getattr(drafter, "reads_encoder", False))
 
 
 def grows_trees(drafter: Drafter) -> bool:

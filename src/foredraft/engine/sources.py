@@ -18,10 +18,12 @@ Source: TypeAlias = tuple[int, ...]
 
 class SourceKeys:
     """ids: of the source. layers: its keys [H, len(ids), Dk] and values [H, len(ids), Dv] for each layer of the decoder; empty until
-    the encoder has read it."""
+    the encoder has read it. keeps_encoded: whether a drafter wants what the encoder gives: encoded, [len(ids), width]."""
 
-    def __init__(self, ids: Source) -> None:
+    def __init__(self, ids: Source, *, keeps_encoded: bool = False) -> None:
         self.ids = ids
+        self.keeps_encoded = keeps_encoded
+        self.encoded: Tensor | None = None
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.num_users = 0
         self.used_at = 0
@@ -58,11 +60,12 @@ class SourceStore:
     """The sources of one model's sequences, within a shared budget.
 
     bytes_per_token: what one token of a source costs over all layers; 0 for a model without an encoder. bytes_held: of all sources.
-    bytes_retained: of those that nobody uses.
+    bytes_retained: of those that nobody uses. keeps_encoded: see SourceKeys.
     """
 
-    def __init__(self, pool: Budget, bytes_per_token: int) -> None:
+    def __init__(self, pool: Budget, bytes_per_token: int, *, keeps_encoded: bool = False) -> None:
         self.bytes_per_token = bytes_per_token
+        self._keeps_encoded = keeps_encoded
         self._pool = pool
         self._shared: dict[Source, SourceKeys] = {}
         self._idle: OrderedDict[Source, None] = OrderedDict()
@@ -84,7 +87,7 @@ class SourceStore:
             found = self._shared[ids]
             self._take_out(ids)
         elif self._pool.take(self._bytes(ids)):
-            found = SourceKeys(ids)
+            found = SourceKeys(ids, keeps_encoded=self._keeps_encoded)
             self.bytes_held += self._bytes(ids)
             if is_shared:
                 self._shared[ids] = found

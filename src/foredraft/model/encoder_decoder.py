@@ -58,6 +58,21 @@ class EncoderDecoderBody:
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Encode these in one pass, and fill in their keys and values."""
+        self.project(sources, self._encode(sources))
+
+    def project(self, sources: Sequence[SourceKeys], rows: Tensor) -> None:
+        """Fill in the keys and values of these, from what an encoder gave of all their tokens in order, [T, width] or more."""
+        cuts = list(pairwise(accumulate((len(source.ids) for source in sources), initial=0)))
+        projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
+        for source, (first, end) in zip(sources, cuts, strict=True):
+            source.encoded = rows[first:end].clone() if source.keeps_encoded else None
+            source.layers = {
+                layer: (readable(keys[:, first:end]), readable(values[:, first:end]))
+                for layer, (keys, values) in projected.items()
+            }
+
+    def _encode(self, sources: Sequence[SourceKeys]) -> Tensor:
+        """[T, width], and rows of padding behind them"""
         ids = [token for source in sources for token in source.ids]
         positions = [position for source in sources for position in range(len(source.ids))]
         missing = self._row_rule.pad(len(ids)) - len(ids)
@@ -68,13 +83,7 @@ class EncoderDecoderBody:
         metadata = EncoderMetadata(sources, missing, self._encoder_biases, self.kernels)
         with self._routed(), _positions_set(self._encoder, self._tensor(positions)):
             rows: Tensor = self._encoder(**inputs, attention_metadata=metadata).last_hidden_state[0]
-        cuts = list(pairwise(accumulate((len(source.ids) for source in sources), initial=0)))
-        projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
-        for source, (first, end) in zip(sources, cuts, strict=True):
-            source.layers = {
-                layer: (readable(keys[:, first:end]), readable(values[:, first:end]))
-                for layer, (keys, values) in projected.items()
-            }
+        return rows
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         """taps: none, see LanguageModel.new_cache."""

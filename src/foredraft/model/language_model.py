@@ -34,7 +34,8 @@ class Traits:
     row_exact: whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
 
     Of an encoder-decoder, whose text answers a source: source_len: the longest source, 0 for other models. bytes_per_source_token: of
-    cache. start_ids: what the decoder begins with.
+    cache. start_ids: what the decoder begins with. shares_encoder: whether it has no encoder of its own, and is given what its
+    target's encoder gave.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Traits:
     source_len: int = 0
     bytes_per_source_token: int = 0
     start_ids: tuple[int, ...] = ()
+    shares_encoder: bool = False
 
 
 class ModelInputs(NamedTuple):
@@ -163,8 +165,9 @@ class LanguageModel:
         """Whether a pass may still be running when `read` has returned."""
         return self.device.type != "cpu"
 
-    def new_cache(self, pool: MemoryPool, taps: Sequence[int] = ()) -> KVCache:
-        """taps: the hidden states that it keeps, see Body. Raises ModelError for a tap that is not there."""
+    def new_cache(self, pool: MemoryPool, taps: Sequence[int] = (), *, keeps_encoded: bool = False) -> KVCache:
+        """taps: the hidden states that it keeps, see Body. keeps_encoded: whether it keeps what the encoder gives. Raises ModelError
+        for a tap that is not there."""
         if taps and self.has_encoder:
             raise ModelError(f"{self.traits.name} is an encoder-decoder: hidden states of those are not kept")
         config = self.hf.config.get_text_config()
@@ -173,14 +176,14 @@ class LanguageModel:
                 f"{self.traits.name} has {config.num_hidden_layers} layers, and hidden states {list(taps)} are wanted: "
                 f"they go from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its head reads"
             )
-        traits = self.traits
         return KVCache(
             pool,
             self.bytes_per_token(taps),
-            traits.context_len,
+            self.traits.context_len,
             taps,
-            traits.bytes_per_source_token,
+            self.bytes_per_source_token(keeps_encoded=keeps_encoded),
             self._new_region,
+            keeps_encoded=keeps_encoded,
         )
 
     def bytes_per_token(self, taps: Sequence[int] = ()) -> int:
@@ -188,14 +191,23 @@ class LanguageModel:
         width, itemsize = self.hf.config.get_text_config().hidden_size, self.hf.dtype.itemsize
         return int(self.traits.bytes_per_token + len(taps) * width * itemsize)
 
+    def bytes_per_source_token(self, *, keeps_encoded: bool = False) -> int:
+        """Of cache, with what the encoder gives if that is kept."""
+        width = self.hf.get_encoder().config.hidden_size if keeps_encoded else 0
+        return int(self.traits.bytes_per_source_token + width * self.hf.dtype.itemsize)
+
     def scratch_cache(
-        self, lengths: Sequence[int], taps: Sequence[int] = (), sources: Sequence[Source] = ()
+        self,
+        lengths: Sequence[int],
+        taps: Sequence[int] = (),
+        sources: Sequence[Source] = (),
+        *,
+        keeps_encoded: bool = False,
     ) -> KVCache:
-        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps: as in new_cache.
-        sources: of each sequence, for a model with an encoder."""
-        traits = self.traits
-        pool = MemoryPool(sum(map(len, sources)) * traits.bytes_per_source_token)
-        cache = self.new_cache(pool, taps)
+        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps, keeps_encoded: as
+        in new_cache. sources: of each sequence, for a model with an encoder."""
+        source_bytes = self.bytes_per_source_token(keeps_encoded=keeps_encoded)
+        cache = self.new_cache(MemoryPool(sum(map(len, sources)) * source_bytes), taps, keeps_encoded=keeps_encoded)
         cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
         for seq_id, length in enumerate(lengths):
             cache.region(seq_id).resize(padded(length))

@@ -83,6 +83,7 @@ class SourceStackBody:
         cuts = pairwise(accumulate((len(source.ids) for source in sources), initial=0))
         for source, (first, end) in zip(sources, cuts, strict=True):
             layers = readable(states.view(shape)[first:end].permute(1, 2, 3, 0, 4))
+            source.encoded = encoded[first:end].clone() if source.keeps_encoded else None
             source.layers = {layer: (keys, values) for layer, (keys, values) in enumerate(layers)}
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:

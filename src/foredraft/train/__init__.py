@@ -1,6 +1,7 @@
 """Trains language models on text and drafts on a target's distribution, and evaluates drafts."""
 
 from foredraft.train.block_heads import DFlashKind, DSparkKind
+from foredraft.train.decoder_head import DecoderKind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.exit_head import ExitKind
@@ -20,6 +21,7 @@ __all__ = [
     "DFlashKind",
     "DSparkKind",
     "Data",
+    "DecoderKind",
     "Eagle3Kind",
     "ExitKind",
     "Expectation",

@@ -31,6 +31,7 @@ _KINDS = {
     "dflash": _Kind("DFlashKind", _BLOCK),
     "dspark": _Kind("DSparkKind", (*_BLOCK, "markov_rank", "markov_kind")),
     "exit": _Kind("ExitKind", ("exit_layer", "adapter_size"), ("exit_layer",)),
+    "decoder": _Kind("DecoderKind", ("layers",)),
 }
 _FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--share-lm-head"}
 
@@ -46,7 +47,9 @@ class HeadKindOptions:
     draft_vocab_size: Annotated[
         int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None
-    layers: Annotated[int | None, Option(help="Of a head, or blocks of each Medusa head. Default: 1.")] = None
+    layers: Annotated[
+        int | None, Option(help="Of a head or a decoder, or blocks of each Medusa head. Default: 1.")
+    ] = None
     intermediate_size: Annotated[
         int | None,
         Option("--intermediate-size", help="EAGLE-3, DFlash, DSpark: of the head's MLP. Default: the target's."),
@@ -119,7 +122,11 @@ def head(
     recipe: RecipeOptions,
     options: HeadKindOptions,
     kind: Annotated[
-        str, Option(help="What to train: eagle3, medusa, dflash, dspark, or exit (an early exit).")
+        str,
+        Option(
+            help="What to train: eagle3, medusa, dflash, dspark, exit (an early exit), or decoder (over an encoder-decoder's own "
+            "encoder)."
+        ),
     ] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
     as_json: JsonOption = False,

@@ -1,0 +1,180 @@
+"""A small decoder over the target's own encoder, as a draft for an encoder-decoder: its files, and the model they make.
+
+The files hold the layers and the final norm of the decoder. Embeddings, positions and lm_head are the target's. The layers are of the
+target's own kind, so its configuration with fewer of them says all.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+
+from foredraft.errors import ModelError
+from foredraft.heads.attaching import TargetEnds
+from foredraft.heads.files import HeadFiles
+from foredraft.model import LanguageModel, Read
+from foredraft.model.checkpoint import CONFIG
+from foredraft.model.shared_encoder import MARK, SharedEncoderBody, shares_encoder
+
+WEIGHTS = "model.safetensors"
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
+_ENCODER_LAYERS = ("num_layers", "encoder_layers")
+"""What families call the numbers of layers: T5 and its kin, BART and its kin."""
+
+_DROPOUT = ("dropout_rate", "dropout", "attention_dropout", "activation_dropout", "decoder_layerdrop")
+"""What is left out of its training: so few layers never fit too well."""
+
+_TABLES = ("embed_tokens.", "embed_positions.")
+"""Of a decoder, what is the target's."""
+
+
+def load_decoder_draft(name: str, target: LanguageModel, revision: str | None = None) -> LanguageModel:
+    """The draft in a directory or under a hub id, for inference, in the target's precision and on its device.
+
+    Raises ModelError, one line that names it, for files that cannot be read or do not fit the target.
+    """
+    hf = _empty(target.hf, *read_layers(name, target, revision))
+    hf.to(target.device, target.hf.dtype).eval().requires_grad_(False)  # before parts of it are the target's
+    _share_tables(hf, target.hf)
+    return _measured(hf, name, target)
+
+
+def new_decoder(target: LanguageModel, num_layers: int) -> PreTrainedModel:
+    """To be trained, in float32, with random layers. It has copies of the target's tables and lm_head, which require no gradient.
+    Raises ModelError for a target that has no such layers, or not so many."""
+    return _trainable(target, num_layers, {})
+
+
+def decoder_to_train(name: str, target: LanguageModel) -> PreTrainedModel:
+    """A saved one, as new_decoder gives them. Raises ModelError, see load_decoder_draft."""
+    return _trainable(target, *read_layers(name, target))
+
+
+def save_decoder(hf: PreTrainedModel, folder: Path, target_name: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    """target_name: for the reader."""
+    tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in own_weights(hf).items()}
+    fields = {**hf.config.to_dict(), **MARK, "target": target_name, "dtype": str(dtype).removeprefix("torch.")}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def own_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
+    """By their names in the decoder: its layers and final norm."""
+    return {name: weight for name, weight in hf.get_decoder().state_dict().items() if not name.startswith(_TABLES)}
+
+
+def num_decoder_layers(config: PretrainedConfig) -> int:
+    """Raises ModelError for a configuration of another family."""
+    return int(getattr(config, _field_of(config, _DECODER_LAYERS)))
+
+
+def read_layers(name: str, target: LanguageModel, revision: str | None = None) -> tuple[int, dict[str, Tensor]]:
+    """-> the number of layers, and their weights. Raises ModelError."""
+    files = HeadFiles.of(name, revision)
+    config, own = files.config, target.hf.config
+    if not shares_encoder(config):
+        raise ModelError(f"{name}: its files are no decoder over a target's encoder")
+    kind = config.get("model_type")
+    if kind != own.model_type:
+        raise ModelError(f"{name}: a decoder over the encoder of a {kind}, and the target is a {own.model_type}")
+    num_layers = config.get(_field_of(own, _DECODER_LAYERS))
+    if not isinstance(num_layers, int):
+        raise ModelError(f"{name}: its {CONFIG} does not say how many layers its decoder has")
+    return num_layers, files.tensors
+
+
+def _field_of(config: PretrainedConfig, names: Sequence[str]) -> str:
+    found = next((name for name in names if hasattr(config, name)), None)
+    if found is None:
+        raise ModelError(f"{config.model_type}: a decoder over the target's encoder is for T5, BART and their kin")
+    return found
+
+
+def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
+    hf = _empty(target.hf, num_layers, weights).requires_grad_(False)
+    ends = TargetEnds(target.hf)
+    with torch.no_grad():
+        hf.get_output_embeddings().weight.copy_(ends.lm_head_rows(None))
+        embedding = hf.get_decoder().embed_tokens.weight
+        embedding.copy_(ends.embed(torch.arange(len(embedding), device=target.device)))
+    _copy_positions(hf, target.hf)
+    for name, parameter in hf.get_decoder().named_parameters():
+        parameter.requires_grad_(not name.startswith(_TABLES))
+    return hf
+
+
+def _empty(target: PreTrainedModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """A model like the target without encoder layers, in float32. weights: of the decoder; {}: random ones."""
+    config = copy.deepcopy(target.config)
+    field = _field_of(config, _DECODER_LAYERS)
+    most = int(getattr(config, field))
+    if not 1 <= num_layers <= most:
+        raise ModelError(
+            f"a decoder over the target's encoder has from 1 to the target's {most} layers, not {num_layers}"
+        )
+    setattr(config, field, num_layers)
+    setattr(config, _field_of(config, _ENCODER_LAYERS), 0)
+    for name in _DROPOUT:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    config.dtype = torch.float32
+    hf: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    if weights:
+        _load(hf, weights)
+    return hf
+
+
+def _load(hf: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    own = own_weights(hf)
+    wrong = sorted(own.keys() ^ weights.keys()) or sorted(n for n in own if own[n].shape != weights[n].shape)
+    if wrong:
+        raise ModelError(f"{wrong[0]} is missing, unknown or of another shape: the decoder belongs to another target")
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(weights[name])
+
+
+def _share_tables(hf: PreTrainedModel, target: PreTrainedModel) -> None:
+    """The target's own modules in the place of the draft's."""
+    sources = {id(hf.get_output_embeddings()): target.get_output_embeddings()}
+    for name in ("embed_tokens", "embed_positions"):
+        table = getattr(hf.get_decoder(), name, None)
+        if table is not None:
+            sources[id(table)] = getattr(target.get_decoder(), name)
+    sources.setdefault(id(hf.get_input_embeddings()), target.get_input_embeddings())
+    for path, module in list(hf.named_modules(remove_duplicate=False)):
+        if id(module) in sources:
+            hf.set_submodule(path, sources[id(module)])
+    for name, buffer in target.named_buffers(recurse=False):  # BART's bias of the logits
+        setattr(hf, name, buffer)
+
+
+def _copy_positions(hf: PreTrainedModel, target: PreTrainedModel) -> None:
+    table: nn.Module | None = getattr(hf.get_decoder(), "embed_positions", None)
+    if table is not None:
+        table.load_state_dict(target.get_decoder().embed_positions.state_dict())
+    for name, buffer in target.named_buffers(recurse=False):
+        setattr(hf, name, buffer.float().clone())
+
+
+def _measured(hf: PreTrainedModel, name: str, target: LanguageModel) -> LanguageModel:
+    """With what a token takes of the cache."""
+    traits: Any = replace(target.traits, name=name, bytes_per_token=0, bytes_per_source_token=0, shares_encoder=True)
+    model = LanguageModel(hf, traits, SharedEncoderBody(hf))
+    cache = model.scratch_cache([len(traits.start_ids)], sources=[(0,)])
+    source = cache.source(0)
+    assert source is not None
+    source.encoded = torch.zeros(1, target.hf.get_encoder().config.hidden_size, dtype=hf.dtype, device=hf.device)
+    model.read([Read(0, list(traits.start_ids), 1)], cache)
+    per_token, per_source = cache.region(0).bytes_per_token, source.bytes_per_token
+    return LanguageModel(hf, replace(traits, bytes_per_token=per_token, bytes_per_source_token=per_source), model.body)

@@ -1,0 +1,30 @@
+"""A draft model without an encoder: its decoder attends to what the target's encoder gave of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from foredraft.engine.sources import SourceKeys
+from foredraft.model.encoder_decoder import EncoderDecoderBody
+
+_KEY, _KIND = "spd_type", "shared_encoder"
+MARK: Mapping[str, Any] = {_KEY: _KIND}
+"""What says so in config.json."""
+
+
+def shares_encoder(config: Mapping[str, Any]) -> bool:
+    """config: of config.json."""
+    return config.get(_KEY) == _KIND
+
+
+class SharedEncoderBody(EncoderDecoderBody):
+    """Its encoder is never run."""
+
+    def read_sources(self, sources: Sequence[SourceKeys]) -> None:
+        """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
+        rows = [source.encoded for source in sources if source.encoded is not None]
+        assert len(rows) == len(sources)
+        self.project(sources, torch.cat(rows))

@@ -1,0 +1,141 @@
+"""A small decoder over the target's own encoder as a draft model: it changes no text, and reads what the target's encoder gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+
+from foredraft import LLM, ModelError, SamplingParams
+from foredraft.heads.decoder_draft import new_decoder, num_decoder_layers, own_weights, save_decoder
+from foredraft.train.decoder_head import DecoderKind
+from tests.test_encoder_decoders import KINDS, NUM_TOKENS, made, plain_texts, sources, texts
+
+NAMES = ("t5", "bart", "m2m_100", "marian")
+TREE = [(0,), (1,), (0, 0), (0, 0, 0)]
+
+
+@cache
+def draft(name: str, num_layers: int) -> Path:
+    """With the first of the target's layers, and the last if there is more than one."""
+    target = LLM(made(name), method="none").target
+    folder = Path(mkdtemp())
+    save_decoder(DecoderKind(num_layers).new(target, [], 0), folder, name, torch.float32)
+    return folder
+
+
+def all_layers(name: str) -> int:
+    return num_decoder_layers(made(name).config)
+
+
+@contextmanager
+def encoder_passes(llm: LLM) -> Iterator[list[int]]:
+    """The tokens of each."""
+    found: list[int] = []
+    handle = llm.target.hf.get_encoder().register_forward_pre_hook(
+        lambda _module, _args, inputs: found.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_plain_decodings_with_preemption(name: str, kind: str) -> None:
+    """Eight sources of different lengths; texts are preempted in the middle, by hand."""
+    frontend = LLM(made(name), draft(name, 1), speculative_tokens=4).frontend
+    wanted = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **KINDS[kind])
+    requests = [frontend.prepare(source, wanted) for source in sources(8, seed=4)]
+    for step, _ in enumerate(frontend.steps(requests)):
+        running = [s for request in requests for s in request.sequences if s.num_output and not s.is_finished]
+        if step in (3, 6) and running:
+            frontend.engine.preempt(running[step % len(running)])
+    sequences = [s for request in requests for s in request.sequences]
+    assert [s.output_ids for s in sequences] == plain_texts(name, kind)
+    assert sum(s.num_preemptions for s in sequences) > 0
+    assert frontend.engine.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_all_of_the_targets_layers_it_is_always_right(name: str) -> None:
+    for settings in ({}, {"temperature": 1.0}):
+        llm = LLM(made(name), draft(name, all_layers(name)), speculative_tokens=3, seed=1)
+        texts(llm, sources(6), **settings)
+        acceptance = llm.engine.stats.conditional_acceptance
+        assert acceptance is not None
+        assert acceptance >= 0.97
+
+
+def test_trees_change_no_text() -> None:
+    llm = LLM(made("t5"), draft("t5", 1), speculative_token_tree=TREE)
+    for kind, settings in KINDS.items():
+        assert texts(llm, sources(8, seed=4), **settings) == plain_texts("t5", kind)
+    assert llm.engine.stats.num_draft_tokens > 0
+
+
+def test_a_small_cache_is_enough_and_is_given_back() -> None:
+    traits = LLM(made("bart"), method="none").target.traits
+    room = 3 * (64 * traits.bytes_per_token + 80 * traits.bytes_per_source_token)
+    llm = LLM(made("bart"), draft("bart", 1), speculative_tokens=4, cache_memory=room, max_num_batched_tokens=40)
+    for kind, settings in KINDS.items():
+        assert texts(llm, sources(8, seed=4), **settings) == plain_texts("bart", kind)
+    assert llm.engine.pool.used == llm.engine.pool.bytes_retained <= room
+    llm.engine.drop_retained()
+    assert llm.engine.pool.used == 0
+
+
+def test_the_source_is_encoded_once() -> None:
+    llm = LLM(made("t5"), draft("t5", 1), speculative_tokens=3)
+    with encoder_passes(llm) as lens:
+        texts(llm, sources(3))
+    assert len(lens) == 1
+    assert llm.engine.stats.num_draft_tokens > 0
+
+
+def test_what_the_encoder_gave_is_in_the_budget() -> None:
+    llm, plain = LLM(made("t5"), draft("t5", 1), speculative_tokens=3), LLM(made("t5"), method="none")
+    source = sources(1)[0]
+    for one in (llm, plain):
+        texts(one, [source], max_tokens=2)
+    width, itemsize = llm.target.hf.config.d_model, 4
+    per_token = llm.target.traits.bytes_per_source_token
+    held, without = (len(source) * (per_token + extra) for extra in (width * itemsize, 0))
+    assert llm.engine.cache.bytes_held - plain.engine.cache.bytes_held == held - without
+
+
+def test_the_owners_model_stays_as_it_is() -> None:
+    hf = made("t5")
+    embedding = hf.get_input_embeddings()
+    required = [parameter.requires_grad for parameter in hf.parameters()]
+    texts(LLM(hf, draft("t5", 1)), sources(1), max_tokens=2)
+    assert hf.get_input_embeddings() is embedding
+    assert [parameter.requires_grad for parameter in hf.parameters()] == required
+
+
+def test_the_files_hold_the_decoders_own_weights_alone() -> None:
+    target = LLM(made("bart"), method="none").target
+    names = own_weights(new_decoder(target, 1))
+    assert names
+    assert not any(name.startswith(("embed_tokens", "embed_positions")) for name in names)
+    config = json.loads((draft("bart", 1) / "config.json").read_text())
+    assert config["decoder_layers"] == 1
+    assert config["spd_type"] == "shared_encoder"
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    with pytest.raises(ModelError, match="over the encoder of a t5, and the target is a bart"):
+        LLM(made("bart"), draft("t5", 1))
+    with pytest.raises(ModelError, match="over the encoder of a t5, and the target is a llama"):
+        LLM(made("llama"), draft("t5", 1))
+    with pytest.raises(ModelError, match=r"from 1 to the target's \d layers, not 9"):
+        new_decoder(LLM(made("t5"), method="none").target, 9)
+    with pytest.raises(ModelError, match="for T5, BART and their kin"):
+        new_decoder(LLM(made("t5gemma"), method="none").target, 1)
