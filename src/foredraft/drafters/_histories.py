@@ -8,6 +8,7 @@ from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.drafters._vocabulary import DraftVocabulary, SameVocabulary
 from foredraft.engine.cache import MemoryPool
 from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.sources import Source
 from foredraft.engine.stats import PrefixStats
 from foredraft.model import LanguageModel, Read
 from foredraft.utils.prefix import common_prefix
@@ -90,7 +91,7 @@ class HistoryReader:
     def _begin(self, draft: Draft, ready: list[Draft]) -> bool:
         """Find what was read for others; what one of those who are ready is about to read too, it reads now. False where the model
         cannot read the source, or finds no room for it."""
-        tokens, source, is_shared = draft.tokens, draft.request.source, _shares_prefix(draft)
+        tokens, source, is_shared = draft.tokens, self._source_of(draft), _shares_prefix(draft)
         vocab_size = self._model.traits.vocab_size
         if len(source) > self._model.traits.source_len or max(source, default=0) >= vocab_size:
             return False
@@ -104,7 +105,7 @@ class HistoryReader:
             return True
         for other in ready:
             history = other.tokens
-            if _shares_prefix(other) and other.request.source == source:
+            if _shares_prefix(other) and self._source_of(other) == source:
                 common = common_prefix(history, tokens, limit=min(len(history), len(tokens)) - 1)
                 missing = common - self._cache.num_held(other.request.seq_id)
                 if missing >= _WORTH_READING and common - self._cache.num_shared(tokens, source) >= _WORTH_READING:
@@ -112,6 +113,10 @@ class HistoryReader:
                         self._read_on(other, min(self._max_rows, missing - start))
         self.prefix_stats.record(len(tokens) - 1, self._cache.start(draft.request.seq_id, tokens))
         return True
+
+    def _source_of(self, draft: Draft) -> Source:
+        """That the model reads: () for one without an encoder, which knows the text alone."""
+        return draft.request.source if self._model.has_encoder else ()
 
     def _take_encoded(self, request: DraftRequest) -> None:
         """What the target's encoder gave, for the pass that reads the source."""

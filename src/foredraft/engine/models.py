@@ -318,17 +318,16 @@ def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: VocabularyPair | None = None) -> None:
-    """Raises ModelError unless both have an encoder or none has, and where an encoder would read a source in ids of another
-    vocabulary. vocabularies: None where they are the same."""
-    if target.has_encoder != draft.has_encoder:
-        has, other = (target, draft) if target.has_encoder else (draft, target)
+    """Raises ModelError where a draft's encoder would have nothing to read, and where a source or a decoder's start would be read in
+    ids of another vocabulary. A draft without an encoder knows the text alone. vocabularies: None where they are the same."""
+    if draft.has_encoder and not target.has_encoder:
         raise ModelError(
-            f"{has.traits.name} is an encoder-decoder and {other.traits.name} is not: a draft model must be of the target's kind"
+            f"{draft.traits.name} is an encoder-decoder and {target.traits.name} is not: its encoder would have nothing to read"
         )
-    if draft.has_encoder and vocabularies is not None:
+    if target.has_encoder and vocabularies is not None:
         raise ModelError(
-            f"{draft.traits.name} has another vocabulary than {target.traits.name}: an encoder-decoder reads the target's source, "
-            "so its draft must have the target's vocabulary"
+            f"{draft.traits.name} has another vocabulary than {target.traits.name}, an encoder-decoder: its draft must have the "
+            "target's vocabulary"
         )
 
 
