@@ -282,7 +282,9 @@ def test_generate_for_loaded_models_is_that_of_transformers() -> None:
 
 def test_refusals_are_one_line() -> None:
     t5, llama = made("t5"), made("llama")
-    with pytest.raises(ModelError, match=r"is an encoder-decoder and .* is not: its encoder would have nothing to read"):
+    with pytest.raises(
+        ModelError, match=r"is an encoder-decoder and .* is not: its encoder would have nothing to read"
+    ):
         LLM(llama, t5)
     with pytest.raises(ModelError, match="heads, early exits and draft servers draft for decoder-only models"):
         LLM(t5, exit_layer=1)

@@ -118,3 +118,9 @@ def test_mt_bench_is_read() -> None:
     assert len(workload.questions) == 80
     assert len(workload.categories) == 8
     assert all(len(question.turns) == 2 for question in workload.questions)
+
+
+def test_encoder_decoders_have_sources_of_their_own() -> None:
+    workload = built_in_workload(of_sources=True)
+    assert workload.categories == ["translation", "summarisation"]
+    assert not {q.question_id for q in workload.questions} & {q.question_id for q in built_in_workload().questions}

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from foredraft import LLM
+from foredraft.heads.decoder_draft import new_decoder, save_decoder
 from tests.command_line import assert_refused, generate, json_lines, run
 from tests.model.zoo import Species, random_model
 from tests.server.conftest import running
@@ -76,3 +77,12 @@ def test_the_server_completes(checkpoint: Path) -> None:
         again = server.post("/v1/completions", {**body, "n": 2, "seed": 3, "temperature": 0.8, "stream": True})
         assert again.status_code == 200
         server.wait_until_idle()
+
+
+def test_bench_measures_translation_and_summarisation_by_default(checkpoint: Path, tmp_path: Path) -> None:
+    decoder = tmp_path / "decoder"
+    save_decoder(new_decoder(LLM(checkpoint, method="none").target, 1), decoder, "toy")
+    options = ("--num-prompts", "2", "--max-tokens", "8", "--output", tmp_path / "report", "--config", "draft_model:2")
+    (found,) = json_lines(run("bench", "--model", checkpoint, "--draft-model", decoder, *options, "--json"))
+    assert set(found["configurations"][0]["categories"]) == {"translation", "summarisation"}
+    assert run("inspect", "--model", checkpoint, "--draft-model", decoder).exit_code == 0

@@ -1,4 +1,5 @@
-"""The default prompts of a benchmark: texts to continue, of four kinds that differ in how well drafts do.
+"""The default prompts of a benchmark: texts to continue, of four kinds that differ in how well drafts do; and for encoder-decoders
+sources to answer, of two kinds.
 
 They are short, so that models with a small context can read them. None ends in a newline: newline and indentation are one
 token of many vocabularies.
@@ -44,10 +45,33 @@ _PROMPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def built_in_workload() -> Workload:
+_SOURCES: dict[str, tuple[str, ...]] = {
+    "translation": (
+        "We left the house early. It was still dark outside. Nobody else was on the road.",
+        "My sister wants to learn German. She reads a new book every week.",
+        "Can you tell me where the station is? I have to catch the last train.",
+        "Tom forgot his keys at work. He had to wait for an hour in the rain.",
+        "The children are playing in the garden. Their father is cooking dinner.",
+        "I have never seen such a beautiful town. I would like to live here.",
+    ),
+    "summarisation": (
+        "def mean(values):\n    if not values:\n        raise ValueError('no values')\n    return sum(values) / len(values)",
+        "def is_sorted(items):\n    return all(a <= b for a, b in zip(items, items[1:]))",
+        "def read_lines(path):\n    with open(path) as stream:\n        return [line.rstrip() for line in stream]",
+        "def find(self, key):\n    node = self.root\n    while node and node.key != key:\n        node = node.left if key < node.key else "
+        "node.right\n    return node",
+        "def count_words(text):\n    counts = {}\n    for word in text.split():\n        counts[word] = counts.get(word, 0) + 1\n    "
+        "return counts",
+        "def remove_duplicates(items):\n    seen = set()\n    return [x for x in items if not (x in seen or seen.add(x))]",
+    ),
+}
+
+
+def built_in_workload(*, of_sources: bool = False) -> Workload:
+    """of_sources: for an encoder-decoder, which answers a source."""
     questions = [
         Question(f"{category}-{number}", category, (prompt,))
-        for category, prompts in _PROMPTS.items()
+        for category, prompts in (_SOURCES if of_sources else _PROMPTS).items()
         for number, prompt in enumerate(prompts, start=1)
     ]
     return Workload("built-in prompts", tuple(questions))

@@ -57,7 +57,7 @@ def run_bench(
     """
     requested = replace(params or SamplingParams(max_tokens=DEFAULT_TOKENS, temperature=0.0), speculative_tokens=None)
     check_settings(requested, budget, repeats)
-    workload = workload or built_in_workload()
+    workload = workload or built_in_workload(of_sources=llm.target.has_encoder)
     contenders = contenders_for(llm, default_configurations() if configurations is None else configurations)
     check_fits(llm, workload, requested)
     groups = workload.groups(max(contender.configuration.batch_size for contender in contenders))

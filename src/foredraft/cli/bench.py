@@ -91,7 +91,7 @@ def bench(
     seconds = parse_budget(runs.budget)
     models.check()
     models.follow()
-    configurations, questions = runs.configurations(), workload.read()
+    configurations, questions = runs.configurations(), workload.read(of_sources=models.is_encoder_decoder)
     directory = runs.directory
     make_directory(directory)
     llm = models.load()

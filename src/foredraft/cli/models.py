@@ -258,6 +258,14 @@ class ModelOptions:
         target: str | None = self.settings().model
         return target
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the target says that it is one."""
+        from foredraft.model.hub import config_of
+
+        name = self.settings().model
+        return isinstance(name, str) and bool(config_of(name, self.revision).get("is_encoder_decoder"))
+
     def check(self, *, has_weights: bool = True) -> None:
         """Refuse what can be refused without importing PyTorch; `load` would refuse it too, but later.
 

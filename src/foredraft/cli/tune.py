@@ -79,7 +79,7 @@ def tune(
     models = _from_settings_file(models)
     models.check()
     models.follow()
-    questions = workload.read()
+    questions = workload.read(of_sources=models.is_encoder_decoder)
     search.check()
     llm = models.load()
     from foredraft.cli.render.measurement import print_tuning

@@ -30,17 +30,18 @@ class WorkloadOptions:
         Option("--num-prompts", help="Only this many, taken from the categories in turn. Default: all."),
     ] = None
 
-    def read(self) -> Workload:
-        """Raises ForedraftError for a file that cannot be read or holds no question."""
-        workload = self._read_all()
+    def read(self, *, of_sources: bool = False) -> Workload:
+        """of_sources: whether the built-in prompts are those for an encoder-decoder. Raises ForedraftError for a file that cannot be
+        read or holds no question."""
+        workload = self._read_all(of_sources)
         return workload if self.num_prompts is None else workload.first(self.num_prompts)
 
-    def _read_all(self) -> Workload:
+    def _read_all(self, of_sources: bool) -> Workload:
         from foredraft.bench import Workload, built_in_workload
 
         file = self.workload
         if file is None:
-            return built_in_workload()
+            return built_in_workload(of_sources=of_sources)
         if file.suffix == ".jsonl":
             return Workload.parse(read_text(file), file.name)
         return Workload.of([line for line in read_text(file).split("\n") if line.strip()], file.name)

@@ -34,7 +34,7 @@ from foredraft.heads import (
     attach_mtp,
     head_method_of,
 )
-from foredraft.heads.decoder_draft import load_decoder_draft
+from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
 from foredraft.kernels import WeightFormat, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -47,7 +47,6 @@ from foredraft.model import (
 )
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
-from foredraft.model.shared_encoder import shares_encoder
 from foredraft.sampling import AUTO, not_honoured
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
@@ -262,7 +261,7 @@ class LoadedModels:
 
 def _shares_encoder(source: ModelSource, options: LoadOptions) -> bool:
     """Whether it is a decoder over the target's encoder."""
-    return not isinstance(source, PreTrainedModel) and shares_encoder(config_of(os.fspath(source), options.revision))
+    return not isinstance(source, PreTrainedModel) and is_decoder_draft(os.fspath(source), options.revision)
 
 
 def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:

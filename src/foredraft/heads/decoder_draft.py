@@ -23,6 +23,7 @@ from foredraft.heads.attaching import TargetEnds
 from foredraft.heads.files import HeadFiles
 from foredraft.model import LanguageModel, Read
 from foredraft.model.checkpoint import CONFIG
+from foredraft.model.hub import config_of
 from foredraft.model.shared_encoder import MARK, SharedEncoderBody, shares_encoder
 
 WEIGHTS = "model.safetensors"
@@ -35,6 +36,11 @@ _DROPOUT = ("dropout_rate", "dropout", "attention_dropout", "activation_dropout"
 
 _TABLES = ("embed_tokens.", "embed_positions.")
 """Of a decoder, what is the target's."""
+
+
+def is_decoder_draft(name: str, revision: str | None = None) -> bool:
+    """name: of a directory or a hub id."""
+    return shares_encoder(config_of(name, revision))
 
 
 def load_decoder_draft(name: str, target: LanguageModel, revision: str | None = None) -> LanguageModel:

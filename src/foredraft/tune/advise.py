@@ -113,7 +113,7 @@ def run_tune(
     if most < 1:
         raise ForedraftError(f"tuning needs at least 1 draft token to try, not {most}")
     sizes = _checked_sizes(batch_sizes)
-    workload = workload or built_in_workload()
+    workload = workload or built_in_workload(of_sources=llm.target.has_encoder)
     check_fits(llm, workload, requested)
     drafters, joined = _candidates(llm, methods)
     show = progress or (lambda share: None)

@@ -12,6 +12,7 @@ from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.models import head_format, options_of_draft
 from foredraft.errors import ModelError
 from foredraft.heads import attach_head, head_method_of
+from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.model.packed import weight_bytes
 from foredraft.sampling import AUTO
@@ -126,12 +127,22 @@ def _measure(
     process_bytes: int | None,
 ) -> tuple[list[ModelReport], HeadReport | None, MemoryReport]:
     # all stay loaded until the free memory is read
-    models = [load_model(source, its_options) for source, its_options in sources]
+    models: list[LanguageModel] = []
+    for source, its_options in sources:
+        models.append(_load(source, its_options, models))
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
     if head is not None:
         loaded = attach_head(head.name, models[0], options.revision, weight_format=head_format(options))
         head = replace(head, measured=measured_costs(loaded, models[0]))
     return measured, head, memory_report(measured, options, process_bytes, is_loaded=True, head=head)
+
+
+def _load(source: Source, options: LoadOptions, before: list[LanguageModel]) -> LanguageModel:
+    """A target, or behind it its draft."""
+    name = os.fspath(source)
+    if before and is_decoder_draft(name, options.revision):
+        return load_decoder_draft(name, before[0], options.revision)
+    return load_model(source, options)
 
 
 def _measured(report: ModelReport, model: LanguageModel) -> ModelReport:
