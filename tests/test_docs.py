@@ -64,6 +64,7 @@ NOT_RUN = {
 }
 """What a command begins with, and why it is not run."""
 NOT_RUN_WORDS = {
+    "--pairs": "needs an encoder-decoder; tests/train/test_pairs.py and test_decoder_head.py run such commands",
     "Qwen/": "needs the hub",
     "HuggingFaceTB/": "needs the hub",
     "meta-llama/": "needs the hub",

@@ -105,7 +105,7 @@ def _recipe(student: Student, data: Data, recipe: Recipe, num_tokens: int, outco
     return [
         f"* Begun from {student.origin}.",
         f"* Loss: {student.loss}.",
-        f"* {outcome.step} steps of {size} ({seen} M {_unit(data)}; {num_tokens / 1e6:.1f} M different tokens to predict), in "
+        f"* {outcome.step} steps of {size} ({seen} {_unit(data)}; {num_tokens / 1e6:.1f} M different tokens to predict), in "
         f"{outcome.seconds / 60:.0f} minutes.",
         f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
@@ -133,9 +133,9 @@ def _curve(target: str | None, data: Data, recipe: Recipe, outcome: Outcome) -> 
     measured = "Probability of the text" if target is None else "Acceptance"
     return [
         "",
-        f"{measured}, by {_unit(data)} read:",
+        f"{measured}, by {_unit(data)} that were read:",
         "",
-        f"| {_unit(data)}, M | {' | '.join(kinds)} |",
+        f"| {_unit(data)} | {' | '.join(kinds)} |",
         "|---" * (1 + len(kinds)) + "|",
         *(
             f"| {_amount_read(data, recipe, record.step)} | {' | '.join(f'{record.acceptance[kind]:.3f}' for kind in kinds)} |"
@@ -145,10 +145,10 @@ def _curve(target: str | None, data: Data, recipe: Recipe, outcome: Outcome) -> 
 
 
 def _unit(data: Data) -> str:
-    return "pairs" if data.are_pairs else "tokens"
+    return "thousand pairs" if data.are_pairs else "million tokens"
 
 
 def _amount_read(data: Data, recipe: Recipe, step: int) -> str:
-    """In millions."""
-    block = 1 if data.are_pairs else recipe.context
-    return f"{step * recipe.batch_size * block / 1e6:.{2 if data.are_pairs else 1}f}"
+    """See _unit."""
+    num_blocks = step * recipe.batch_size
+    return f"{num_blocks / 1e3 if data.are_pairs else num_blocks * recipe.context / 1e6:.1f}"
