@@ -47,9 +47,9 @@ class HeadKindOptions:
     draft_vocab_size: Annotated[
         int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
     ] = None
-    layers: Annotated[
-        int | None, Option(help="Of a head or a decoder, or blocks of each Medusa head. Default: 1.")
-    ] = None
+    layers: Annotated[int | None, Option(help="Of a head or a decoder, or blocks of each Medusa head. Default: 1.")] = (
+        None
+    )
     intermediate_size: Annotated[
         int | None,
         Option("--intermediate-size", help="EAGLE-3, DFlash, DSpark: of the head's MLP. Default: the target's."),
