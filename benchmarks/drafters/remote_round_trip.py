@@ -7,7 +7,8 @@ tokens a round. `round trip` is a call of RemoteDrafter.propose, from its reques
 size and back over the bare encrypted socket, and the same drafter asked in this process: what is above that is the cost of being
 elsewhere.
 Medians and 90th percentiles; of several repeats the best, the middle and the worst median, for on a shared machine a single one says
-little.
+little. `processor` is the time that both processes computed for a round trip, in all their threads: it does not depend on who else
+computes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any
 
 from foredraft.draft_server import DraftServer
@@ -63,6 +65,11 @@ class Process:
         self._process = context.Process(target=run, args=(key, there), daemon=True)
         self._process.start()
         self.address: str = here.recv()
+
+    def processor_seconds(self) -> float:
+        """Used so far (Linux)."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self._process.kill()
@@ -118,12 +125,17 @@ def measure(batches: list[int], num_rounds: int, num_repeats: int) -> dict[str, 
         for batch in batches:
             remote = RemoteDrafter(connection, Patience(1.0, 1.0), VOCAB)
             kinds: dict[str, list[list[float]]] = {"round trip": [], "socket": [], "here": []}
+            here = there = 0.0
             for _ in range(num_repeats):
                 remote.forget([*range(batch)])
+                here, there = here - time.process_time(), there - server.processor_seconds()
                 kinds["round trip"].append(rounds(remote.propose, batch, num_rounds))
+                here, there = here + time.process_time(), there + server.processor_seconds()
                 kinds["socket"].append(of_socket(caller, 64 * batch, num_rounds))
                 kinds["here"].append(rounds(drafter().propose, batch, num_rounds))
-            found[f"batch {batch}"] = {name: summary(repeats) for name, repeats in kinds.items()}
+            per_round = 1e3 / (num_repeats * num_rounds)
+            used = {"target's process": round(here * per_round, 4), "server": round(there * per_round, 4)}
+            found[f"batch {batch}"] = {name: summary(each) for name, each in kinds.items()} | {"processor": used}
         return found
     finally:
         server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -62,9 +63,14 @@ class DraftServer:
         return self._listener.address
 
     def run(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Until `stop`, which another thread may call, or until it is not wanted, which is asked several times a second."""
+        """Until `stop`, which another thread may call, or until it is not wanted, which is asked a few times a second."""
+        next_check = time.monotonic()
         try:
-            while not self._stopped.is_set() and is_wanted():
+            while not self._stopped.is_set():
+                if time.monotonic() >= next_check:
+                    next_check = time.monotonic() + _POLL_SECONDS
+                    if not is_wanted():
+                        return
                 self._receive()
                 self._answer(self._next_batch())
                 self._histories.make_room()

@@ -17,7 +17,7 @@ logger = logging.getLogger("foredraft")
 _CONNECTING = 0.01
 """Seconds between two attempts to greet a server that is not there yet."""
 _RETRY, _MOST_RETRY = 0.25, 2.0
-"""Seconds after which a question counts as lost, and twice as many after each that was."""
+"""Seconds after which a question counts as lost, and twice as many after each that was sent and lost."""
 _MOST_READ = 64
 """Frames in one call: a server that sends more than it is asked takes no more of a step."""
 
@@ -53,6 +53,7 @@ class Connection:
         self._open: int | None = None
         self._sent_at = 0.0
         self._retry = _RETRY
+        self._num_lost = 0
         self._is_up = True
 
     def greet(self, timeout: float) -> None:
@@ -76,10 +77,11 @@ class Connection:
         if self._open is None:
             return True
         if self._clock() - self._sent_at >= self._retry:
-            if self._retry > _RETRY:
+            self._num_lost += 1
+            if self._num_lost > 1:
                 self._note(is_up=False)
-            self._retry = min(2 * self._retry, _MOST_RETRY)
-            self._ask((), ())
+            is_sent = self._ask((), ())
+            self._retry = min(2 * self._retry, _MOST_RETRY) if is_sent else _RETRY
         return False
 
     def ask(self, rows: Sequence[AskedRow], forgotten: Sequence[int]) -> bool:
@@ -95,7 +97,7 @@ class Connection:
                 return None
             answer = self._read(frame)
             if answer is not None and answer.step == self._open:
-                self._open, self._retry = None, _RETRY
+                self._open, self._retry, self._num_lost = None, _RETRY, 0
                 self._note(is_up=not answer.refusal, why=answer.refusal)
                 return answer
         return None

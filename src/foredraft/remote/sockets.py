@@ -22,7 +22,7 @@ MOST_ANSWERED_BYTES = 1 << 20
 _MOST_WAITING = 64
 """Frames that are kept for an end that does not read them."""
 _HANDSHAKE_MS, _HEARTBEAT_MS, _SILENT_MS = 5000, 2000, 6000
-_RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
+_RECONNECT_MS, _MOST_RECONNECT_MS = 100, 500
 
 
 def check_installed() -> None:
