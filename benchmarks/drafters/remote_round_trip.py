@@ -4,8 +4,8 @@
 
 A draft server in another process of this machine answers at once, with four tokens for every sequence; each text grows by three
 tokens a round. `round trip` is a call of RemoteDrafter.propose, from its requests to its proposal. Beside it stand one frame of the same
-size and back over the bare encrypted socket, and the same drafter asked in this process: what is above that is the cost of being
-elsewhere.
+size and back over the bare encrypted socket, both ends in one process without a socket, and the same drafter asked in this process:
+what is above that is the cost of being elsewhere.
 Medians and 90th percentiles; of several repeats the best, the middle and the worst median, for on a shared machine a single one says
 little. `processor` is the time that both processes computed for a round trip, in all their threads: it does not depend on who else
 computes.
@@ -76,6 +76,44 @@ class Process:
         self._process.join()
 
 
+class InOneProcess:
+    """Both ends of a connection: the server answers when it is waited for."""
+
+    address = "here"
+
+    def __init__(self) -> None:
+        self._server = DraftServer(drafter(), Inbox(self))  # type: ignore[arg-type]
+        self.asked: list[bytes] = []
+        self.answered: list[bytes] = []
+
+    def send(self, frame: bytes) -> bool:
+        self.asked.append(frame)
+        return True
+
+    def receive(self, timeout: float) -> bytes | None:
+        self._server.answer_waiting()
+        return self.answered.pop() if self.answered else None
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """The server's end."""
+
+    address = "here"
+
+    def __init__(self, ends: InOneProcess) -> None:
+        self._ends = ends
+
+    def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
+        return (b"", self._ends.asked.pop()) if self._ends.asked else None
+
+    def send(self, client: bytes, frame: bytes) -> None:
+        self._ends.answered.append(frame)
+
+    def close(self) -> None: ...
+
+
 def rounds(ask: Callable[[list[DraftRequest]], Any], batch: int, count: int) -> list[float]:
     """Seconds of each call."""
     texts = [[b + 1] * PROMPT for b in range(batch)]
@@ -124,7 +162,10 @@ def measure(batches: list[int], num_rounds: int, num_repeats: int) -> dict[str, 
         found: dict[str, Any] = {}
         for batch in batches:
             remote = RemoteDrafter(connection, Patience(1.0, 1.0), VOCAB)
-            kinds: dict[str, list[list[float]]] = {"round trip": [], "socket": [], "here": []}
+            kinds: dict[str, list[list[float]]] = {"round trip": [], "socket": [], "no socket": [], "here": []}
+            near = RemoteDrafter(
+                Connection(InOneProcess(), "here", VocabularyIdentity(VOCAB)), Patience(1.0, 1.0), VOCAB
+            )
             here = there = 0.0
             for _ in range(num_repeats):
                 remote.forget([*range(batch)])
@@ -132,6 +173,8 @@ def measure(batches: list[int], num_rounds: int, num_repeats: int) -> dict[str, 
                 kinds["round trip"].append(rounds(remote.propose, batch, num_rounds))
                 here, there = here + time.process_time(), there + server.processor_seconds()
                 kinds["socket"].append(of_socket(caller, 64 * batch, num_rounds))
+                near.forget([*range(batch)])
+                kinds["no socket"].append(rounds(near.propose, batch, num_rounds))
                 kinds["here"].append(rounds(drafter().propose, batch, num_rounds))
             per_round = 1e3 / (num_repeats * num_rounds)
             used = {"target's process": round(here * per_round, 4), "server": round(there * per_round, 4)}

@@ -71,11 +71,15 @@ class DraftServer:
                     next_check = time.monotonic() + _POLL_SECONDS
                     if not is_wanted():
                         return
-                self._receive()
-                self._answer(self._next_batch())
-                self._histories.make_room()
+                self.answer_waiting()
         finally:
             self._listener.close()
+
+    def answer_waiting(self) -> None:
+        """Answer the questions that wait, one of each client; where there are none, wait a moment for one."""
+        self._receive()
+        self._answer(self._next_batch())
+        self._histories.make_room()
 
     def stop(self) -> None:
         self._stopped.set()
