@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -27,15 +28,22 @@ _SHORTEST_LIFE = 1.0
 class KeptServer:
     """Starts the server and waits until it answers. address: where it listens, as tcp://127.0.0.1:5757.
 
-    num_threads: of PyTorch; None: its own choice. Raises ForedraftError for what cannot be loaded, and for an address that it cannot
+    num_threads: of PyTorch; None: its own choice. preloaded: what the main module imports, for children import that too. Raises ForedraftError for what cannot be loaded, and for an address that it cannot
     listen at.
     """
 
-    def __init__(self, settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None) -> None:
+    def __init__(
+        self,
+        settings: DraftServerSettings,
+        address: str,
+        key: bytes,
+        num_threads: int | None,
+        preloaded: Sequence[str] = (),
+    ) -> None:
         methods = multiprocessing.get_all_start_methods()
         self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            self._context.set_forkserver_preload(_PRELOADED)
+            self._context.set_forkserver_preload([*_PRELOADED, *preloaded])
         self._settings, self._key, self._num_threads = settings, key, num_threads
         self._is_stopped = threading.Event()
         self.address = address

@@ -22,7 +22,7 @@ class Keeper:
     """Runs in an actor, and keeps the process that drafts. Where it cannot, it ends its own, and Ray starts another one."""
 
     def __init__(self, settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None) -> None:
-        self._server = KeptServer(settings, address, key, num_threads)
+        self._server = KeptServer(settings, address, key, num_threads, ["ray"])
         threading.Thread(target=self._keep, daemon=True).start()
 
     def address(self) -> str:
