@@ -357,8 +357,8 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     [
         (
             {"method": "magic"},
-            "unknown method 'magic': known are dflash, draft_model, eagle, early_exit, medusa, mtp, ngram, none, pard, peagle, self-int4, self-int8, "
-            "suffix",
+            "unknown method 'magic': known are dflash, draft_model, eagle, early_exit, medusa, mtp, ngram, none, pard, peagle, remote, "
+            "self-int4, self-int8, suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
         ({"method": "early_exit"}, "needs a layer: give exit_layer="),
