@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,18 @@ def test_trees_change_no_text() -> None:
     for kind, settings in KINDS.items():
         assert texts(llm, sources(8, seed=4), **settings) == plain_texts("t5", kind)
     assert llm.engine.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_compiled_targets_give_what_they_encoded(quantization: str, tmp_path: Path) -> None:
+    copy.deepcopy(made("t5")).to(torch.bfloat16).save_pretrained(tmp_path)
+    llm = LLM(tmp_path, draft("t5", 1), speculative_tokens=4, quantization=quantization, dtype="bfloat16")
+    plain = llm.with_drafter("none")
+    for settings in KINDS.values():
+        assert texts(llm, sources(8, seed=4), **settings) == texts(plain, sources(8, seed=4), **settings)
+    acceptance = llm.engine.stats.conditional_acceptance
+    assert acceptance is not None
+    assert acceptance > 0.1  # what it read was the source's: beside noise it is right in one of 96 places
 
 
 def test_a_small_cache_is_enough_and_is_given_back() -> None:

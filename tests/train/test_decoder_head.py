@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+from transformers import T5ForConditionalGeneration
 from typer.testing import CliRunner
 
 from foredraft import LLM, SamplingParams
@@ -94,6 +96,22 @@ def test_a_decoder_is_trained_resumed_and_drafts(toy_t5: Path, pairs: Path, tmp_
     (output,), (plain,) = (one.generate("the cat sat", params) for one in (llm, llm.with_drafter("none")))
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     assert output.metrics.stats.num_draft_tokens > 0
+
+
+def test_a_target_in_bfloat16_is_trained_for_and_drafted_for(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
+    """Where there are compiled kernels, they serve it."""
+    target, out = tmp_path / "target", tmp_path / "decoder"
+    shutil.copytree(toy_t5, target)
+    T5ForConditionalGeneration.from_pretrained(toy_t5, dtype=torch.bfloat16).save_pretrained(target)
+    result = head(target, pairs, out, "--layers", "3", "--steps", "1", "--validation-share", "0.2", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert (
+        json.loads(result.stdout)["history"][0]["acceptance"]["held-out text"] > 0.95
+    )  # it begins as the target's layers
+    llm = LLM(target, out, speculative_tokens=2)
+    for params in (SamplingParams(temperature=0.0, max_tokens=8), SamplingParams(seed=3, max_tokens=8)):
+        one, other = (each.generate(["the cat sat"] * 3, params) for each in (llm, llm.with_drafter("none")))
+        assert [each.outputs[0].token_ids for each in one] == [each.outputs[0].token_ids for each in other]
 
 
 def test_it_is_for_encoder_decoders_alone(toy: Path, toy_t5: Path, text: Path, tmp_path: Path) -> None:
