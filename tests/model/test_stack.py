@@ -211,7 +211,7 @@ def test_what_decides_about_the_form() -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("mixtral", {"hidden_act": "relu"}),
+        ("mixtral", {"hidden_act": "quick_gelu"}),
         ("gemma3", {"use_bidirectional_attention": True}),
         ("smollm3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}),
     ],

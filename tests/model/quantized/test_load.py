@@ -102,7 +102,7 @@ def test_weights_stay_as_they_are_stored_until_a_body_takes_them(quantized: Make
         "lm_head.weight",
     }
     assert type(hf).__name__ == "LlamaForCausalLM"
-    assert not hasattr(stored[0], "weight")
+    assert stored[0].weight is None
     assert getattr(hf.config, "quantization_config", None) is None
 
 
