@@ -16,6 +16,9 @@ from foredraft.utils import startup
 
 SCRIPT = """
 import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal: a job in the background ignores it
+
 from importlib.abc import MetaPathFinder
 
 MODULE = sys.argv[1]
@@ -36,7 +39,6 @@ def interrupted_at(module: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, module, *args],
         env=os.environ | {"PYTHONPATH": str(Path(foredraft.__file__).parents[1])},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         capture_output=True,
         text=True,
         timeout=300,

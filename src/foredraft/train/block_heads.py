@@ -41,6 +41,7 @@ class DFlashKind:
     init: str | None = None
 
     name: ClassVar[str] = "DFlash"
+    reads_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.intermediate_size or 1, self.anchor_every, self.block_size - 1)
