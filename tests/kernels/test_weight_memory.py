@@ -1,3 +1,7 @@
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
 from foredraft.kernels import WeightMemory
@@ -37,3 +41,25 @@ def test_memory_outlives_what_handed_it_out() -> None:
     part = WeightMemory().take(1 << 20)
     part.fill_(7)
     assert torch.equal(part, torch.full((1 << 20,), 7, dtype=torch.uint8))
+
+
+def flags_of(address: int) -> list[str]:
+    """Of the mapping in which it lies, as Linux names them."""
+    is_in = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first:
+            start, end = (int(part, 16) for part in first.split("-"))
+            is_in = start <= address < end
+        elif is_in and first == "VmFlags:":
+            return rest.split()
+    return []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process's memory")
+def test_what_nobody_writes_to_is_not_counted() -> None:
+    """Else a process with many models would count as larger than the machine, and could not fork."""
+    part = WeightMemory().take(1)
+    flags = flags_of(part.data_ptr())
+    assert "nr" in flags
+    assert "ac" not in flags

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import sys
 
 import torch
 from torch import Tensor
 
 _CHUNK = 256 << 20
 _ALIGN = 64
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Memory that nobody writes to is not counted: a process with many models could not fork."""
 
 
 class WeightMemory:
@@ -36,7 +39,7 @@ class WeightMemory:
 
 
 def _new_chunk(num_bytes: int) -> Tensor:
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
