@@ -79,6 +79,7 @@ def test_a_text_with_drafts_from_another_process_is_the_text_without() -> None:
         (plain,) = json_lines(generate(PROMPT, "--method", "none", *options))
         server = ("--draft-server", found[1], "--draft-server-max-wait", "1s", "--speculative-tokens", "4")
         (drafted,) = json_lines(generate(PROMPT, *server, *options))
-        assert drafted["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
