@@ -93,13 +93,9 @@ def plain_texts(name: str, kind: str) -> list[list[int]]:
     return texts(LLM(made(name), method="none"), sources(8, seed=4), **KINDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS[1:])
-@pytest.mark.parametrize("name", ["t5", "bart", "m2m_100", "t5gemma"])
-def test_speculation_with_preemption_writes_plain_decodings_text(name: str, method: str, kind: str) -> None:
+def assert_preempted_texts_are_plain_decodings(llm: LLM, name: str, kind: str) -> None:
     """Eight sources of different lengths; texts are preempted in the middle, by hand."""
-    draft = made(name, 1) if method == "draft_model" else None
-    frontend = LLM(made(name), draft, method=method, speculative_tokens=4).frontend
+    frontend = llm.frontend
     wanted = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **KINDS[kind])
     requests = [frontend.prepare(source, wanted) for source in sources(8, seed=4)]
     for step, _ in enumerate(frontend.steps(requests)):
@@ -110,6 +106,14 @@ def test_speculation_with_preemption_writes_plain_decodings_text(name: str, meth
     assert [s.output_ids for s in sequences] == plain_texts(name, kind)
     assert sum(s.num_preemptions for s in sequences) > 0
     assert frontend.engine.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("name", ["t5", "bart", "m2m_100", "t5gemma"])
+def test_speculation_with_preemption_writes_plain_decodings_text(name: str, method: str, kind: str) -> None:
+    draft = made(name, 1) if method == "draft_model" else None
+    assert_preempted_texts_are_plain_decodings(LLM(made(name), draft, method=method, speculative_tokens=4), name, kind)
 
 
 @needs_kernels

@@ -13,10 +13,17 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from foredraft import LLM, ModelError, SamplingParams
+from foredraft import LLM, ModelError
 from foredraft.heads.decoder_draft import new_decoder, num_decoder_layers, own_weights, save_decoder
 from foredraft.train.decoder_head import DecoderKind
-from tests.test_encoder_decoders import KINDS, NUM_TOKENS, made, plain_texts, sources, texts
+from tests.test_encoder_decoders import (
+    KINDS,
+    assert_preempted_texts_are_plain_decodings,
+    made,
+    plain_texts,
+    sources,
+    texts,
+)
 
 NAMES = ("t5", "bart", "m2m_100", "marian")
 TREE = [(0,), (1,), (0, 0), (0, 0, 0)]
@@ -51,18 +58,7 @@ def encoder_passes(llm: LLM) -> Iterator[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_plain_decodings_with_preemption(name: str, kind: str) -> None:
-    """Eight sources of different lengths; texts are preempted in the middle, by hand."""
-    frontend = LLM(made(name), draft(name, 1), speculative_tokens=4).frontend
-    wanted = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **KINDS[kind])
-    requests = [frontend.prepare(source, wanted) for source in sources(8, seed=4)]
-    for step, _ in enumerate(frontend.steps(requests)):
-        running = [s for request in requests for s in request.sequences if s.num_output and not s.is_finished]
-        if step in (3, 6) and running:
-            frontend.engine.preempt(running[step % len(running)])
-    sequences = [s for request in requests for s in request.sequences]
-    assert [s.output_ids for s in sequences] == plain_texts(name, kind)
-    assert sum(s.num_preemptions for s in sequences) > 0
-    assert frontend.engine.stats.num_draft_tokens > 0
+    assert_preempted_texts_are_plain_decodings(LLM(made(name), draft(name, 1), speculative_tokens=4), name, kind)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ class DrafterContext:
     pool: every byte a drafter holds for its sequences' keys and values is taken from here and given back.
     max_rows: how many tokens a drafter may read in one pass of its own model. head: None unless the user gave one in the place of
     a draft model. context_len: the longest sequence of the target. vocabularies: the target's and the draft model's, where they
-    differ. draft_server: None unless the user gave one. vocabulary: the target's, as a draft server is told it. refits: when a
+    differ. draft_server: None unless the user gave one. vocabulary: the target's, as it is sent to a draft server. refits: when a
     drafter that can adapt learns from the texts; None: not.
     """
 

@@ -71,7 +71,7 @@ class SharedPass(NamedTuple):
 
 
 class Journal:
-    """The changes that the other ranks have not been told of, in order."""
+    """The changes that were not sent to the other ranks yet, in order."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
@@ -84,7 +84,7 @@ class Journal:
         self._changes.append(change)
 
     def take(self) -> list[Change]:
-        """All of them, which counts as told."""
+        """All of them, which counts as sent."""
         changes, self._changes = self._changes, []
         return changes
 
