@@ -68,6 +68,8 @@ NOT_RUN_WORDS = {
     "Qwen/": "needs the hub",
     "HuggingFaceTB/": "needs the hub",
     "meta-llama/": "needs the hub",
+    "zai-org/": "needs the hub",
+    "--draft-model decoder": "needs an encoder-decoder; tests/train/test_decoder_head.py runs such a command",
     "--model models/": "needs what `make models` downloads; tests with the mark real_model have it",
     "CHAT_MODEL": "takes hours, and a model that has a chat template; tests/train/test_chats.py has it",
     "tcp://": "needs a draft server; tests/cli/test_draft_server.py has one",
@@ -85,6 +87,10 @@ MODELS = {
 """What stands for a model in a command."""
 SHORTER = {"10m": "4s", "2h": "4s", "2m": "12s", "1m": "8s"}
 """What a test takes in place of a budget."""
+FEWER = {"18000": "4"}
+"""What a test takes in place of a number of generations."""
+HEADS = {"HEAD": "eagle", "MEDUSA": "medusa"}
+"""Words that stand for a head, and its method."""
 
 
 class Block(NamedTuple):
@@ -203,8 +209,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill_in(words: list[str]) -> list[str]:
-    shorter = [SHORTER.get(word, word) if before == "--budget" else word for before, word in pairwise(["", *words])]
-    filled = [str(embedded_head("eagle")) if word == "HEAD" else MODELS.get(word, word) for word in shorter]
+    smaller = {"--budget": SHORTER, "--generations": FEWER}
+    shorter = [smaller.get(before, {}).get(word, word) for before, word in pairwise(["", *words])]
+    filled = [str(embedded_head(HEADS[word])) if word in HEADS else MODELS.get(word, word) for word in shorter]
     if words[1] in ("bench", "tune") and "--budget" not in words:
         filled += ["--budget", "12s"]
     return [*filled, "--overwrite"] if words[1] == "tune" else filled

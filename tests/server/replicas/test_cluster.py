@@ -22,6 +22,8 @@ import pytest
 
 import foredraft
 from foredraft import LLM, SamplingParams
+from foredraft.server.replicas.forwarded_request import PREFIX_CHARACTERS
+from foredraft.server.replicas.prefix_routing import rank_replicas
 from foredraft.settings import Settings
 
 pytest.importorskip("ray")
@@ -158,10 +160,12 @@ def test_the_settings_file_holds_for_every_replica(cluster: Cluster) -> None:
 
 def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -> None:
     client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0)
+    idle = dict.fromkeys(cluster.pids(), 0)
+    assert len(idle) == 2
+    beginnings = [f"{number} " * 200 for number in range(12)]
     served = []
     before = cluster.counts("generation_tokens_total")
-    for number in range(12):
-        beginning = f"{number} " * 200
+    for beginning in beginnings:
         for end in ("one", "two", "three"):
             client.completions.create(
                 model="pair", prompt=beginning + end, max_tokens=2, extra_body={"ignore_eos": True}
@@ -169,8 +173,8 @@ def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -
         after = cluster.counts("generation_tokens_total")
         served.append({name: after[name] - before[name] for name in after if after[name] != before[name]})
         before = after
-    assert all(list(one.values()) == [6] for one in served)
-    assert len({name for one in served for name in one}) == 2  # else a coin fell on one side twelve times
+    preferred = [rank_replicas(beginning[:PREFIX_CHARACTERS], idle, slack=0)[0] for beginning in beginnings]
+    assert served == [{name: 6} for name in preferred]
     assert set(cluster.counts("http_requests_total")) == {"front"}
 
 
