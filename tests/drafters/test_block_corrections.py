@@ -112,3 +112,10 @@ def test_texts_are_the_targets_own(kind: str) -> None:
         expected = [output.outputs[0].token_ids for output in plain.generate(prompts, params)]
         assert [output.outputs[0].token_ids for output in drafting.generate(prompts, params)] == expected
         assert drafting.generate(prompts[0], params)[0].outputs[0].token_ids == expected[0]
+
+
+def test_compiled_kernels_write_the_chains_of_the_plain_markov_correction(target: LanguageModel) -> None:
+    if target.body.kernels is None:
+        pytest.skip("no compiled kernels here")
+    compiled = {kind: attach_head(str(embedded_block_head(kind)), target) for kind in KINDS}
+    assert [kind for kind, head in compiled.items() if getattr(head, "chains", None) is not None] == ["dspark"]

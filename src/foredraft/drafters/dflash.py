@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foredraft.drafters._drafts import Draft, as_proposal
+from foredraft.drafters._drafts import Draft, as_proposal, is_written, take_generated
 from foredraft.drafters._slots import Slots, draft_slots, num_places
 from foredraft.drafters._walks import Walk, draft_walks
 from foredraft.drafters.context import DrafterContext
@@ -18,7 +18,8 @@ from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import BlockReading, Correctable, Correction, DFlashHead
-from foredraft.sampling import TokenProbs
+from foredraft.kernels import Chains
+from foredraft.sampling import TokenProbs, draw_specs
 
 
 class DFlashDrafter:
@@ -96,7 +97,32 @@ class DFlashDrafter:
             logits = self._head.on_target(reading.logits.flatten(0, 1))
             draft_slots(slots, logits, self._vocab_size, token_probs)
             return
-        block = correction.prepare(reading)
+        self._write([each for each in slots if self._is_written(each.draft)], correction, reading, token_probs)
+        slots = [each for each in slots if not self._is_written(each.draft)]
+        if slots:
+            self._walk(slots, correction, correction.prepare(reading), token_probs)
+
+    def _is_written(self, draft: Draft) -> bool:
+        """Whether the compiled kernels write it in one call."""
+        return self._head.chains is not None and draft.request.shape is None and is_written(draft)
+
+    def _write(
+        self, slots: Sequence[Slots], correction: Correction, reading: BlockReading, token_probs: list[TokenProbs]
+    ) -> None:
+        """Each whole chain in one call."""
+        if not slots or self._head.chains is None:
+            return
+        drafts, lens = [each.draft for each in slots], [len(each.rows) for each in slots]
+        previous = [self._known(draft, correction)[-1] for draft in drafts]
+        chains = Chains([each.rows.start for each in slots], lens, previous)
+        specs = draw_specs([draft.row for draft in drafts], lens)
+        written = self._head.chains.generate(reading.logits.flatten(0, 1), chains, self._vocab_size, specs)
+        take_generated(drafts, written, specs, token_probs)
+
+    def _walk(
+        self, slots: Sequence[Slots], correction: Correction, block: Correctable, token_probs: list[TokenProbs]
+    ) -> None:
+        """A step for each token of a chain, and for each level of a tree."""
 
         def step(rows: Tensor, previous: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
             logits, memory = correction(block, rows, previous, memory)

@@ -58,7 +58,9 @@ def attach_head(
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
         dtype = block_dtype(target.hf.dtype, target.device)
-        return DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
+        block_head = DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
+        block_head.compile_chains(target.body.kernels)
+        return block_head
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers are no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)

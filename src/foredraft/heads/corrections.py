@@ -64,7 +64,7 @@ class Correction(nn.Module):
 class MarkovCorrection(Correction):
     def __init__(self, form: Markov, config: DFlashConfig) -> None:
         super().__init__()
-        self._kind, self._rank = form.kind, form.rank
+        self.kind, self._rank = form.kind, form.rank
         self.has_memory = form.kind == "rnn"
         self.markov_w1 = nn.Embedding(config.layer.vocab_size, form.rank)
         self.markov_w2 = nn.Linear(form.rank, config.draft_vocab_size, bias=False)
@@ -80,9 +80,9 @@ class MarkovCorrection(Correction):
     def forward(self, block: Correctable, rows: Tensor, previous: Tensor, memory: Tensor) -> Corrected:
         """See Correction."""
         x = self.markov_w1(previous)
-        if self._kind == "gated":
+        if self.kind == "gated":
             x = torch.sigmoid(self.gate_proj(torch.cat((block.context[rows], x), dim=-1))) * x
-        elif self._kind == "rnn":
+        elif self.kind == "rnn":
             gate, candidate, x = self.joint_proj(torch.cat((memory, x, block.context[rows]), dim=-1)).chunk(3, dim=-1)
             gate, x = torch.sigmoid(gate), torch.tanh(x)
             memory = gate * memory + (1 - gate) * torch.tanh(candidate)

@@ -20,8 +20,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.engine.cache import KVCache, Region
 from foredraft.heads.config import Convolution, DFlashConfig, HeadCheckpoint
-from foredraft.heads.corrections import BlockReading, correction_of
+from foredraft.heads.corrections import BlockReading, MarkovCorrection, correction_of
+from foredraft.heads.markov_chains import MarkovChains
 from foredraft.heads.module import Embed, LayeredHead, LMHead
+from foredraft.kernels import Kernels
 
 _Angles = tuple[Tensor, Tensor]
 
@@ -165,6 +167,7 @@ class DFlashHead(LayeredHead):
                 self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
             self.correction = None if config.correction is None else correction_of(config.correction, config)
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
+        self.chains: MarkovChains | None = None
 
     @classmethod
     def of(
@@ -173,6 +176,15 @@ class DFlashHead(LayeredHead):
         """The head of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, DFlashConfig)
         return cls(checkpoint.config, embed, lm_head).loaded(checkpoint, dtype)
+
+    def compile_chains(self, kernels: Kernels | None) -> None:
+        """Let the kernels write whole chains, where there are some and they compute the head's correction."""
+        if (
+            kernels is not None
+            and isinstance(self.correction, MarkovCorrection)
+            and MarkovChains.supports(self.correction)
+        ):
+            self.chains = MarkovChains(self.correction, self.target_ids, kernels)
 
     @property
     def lm_heads(self) -> list[nn.Module]:

@@ -35,7 +35,7 @@ from foredraft.kernels.sources import (
     blocks_of,
     read_all,
 )
-from foredraft.kernels.specs import RULES, DrawSpec, VerificationBatch, VerificationResult
+from foredraft.kernels.specs import RULES, Chains, DrawSpec, MarkovFactors, VerificationBatch, VerificationResult
 from foredraft.kernels.start import is_int8_exact, linear_grouped, linear_int8, load_kernels, why_none
 from foredraft.kernels.weight_memory import WeightMemory
 from foredraft.kernels.weights import (
@@ -65,11 +65,13 @@ __all__ = [
     "AttentionShape",
     "AttentionSpan",
     "CacheSpan",
+    "Chains",
     "DrawSpec",
     "InMemory",
     "Interleaved",
     "Joined",
     "Kernels",
+    "MarkovFactors",
     "NormWeights",
     "PackedMatrix",
     "QuantizedWeight",

@@ -14,12 +14,48 @@
 
 namespace {
 
-// The logits of row r by their ids. wide: [rows, num_ids], minus infinity but for the ids of columns. -> where rows of num_ids begin
-const float* logits_by_id(const Stack& s, const float* logits, int64_t r, std::vector<float>& wide) {
-    if (s.column_ids == nullptr) return logits;
-    for (int64_t c = 0; c < s.head.n; c++) wide[r * s.num_ids + s.column_ids[c]] = logits[r * s.head.n + c];
-    return wide.data();
+// Which ids the columns of logits stand for; column_ids null: their numbers.
+struct Columns {
+    int64_t count;
+    const int64_t* column_ids;
+    int64_t num_ids;
+    bool are_ids() const { return column_ids == nullptr; }
+    int64_t width() const { return are_ids() ? count : num_ids; }
+    // Room for rows by their ids: minus infinity but for the ids of columns.
+    std::vector<float> room(int64_t num_rows) const { return std::vector<float>(are_ids() ? 0 : num_rows * num_ids, -INFINITY); }
+    // The logits of row r by their ids.
+    Logits row(const float* logits, int64_t r, std::vector<float>& wide) const {
+        if (are_ids()) return row_of(logits, 1, count, r);
+        for (int64_t c = 0; c < count; c++) wide[r * num_ids + column_ids[c]] = logits[r * count + c];
+        return row_of(wide.data(), 1, num_ids, r);
+    }
+};
+
+// Rows of distributions become as wide as the widest, with probability 0. -> its width
+int64_t fill_up(const TokenProbs* token_probs, int64_t num_rows) {
+    if (num_rows == 0) return 0;
+    const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_rows) : token_probs->width;
+    for (int64_t r = 0; r < num_rows; r++) {
+        const int64_t first = r * token_probs->width + token_probs->kept[r], end = r * token_probs->width + most;
+        if (token_probs->kept[r] == 0 || token_probs->ids) std::fill(token_probs->probs + first, token_probs->probs + end, 0.0f);
+        if (token_probs->ids) std::fill(token_probs->ids + first, token_probs->ids + end, 0);
+    }
+    return most;
 }
+
+struct StoreCorrected {
+    float* to;
+    const float* logits;
+    const int64_t* rows;         // of logits, for each row of the product
+    int64_t stride;
+    void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
+        for (int64_t i = 0; i < count; i += 16) {
+            const Mask16 mask = lanes(count - i);
+            const F32x16 own = maskz_loadu_ps(mask, logits + rows[r] * stride + o + i);
+            mask_storeu_ps(to + r * stride + o + i, mask, add_ps(own, load_ps(sums + i)));
+        }
+    }
+};
 
 }  // namespace
 
@@ -222,14 +258,14 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     if (batch->sources != nullptr) sources.assign(batch->sources, batch->sources + num_spans * num_stores);
     std::vector<int32_t> ids(num_spans), positions(num_spans), wanted(num_spans);
     std::vector<uint16_t> features, states;
-    std::vector<float> wide;
+    const Columns columns = {s->head.n, s->column_ids, s->num_ids};
+    std::vector<float> wide = columns.room(num_spans);
     if (b.states != nullptr) {
         features.resize(b.num_rows * s->hidden);
         states.resize(num_spans * s->hidden);
         b.taps = &s->state_tap;
         b.num_taps = 1;
     }
-    if (s->column_ids != nullptr) wide.assign(num_spans * s->num_ids, -INFINITY);
     for (int64_t i = 0; i < num_spans; i++) open[i] = i;
     for (int64_t step = 0; b.num_spans > 0; step++) {
         b.features = features.data();
@@ -237,7 +273,7 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
             generated[open[i] * width + step] =
-                choose_token(row_of(logits_by_id(*s, b.logits, i, wide), 1, s->num_ids, i), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
+                choose_token(columns.row(b.logits, i, wide), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;
@@ -254,14 +290,49 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
         b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
              stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
     }
-    if (num_prob_rows == 0) return 0;
-    const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_prob_rows) : token_probs->width;
-    for (int64_t r = 0; r < num_prob_rows; r++) {
-        const int64_t first = r * token_probs->width + token_probs->kept[r], end = r * token_probs->width + most;
-        if (token_probs->kept[r] == 0 || token_probs->ids) std::fill(token_probs->probs + first, token_probs->probs + end, 0.0f);
-        if (token_probs->ids) std::fill(token_probs->ids + first, token_probs->ids + end, 0);
+    return fill_up(token_probs, num_prob_rows);
+}
+
+// Chains whose tokens are chosen from logits that are there, each corrected by the token before (a Markov factor): place i of chain c
+// has the logits in row first_rows[c] + i, plus `second` times row t of `first` [.., second->k], t being the token before, at first
+// previous[c]. lens[c] >= 1 tokens, chosen by specs[c] from the first `vocabulary` logits, are written to chosen[c, :lens[c]]; -1 from a row on
+// that has a NaN. column_ids: as of a Stack. workspace: linear_workspace(second, num_chains) bytes. -> as generate
+int64_t choose_chains(const Matrix* second, const float* first, const float* logits, const int64_t* first_rows, const int64_t* lens,
+                      const int64_t* previous, int64_t num_chains, int64_t width, const int64_t* column_ids, int64_t num_ids, int64_t vocabulary,
+                      const DrawSpec* specs, const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
+                      int64_t* chosen, char* workspace, int64_t num_threads) {
+    const Columns columns = {second->n, column_ids, num_ids};
+    std::vector<float> corrected(num_chains * second->n), wide = columns.room(num_chains);
+    std::vector<int64_t> open(num_chains), rows(first_rows, first_rows + num_chains), before(previous, previous + num_chains);
+    std::iota(open.begin(), open.end(), 0);
+    Arena arena{workspace};
+    const int64_t bytes = row_bytes(second->k);
+    char* data = arena.take<char>(num_chains * bytes);
+    const Rows x = {data, arena.take<float>(num_chains), bytes};
+    for (int64_t step = 0; !open.empty(); step++) {
+        const int64_t count = (int64_t)open.size(), work = count * second->n;
+        with_team(work * second->k > WORTH_A_TEAM ? num_threads : 1, [&](const Team& team) {
+            int64_t begin, end;
+            team.share(count, begin, end);
+            for (int64_t r = begin; r < end; r++) prepare_row(*second, x, r, ReadFloat{first + before[r] * second->k});
+            team.wait();
+            product(*second, x, count, team, StoreCorrected{corrected.data(), logits, rows.data(), second->n});
+        });
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && work > WORTH_A_TEAM)
+        for (int64_t r = 0; r < count; r++)
+            chosen[open[r] * width + step] =
+                choose_token(columns.row(corrected.data(), r, wide), vocabulary, specs[open[r]], {uniforms, keys}, step, token_probs);
+        int64_t left = 0;
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t chain = open[r], token = chosen[chain * width + step];
+            if (token < 0 || step + 1 >= lens[chain]) continue;
+            before[left] = token;
+            rows[left] = rows[r] + 1;
+            open[left++] = chain;
+        }
+        open.resize(left);
     }
-    return most;
+    return fill_up(token_probs, num_prob_rows);
 }
 
 }  // extern "C"

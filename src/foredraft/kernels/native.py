@@ -15,7 +15,9 @@ from torch import Tensor
 from foredraft.kernels.decoder import AttentionShape, AttentionSpan, Stack, StackBatch, attention_struct, batch_struct
 from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
+    Chains,
     DrawSpec,
+    MarkovFactors,
     PackedDrawSpecs,
     VerificationBatch,
     VerificationResult,
@@ -76,6 +78,14 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int64,
         [
             *(_STACK, _BATCH, c_void_p, c_int64, c_int64),
+            *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
+        ],
+    ),
+    "choose_chains": (
+        c_int64,
+        [
+            *(_MATRIX, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+            *(c_int64, c_int64, c_void_p, c_int64, c_int64),
             *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
@@ -283,13 +293,41 @@ class Kernels:
             room,
             threads,
         )
-        tokens = [
-            [token for token in generated[first : first + count] if token >= 0]
-            for first, count in zip(range(0, len(generated), width), lens, strict=True)
-        ]
-        if ids is None or probs is None:
-            return tokens, probs, None
-        return tokens, probs[:, :most], ids[:, :most]
+        return _written(generated, lens, most, probs, ids)
+
+    def choose_chains(
+        self, logits: Tensor, markov: MarkovFactors, chains: Chains, vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
+        """Tokens from logits that are there, each row corrected by the token before it. logits: [R, D] float32 -> as generate
+
+        Raises ValueError for tensors that do not fit each other, and for rows and tokens that are not there.
+        """
+        _check_chains(logits, markov, chains)
+        num_ids = logits.shape[1] if markov.target_ids is None else len(markov.first)
+        logits, packed, width = logits.contiguous(), PackedDrawSpecs(specs), max(chains.lens)
+        numbers = [array("q", each) for each in chains]
+        chosen = array("q", [-1]) * (len(chains.lens) * width)
+        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size)
+        most = self._library.choose_chains(
+            markov.second.struct,
+            markov.first.data_ptr(),
+            logits.data_ptr(),
+            *(each.buffer_info()[0] for each in numbers),
+            len(chains.lens),
+            width,
+            address(markov.target_ids),
+            num_ids,
+            min(vocab_size, num_ids, len(markov.first)),
+            packed.rows,
+            packed.uniforms,
+            packed.keys,
+            token_probs,
+            packed.num_prob_rows,
+            chosen.buffer_info()[0],
+            self._room(self._library.linear_workspace(markov.second.struct, len(chains.lens))),
+            torch.get_num_threads(),
+        )
+        return _written(chosen, chains.lens, most, probs, ids)
 
     def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
         """One token for each row, each with its own spec; -1 for a row with a NaN. logits: [R, V] -> [R]"""
@@ -413,6 +451,33 @@ def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> No
     last = max(span.start + span.num_rows + count - 2 for span, count in zip(batch.spans, lens, strict=True))
     if last >= stack.num_positions:
         raise ValueError(f"positions go from 0 to {stack.num_positions - 1}: {last} would be generated")
+
+
+def _check_chains(logits: Tensor, markov: MarkovFactors, chains: Chains) -> None:
+    num_rows, num_columns = logits.shape
+    num_tokens, rank = markov.first.shape
+    if logits.dtype != torch.float32 or markov.second.shape != (num_columns, rank):
+        raise ValueError(
+            f"a Markov factor {tuple(markov.second.shape)} fits no {logits.dtype} logits of {num_columns} columns"
+        )
+    if not all(0 <= row < row + count <= num_rows for row, count in zip(chains.first_rows, chains.lens, strict=True)):
+        raise ValueError(f"chains go beyond the {num_rows} rows of logits")
+    if not all(0 <= token < num_tokens for token in chains.previous):
+        raise ValueError(f"tokens before chains must be ids below {num_tokens}")
+
+
+def _written(
+    tokens: array[int], lens: Sequence[int], most: int, probs: Tensor | None, ids: Tensor | None
+) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
+    """tokens: [len(lens), width], -1 from a row with a NaN on. most: the most ids that a truncated distribution keeps."""
+    width = max(lens)
+    found = [
+        [token for token in tokens[first : first + count] if token >= 0]
+        for first, count in zip(range(0, len(tokens), width), lens, strict=True)
+    ]
+    if ids is None or probs is None:
+        return found, probs, None
+    return found, probs[:, :most], ids[:, :most]
 
 
 class _Workspaces(threading.local):

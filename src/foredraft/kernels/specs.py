@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels.structs import TokenProbsStruct, VerificationBatchStruct
-from foredraft.kernels.weights import address
+from foredraft.kernels.weights import PackedMatrix, address
 
 _DRAW_SPEC = struct.Struct("4q4f")  # DrawSpec in structs.h
 _GREEDY, _DRAWN, _SHARED = 0, 1, 2  # Choice
@@ -62,6 +62,39 @@ class PackedDrawSpecs:
         self.rows = b"".join(rows)
         self.uniforms = struct.pack(f"{len(uniforms)}d", *uniforms)
         self.keys = struct.pack(f"{len(keys)}q", *keys)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovFactors:
+    """What a token adds to the logits of the next one: row t of the first factor times the second one.
+
+    first: [V, rank] float32. second: [D, rank]. target_ids: [D] int64, the id below V that each column of the logits stands for; None:
+    its number. Raises ValueError for others.
+    """
+
+    first: Tensor
+    second: PackedMatrix
+    target_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.first.dtype != torch.float32 or not self.first.is_contiguous():
+            raise ValueError(f"the first Markov factor must be contiguous float32, not {self.first.dtype}")
+        ids = self.target_ids
+        if ids is None:
+            return
+        if ids.dtype != torch.int64 or ids.shape != (self.second.out_features,) or not ids.is_contiguous():
+            raise ValueError(f"an int64 id is needed for each of {self.second.out_features} columns")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < len(self.first):
+            raise ValueError(f"columns must stand for ids below {len(self.first)}")
+
+
+class Chains(NamedTuple):
+    """Tokens to be chosen in turn. first_rows: of the logits, for the first of lens[c] >= 1 tokens; the others have the rows behind.
+    previous: the token before the first."""
+
+    first_rows: Sequence[int]
+    lens: Sequence[int]
+    previous: Sequence[int]
 
 
 RULES = ("rejection", "block")
