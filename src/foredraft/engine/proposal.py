@@ -163,7 +163,9 @@ class Proposal:
     @staticmethod
     def certain(rows: Sequence[Sequence[int]], parents: Parents | None = None) -> Proposal:
         """Draft tokens that were not drawn: each is a point mass."""
-        return Proposal.of(rows, [[CERTAIN] * len(row) for row in rows], parents=parents)
+        lens = [len(row) for row in rows]
+        ids = _table(rows, max(lens, default=0), 0)
+        return Proposal(ids, tensor_of(lens), torch.full_like(ids, CERTAIN), parents=parents)
 
     @staticmethod
     def of(
