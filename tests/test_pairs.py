@@ -22,6 +22,7 @@ from tests.heads.random_heads import head_settings
 from tests.methods import all_methods
 from tests.vocabulary.permuted import permuted_draft
 
+LONG = 50
 QUICK = 10
 
 PROMPTS = [
@@ -161,7 +162,7 @@ def test_no_pair_of_parameters_shows_a_draft(plain: LLM, drafting: LLM, case: An
 
 @pytest.mark.slow
 @given(cases())
-@settings(CHECKS)
+@settings(CHECKS, max_examples=LONG)
 def test_no_pair_of_parameters_shows_a_draft_in_a_long_search(plain: LLM, drafting: LLM, case: Any) -> None:
     assert_invisible(plain, drafting, *case)
 

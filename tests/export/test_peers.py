@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
+from benchmarks.peers.workers.gguf_convert import convert
 from foredraft.export import ENGINES
+from foredraft.model import EMBEDDED
 from tests.export.exporting import TARGET, export, options_of
 from tests.peers import ask
 
 CHECKS = Path(__file__).parent / "vllm_checks.py"
+LLAMACPP_CHECKS = Path(__file__).parent / "llamacpp_checks.py"
 
 METHODS = [*ENGINES["vllm"].methods, "suffix+ngram", "suffix+ngram+draft_model", "none"]
 
@@ -35,3 +39,23 @@ def test_a_wrong_key_would_be_found() -> None:
     wrong = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 4}}
     answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": {"wrong": wrong}})
     assert "disable_by_batch_size" in answers["wrong"]
+
+
+def test_llamacpps_server_answers_with_what_is_exported_for_it(tmp_path: Path) -> None:
+    """Greedy texts are those that it writes without speculation."""
+    methods = [*ENGINES["llamacpp"].methods, "ngram+draft_model", "none"]
+    options = {}
+    for method in methods:
+        (tmp_path / method).mkdir()
+        options[method] = options_of(export("llamacpp", method, tmp_path / method).text)
+        for name in ("target", "draft"):  # in the place of empty files
+            convert(EMBEDDED / name, tmp_path / method / f"{name}.gguf", "bf16")
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    prompts = [tokenizer.encode(text) for text in ("def area(width, height):", "Once upon a time there was a")]
+    answers = ask("llamacpp", LLAMACPP_CHECKS, {"prompts": prompts, "options": options})
+    texts = {method: [answer["tokens"] for answer in answers[method]] for method in methods}
+    assert all(len(text) == 32 for text in texts["none"])
+    assert texts == dict.fromkeys(methods, texts["none"])
+    drafted = {method for method in methods if any(answer["drafted"] for answer in answers[method])}
+    assert {"draft_model", "ngram+draft_model"} <= drafted
+    assert "none" not in drafted
