@@ -199,14 +199,15 @@ def test_a_third_partys_model_drafts_stories_for_the_embedded_target(plain: LLM)
     assert 1 + sum(each.num_accepted_draft_tokens for each in stats) / steps >= 2.5
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["smollm2 drafts", "gemma drafts"])
+def real_pair(request: pytest.FixtureRequest, smollm2: Path, gemma3: Path) -> LLM:
+    return LLM(smollm2, gemma3) if request.param else LLM(gemma3, smollm2)
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("params", KINDS, ids=str)
-@pytest.mark.parametrize("gemma_drafts", [False, True])
-def test_real_models_draft_for_each_other(
-    gemma_drafts: bool, params: dict[str, Any], smollm2: Path, gemma3: Path
-) -> None:
-    target, draft = (smollm2, gemma3) if gemma_drafts else (gemma3, smollm2)
-    llm = LLM(target, draft)
+def test_real_models_draft_for_each_other(real_pair: LLM, params: dict[str, Any]) -> None:
+    llm = real_pair
     assert llm.vocabularies is not None
     assert llm.vocabularies.method == "slem"
     prompts = ["The capital of France is", "def add(a, b):\n", "Die Brücke über den Fluss 😀 ist"]
