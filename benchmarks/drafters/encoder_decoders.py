@@ -3,12 +3,12 @@
     python -m benchmarks.drafters.encoder_decoders --target DIR --test FILE.jsonl [--draft DIR] [--decoder DIR] [--wide WIDTH]
         [--gamma 4] [--prompts 50] [--max-tokens 96] [--threads 1] [--name translation] [--out benchmarks/results]
 
-DIRs are what recipes/translation.sh and recipes/summarisation.sh make, and FILE their test.jsonl: a record a line with source and
-text. Batch 1, float32, greedy and at temperature 1 with a seed. --wide: a copy of the target, and of the decoder over its encoder,
-that says the same and costs as much as one of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order
-that rotates; a speed ratio is paired by prompt, of seconds a token, and its interval is bootstrapped over prompts. BLEU and ROUGE-L are
-of the texts against those of the file: greedy, they must be the same to the last digit whatever drafts. transformers' own and its
-assisted generation run on the same weights.
+DIRs are what recipes/encoder-decoder.sh makes, and FILE its test.jsonl: a record a line with source and text. Batch 1, float32,
+greedy and at temperature 1 with a seed. --wide: a copy of the target, and of the decoder over its encoder, that says the same and costs
+as much as one of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order that rotates; a speed ratio is
+paired by prompt, of seconds a token, and its interval is bootstrapped over prompts. BLEU and ROUGE-L are of the texts against those of
+the file: greedy, they must be the same to the last digit whatever drafts. transformers' own and its assisted generation run on the same
+weights.
 """
 
 from __future__ import annotations
