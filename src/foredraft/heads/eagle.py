@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.engine.cache import KVCache
-from foredraft.heads.config import EagleConfig, HeadCheckpoint
-from foredraft.heads.module import Embed, LayeredHead, LMHead
+from foredraft.heads.config import EagleConfig
+from foredraft.heads.module import Embed, LMHead, WindowedHead
 from foredraft.model.attention import AttentionMetadata, LayerAttention, attend_spans, rule_of_mask
 from foredraft.model.batch import RaggedBatch, Read, flatten, remember
 
@@ -98,12 +98,14 @@ class EagleLayer(nn.Module):
         return inputs, normalized if self.norm_before_residual else x
 
 
-class EagleHead(LayeredHead):
+class EagleHead(WindowedHead):
     """embed, lm_head: the target's, used where the head has none of its own. window: caps how many tokens a row sees, such as
     the head's training length; None: no cap. Its weights are on the meta device until they are loaded (`of`)."""
 
+    config_class = EagleConfig
+
     def __init__(self, config: EagleConfig, embed: Embed, lm_head: LMHead, window: int | None = None) -> None:
-        super().__init__(config, embed, lm_head)
+        super().__init__(config, embed, lm_head, window)
         self.config = config
         hidden_size, eps = config.hidden_size, config.layer.rms_norm_eps
         with torch.device("meta"):
@@ -116,25 +118,12 @@ class EagleHead(LayeredHead):
             self.fc = nn.Linear(self._fc_width(), hidden_size, bias=config.fc_bias)
             if config.mask_token is not None:
                 self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.feature_size))
-            self.windows = [_narrower(config.window(index), window) for index in range(config.num_layers)]
+            self.windows = [_narrower(config.window(index), self.window) for index in range(config.num_layers)]
             self.layers = nn.ModuleList(EagleLayer(config, index, each) for index, each in enumerate(self.windows))
             self.norm = LlamaRMSNorm(hidden_size, eps) if config.final_norm else nn.Identity()
             if config.owns_lm_head:
                 self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
-
-    @classmethod
-    def of(
-        cls,
-        checkpoint: HeadCheckpoint,
-        embed: Embed,
-        lm_head: LMHead,
-        dtype: torch.dtype = torch.float32,
-        window: int | None = None,
-    ) -> EagleHead:
-        """The head of a checkpoint, for inference."""
-        assert isinstance(checkpoint.config, EagleConfig)
-        return cls(checkpoint.config, embed, lm_head, window).loaded(checkpoint, dtype)
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features at the head's width. features: [R, feature_size] -> states [R, H]

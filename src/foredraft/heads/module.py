@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ class HeadModule(nn.Module):
 
     def loaded(self, checkpoint: HeadCheckpoint, dtype: torch.dtype) -> Self:
         """With a checkpoint's weights, for inference."""
-        self.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}, assign=True)
+        tensors = {name: tensor.to(self._dtype_of(name, dtype)) for name, tensor in checkpoint.tensors.items()}
+        self.load_state_dict(tensors, assign=True)
         return self.requires_grad_(False).eval()
 
     @property
@@ -48,6 +49,10 @@ class HeadModule(nn.Module):
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
         return to_target_vocabulary(logits, self.target_ids, self._config.vocab_size)
+
+    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """In which one of its weights is kept, where the head is in `dtype`."""
+        return dtype
 
     def _logits(self, x: Tensor, own: LMHead | None) -> Tensor:
         """By the head's own lm_head, or by the target's. [n, H] -> [n, D]"""
@@ -89,3 +94,26 @@ class LayeredHead(HeadModule):
     def logits(self, x: Tensor) -> Tensor:
         """[n, H] -> [n, D]"""
         return self._logits(x, self.lm_head if self._layered.owns_lm_head else None)
+
+
+class WindowedHead(LayeredHead):
+    """A head whose rows see the last `window` tokens of a text. window: None: all of them."""
+
+    config_class: ClassVar[type[LayeredConfig]]
+
+    def __init__(self, config: LayeredConfig, embed: Embed, lm_head: LMHead, window: int | None = None) -> None:
+        super().__init__(config, embed, lm_head)
+        self.window = window
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: HeadCheckpoint,
+        embed: Embed,
+        lm_head: LMHead,
+        dtype: torch.dtype = torch.float32,
+        window: int | None = None,
+    ) -> Self:
+        """The head of a checkpoint, for inference."""
+        assert isinstance(checkpoint.config, cls.config_class)
+        return cls(checkpoint.config, embed, lm_head, window).loaded(checkpoint, dtype)

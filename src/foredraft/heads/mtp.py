@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from foredraft.engine.cache import KVCache, MemoryPool
 from foredraft.errors import ModelError, one_line
-from foredraft.heads.config import HeadCheckpoint, MtpConfig
+from foredraft.heads.config import MtpConfig
 from foredraft.heads.eagle import HeadReading
-from foredraft.heads.module import Embed, LayeredHead, LMHead
+from foredraft.heads.module import Embed, LMHead, WindowedHead
 from foredraft.kernels import Kernels, WeightMemory
 from foredraft.model.attention import AttentionMetadata, MaskRule, rule_of_mask
 from foredraft.model.batch import RaggedBatch, Read, flatten, remember
@@ -49,12 +49,14 @@ class MtpLayer(nn.Module):
         return normalized
 
 
-class MtpHead(LayeredHead):
+class MtpHead(WindowedHead):
     """embed, lm_head: the target's. window: how many tokens a row sees; None: all. Its weights are on the meta device until they are
     loaded (`of`)."""
 
+    config_class = MtpConfig
+
     def __init__(self, config: MtpConfig, embed: Embed, lm_head: LMHead, window: int | None = None) -> None:
-        super().__init__(config, embed, lm_head)
+        super().__init__(config, embed, lm_head, window)
         self.config = config
         self._kernels: Kernels | None = None
         self._mask = None if window is None else MaskRule(rule_of_mask(None, window))
@@ -62,29 +64,13 @@ class MtpHead(LayeredHead):
             self.layers = nn.ModuleList(MtpLayer(config, index) for index in range(config.num_layers))
         self.rotary_emb = copy.deepcopy(config.parts.rotary_emb)
 
-    @classmethod
-    def of(
-        cls,
-        checkpoint: HeadCheckpoint,
-        embed: Embed,
-        lm_head: LMHead,
-        dtype: torch.dtype = torch.float32,
-        window: int | None = None,
-    ) -> MtpHead:
-        """The layers of a checkpoint, for inference."""
-        assert isinstance(checkpoint.config, MtpConfig)
-        kept = checkpoint.config.parts.float32
-        tensors = {
-            name: tensor.float() if any(part in name for part in kept) else tensor.to(dtype)
-            for name, tensor in checkpoint.tensors.items()
-        }
-        head = cls(checkpoint.config, embed, lm_head, window)
-        head.load_state_dict(tensors, assign=True)
-        return head.requires_grad_(False).eval()
-
     @property
     def num_layers(self) -> int:
         return self.config.num_layers
+
+    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Some families keep parts of a layer in float32."""
+        return torch.float32 if any(part in name for part in self.config.parts.float32) else dtype
 
     def route(self, device: torch.device, kernels: Kernels | None) -> None:
         """From now on its layers run our attention and our experts. kernels: that run attention and linear layers; None: PyTorch's."""
