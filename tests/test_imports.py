@@ -46,7 +46,7 @@ LAYERS = (
     {"heads", "remote"},
     {"drafters", "policy", "engine.drafter_group"},
     {"engine.scheduler", "engine.faults", "engine.methods"},
-    {"engine.engine", "engine.models"},
+    {"engine.engine", "engine.models", "engine.draft_sources"},
     {"engine.build", "engine.run"},
     {"engine", "utils", "text", "tools"},
     {"text.token_kinds", "text.tokenizing", "text.outputs", "text.grammar"},

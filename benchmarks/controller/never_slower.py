@@ -31,7 +31,7 @@ from benchmarks.controller.zero_acceptance_drafters import RandomDrafter, shuffl
 from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
-from foredraft.engine.build import build_drafters
+from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
@@ -206,9 +206,8 @@ def switch(args: argparse.Namespace) -> dict[str, Any]:
         texts.append((output.prompt_token_ids, [*output.prompt_token_ids, *output.outputs[0].token_ids]))
     results: dict[str, Any] = {}
     for name, (kinds, expected) in SWITCHES.items():
-        timed, _ = build_drafters(
-            llm.target, llm._builder.models.drafts, ["draft_model"], Limits(), pool=llm.engine.pool
-        )
+        sources = DraftSources(llm.target, llm._builder.models.drafts)
+        timed = sources.drafters(["draft_model"], Limits(), llm.engine.pool)
         drafters = [kind(timed["draft_model"]) for kind in kinds]
         auto, recorder = llm.with_drafter(drafters, "auto"), BudgetRecorder()
         auto.engine.observers.append(recorder)

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from foredraft.engine.build import build_drafters
+from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
 from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
 from foredraft.engine.models import check_can_have_head, check_encoders, check_logit_width
@@ -329,7 +329,9 @@ def _engine(
         check_encoders(target, draft, vocabularies)
     pairs = {} if vocabularies is None else {"draft_model": vocabularies}
     limits = Limits(max_num_seqs=num_rows)  # cache memory for these rows alone
-    drafters, pool = build_drafters(target, drafts, methods, limits, head=head, vocabularies=pairs)
+    sources = DraftSources(target, drafts, head, pairs)
+    pool = sources.new_pool(methods, limits)
+    drafters = sources.drafters(methods, limits, pool)
     return Engine(
         target,
         drafters,

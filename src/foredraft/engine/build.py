@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import (
     CountedRefits,
-    DrafterContext,
     MergedDrafter,
     RefitSchedule,
     TimedRefits,
-    build,
     refits_of,
 )
 from foredraft.engine.cache import MemoryPool
+from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
-from foredraft.engine.methods import MERGED, NO_DRAFT, Method, draft_of, name_of
+from foredraft.engine.methods import MERGED, NO_DRAFT, Method
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
-from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
-from foredraft.remote import DraftServerAccess, VocabularyIdentity
+from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO
 from foredraft.utils.arguments import check_numbers, check_thresholds
 from foredraft.verify import Rule, Verifier, verify
-from foredraft.vocabulary import VocabularyPair
-
-_CACHE_SHARE = 0.5
-_UNKNOWN_MEMORY = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +84,19 @@ class EngineBuilder:
 
     def drafters(self, pool: MemoryPool | None = None) -> tuple[dict[str, Drafter], MemoryPool]:
         """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
-        models, settings = self.models, self.settings
-        drafters, pool = build_drafters(
-            models.target,
-            models.drafts,
-            self.methods,
-            settings.limits,
-            settings.cache_memory,
-            pool=pool,
-            head=models.head,
-            vocabularies=models.vocabularies,
-            draft_server=settings.draft_server,
-            tokenizer=models.tokenizer,
-            new_refits=self._new_refits,
-        )
+        sources, settings = self._draft_sources(), self.settings
+        if pool is None and settings.cache_memory is not None:
+            pool = MemoryPool(settings.cache_memory)
+        elif pool is None:
+            pool = sources.new_pool(self.methods, settings.limits)
+        drafters = sources.drafters(self.methods, settings.limits, pool, self._new_refits)
         return self._with_merged(drafters), pool
+
+    def _draft_sources(self) -> DraftSources:
+        models = self.models
+        return DraftSources(
+            models.target, models.drafts, models.head, models.vocabularies, models.tokenizer, self.settings.draft_server
+        )
 
     def _new_refits(self) -> RefitSchedule | None:
         """With a fixed number of draft tokens, nothing depends on measured times."""
@@ -185,75 +175,3 @@ class EngineBuilder:
             verifier=verifier,
             verification_rules=self.settings.verification_rules,
         )
-
-
-def build_drafters(
-    target: LanguageModel,
-    drafts: Mapping[str, LanguageModel],
-    methods: Sequence[Method],
-    limits: Limits,
-    cache_memory: int | None = None,
-    pool: MemoryPool | None = None,
-    head: AnyHead | None = None,
-    vocabularies: Mapping[str, VocabularyPair] | None = None,
-    draft_server: DraftServerAccess | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    new_refits: Callable[[], RefitSchedule | None] = lambda: None,
-) -> tuple[dict[str, Drafter], MemoryPool]:
-    """New drafters by name, and the memory that they share with the target: `pool`, if there is one.
-
-    drafts: draft models, by draft_of. head: what was given in the place of a draft model. cache_memory: bytes; None takes what max_num_seqs full contexts need, at most half
-    of the free memory. vocabularies: of draft models with another vocabulary than the target's, by draft_of. tokenizer: the target's,
-    by which a draft server compares its vocabulary. new_refits: makes DrafterContext.refits.
-    """
-    if pool is None:
-        pool = MemoryPool(cache_memory or _default_cache_memory(target, drafts, methods, limits, head))
-    vocab_size, drafters = target.traits.vocab_size, {}
-    vocabulary = None if draft_server is None else VocabularyIdentity.of(vocab_size, tokenizer)
-    for method in methods:
-        context = DrafterContext(
-            vocab_size,
-            pool,
-            drafts.get(draft_of(method)),
-            limits.max_batch_tokens,
-            head,
-            target.traits.context_len,
-            (vocabularies or {}).get(draft_of(method)),
-            draft_server,
-            vocabulary,
-            new_refits(),
-        )
-        drafters[name_of(method)] = build(method, context) if isinstance(method, str) else method
-    return drafters, pool
-
-
-def _default_cache_memory(
-    target: LanguageModel,
-    drafts: Mapping[str, LanguageModel],
-    methods: Sequence[Method],
-    limits: Limits,
-    head: AnyHead | None,
-) -> int:
-    """Bytes for max_num_seqs full contexts, but at most half of the memory that is free."""
-    used = {draft_of(method) for method in methods} & set(drafts)
-    bytes_per_token = target.bytes_per_token(() if head is None else head.config.taps)
-    bytes_per_token += sum(drafts[name].traits.bytes_per_token for name in used)
-    bytes_per_token += 0 if head is None else head.bytes_per_token
-    needed = (
-        bytes_per_token * target.traits.context_len + _bytes_of_source(target, drafts, used)
-    ) * limits.max_num_seqs
-    return max(1, min(needed, half_of_free_memory(target)))
-
-
-def _bytes_of_source(target: LanguageModel, drafts: Mapping[str, LanguageModel], used: set[str]) -> int:
-    """Of the longest source, in the target's cache and in those of the drafts that are used."""
-    per_token = [model.traits.bytes_per_source_token for model in (target, *(drafts[name] for name in used))]
-    kept = any(drafts[name].traits.shares_encoder for name in used)
-    encoded = target.bytes_per_source_token(keeps_encoded=True) - target.bytes_per_source_token() if kept else 0
-    return (sum(per_token) + encoded) * target.traits.source_len
-
-
-def half_of_free_memory(model: LanguageModel) -> int:
-    """Bytes; 4 GiB where the free memory is not known."""
-    free = model.memory_for_cache
-    return int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY
