@@ -42,6 +42,7 @@ class DFlashKind:
 
     name: ClassVar[str] = "DFlash"
     reads_pairs: ClassVar[bool] = False
+    kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.intermediate_size or 1, self.anchor_every, self.block_size - 1)

@@ -34,6 +34,7 @@ class DecoderKind:
     layers: int = 1
     init: str | None = None
     reads_pairs: ClassVar[bool] = True
+    kernels: ClassVar[str] = "torch"  # it begins as layers of the target, and compiled kernels would have packed those
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> PreTrainedModel:
         """See HeadKind. Its layers begin as the target's, evenly spread from the first to the last (if one: the first)."""

@@ -39,6 +39,7 @@ class Eagle3Kind:
     decay: float = 0.8
     init: str | None = None
     reads_pairs: ClassVar[bool] = False
+    kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1 or (self.intermediate_size or 1) < 1:

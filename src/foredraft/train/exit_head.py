@@ -39,6 +39,7 @@ class ExitKind:
     adapter_size: int | None = None
     init: str | None = None
     reads_pairs: ClassVar[bool] = False
+    kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
         size = self.adapter_size or 0

@@ -42,6 +42,10 @@ class HeadKind(Protocol[Head]):
     def reads_pairs(self) -> bool:
         """Whether its targets are encoder-decoders, which read pairs."""
 
+    @property
+    def kernels(self) -> str:
+        """That run the target, see LoadOptions."""
+
     def num_logits(self, head: Head, target: LanguageModel) -> int:
         """How many logits the objective computes for each token of a block."""
 

@@ -62,9 +62,7 @@ class _HeadRun:
         share = self.data.validation_share
         texts = texts.with_written(Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch))
         self.watch.stage("loading")
-        # a decoder begins as layers of the target, and compiled kernels would have packed those
-        kernels = "torch" if self.kind.reads_pairs else "auto"
-        target = load_model(self.target, LoadOptions(device="cpu", kernels=kernels))
+        target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
         _check_kind(target, self.kind, self.data)
         target.take_over()
         head = self._head(target, folder, texts.texts)

@@ -38,6 +38,7 @@ class MedusaKind:
     decay: float = 0.8
     init: str | None = None
     reads_pairs: ClassVar[bool] = False
+    kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
         if self.num_heads < 1 or not 0 < self.decay <= 1 or self.layers < 1:
