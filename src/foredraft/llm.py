@@ -155,23 +155,13 @@ class LLM:
         verification_rules: Mapping[str, Rule] | None = None,
         config: str | os.PathLike[str] | None = None,
     ) -> None:
-        settings = _read_settings(
-            config,
-            model=model,
-            draft_model=draft_model,
-            method=method,
-            exit_layer=exit_layer,
-            speculative_tokens=speculative_tokens,
-            max_speculative_tokens=max_speculative_tokens,
-            speculative_token_tree=speculative_token_tree,
-            quantization=quantization,
-            draft_quantization=draft_quantization,
-            num_threads=num_threads,
-            heterogeneous_vocab=heterogeneous_vocab,
-            head_window=head_window,
-            head_settings=head_settings,
-            draft_server=draft_server,
-            adapt=adapt,
+        settings = _with_embedded_pair(
+            _read_settings(config)
+            .override(model=model, draft_model=draft_model, method=method, exit_layer=exit_layer, adapt=adapt)
+            .override(speculative_tokens=speculative_tokens, max_speculative_tokens=max_speculative_tokens)
+            .override(speculative_token_tree=speculative_token_tree, heterogeneous_vocab=heterogeneous_vocab)
+            .override(head_window=head_window, head_settings=head_settings, draft_server=draft_server)
+            .override(quantization=quantization, draft_quantization=draft_quantization, num_threads=num_threads)
         )
         bounds = Limits(max_num_seqs, max_num_batched_tokens), Thresholds(min_acceptance_rate, max_draft_memory)
         engine = _engine_settings(settings, *bounds, cache_memory, seed, enable_prefix_caching, verification_rules)
@@ -450,9 +440,12 @@ class LLM:
         return outputs
 
 
-def _read_settings(config: str | os.PathLike[str] | None, **arguments: Any) -> Settings:
-    """The arguments, completed by those of the file, and by the embedded pair where there is no model."""
-    settings = (Settings() if config is None else Settings.read(config)).override(**arguments)
+def _read_settings(config: str | os.PathLike[str] | None) -> Settings:
+    return Settings() if config is None else Settings.read(config)
+
+
+def _with_embedded_pair(settings: Settings) -> Settings:
+    """Where there is no model."""
     if settings.model is not None:
         return settings
     has_another = settings.exit_layer is not None or settings.draft_server is not None
