@@ -204,6 +204,10 @@ INNER = ZLAB.config["dflash_config"]
         (SPECULATORS.having({"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids must name the layers"),
         (ZLAB.having({"dflash_config": {**INNER, "projector_type": "domino"}}), "Domino heads, .* are not supported"),
         (
+            ZLAB.having({"architectures": ["Gemma4DSparkModel"]}),
+            "Gemma4DSparkModel has layers of Gemma's form, which are not supported",
+        ),
+        (
             ZLAB.having({"dflash_config": {**INNER, "projector_type": "magic"}}),
             "projector_type is 'magic': only dflash, ",
         ),

@@ -264,7 +264,11 @@ SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medus
         (SAFEAILAB, {"draft_vocab_size": 1.5}, "draft_vocab_size must be a whole number"),
         (SAFEAILAB, {"fc_norm": True}, "tensors are missing: fc_norm.0.weight"),
         (SAFEAILAB, {"intermediate_size": 32}, "down_proj.weight is [16, 24] in the file, and should be [16, 32]"),
-        (SPECULATORS, {"speculators_model_type": "hydra"}, "'hydra': only eagle3"),
+        (
+            SPECULATORS,
+            {"speculators_model_type": "hydra"},
+            "'hydra': only early_exit, dflash, dflash2, dspark, xpress, peagle, eagle3 are",
+        ),
         (SPECULATORS, {"fc_norm": True, "norm_before_fc": True}, "at most one of them"),
         (SPECULATORS, {"draft_head": 1}, "draft_head"),
         (SPECULATORS, {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of whole numbers"),

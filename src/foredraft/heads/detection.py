@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from foredraft.heads.files import HeadFiles, tensor_names, weight_files
-from foredraft.heads.formats import FORMATS, dflash, early_exit, speculators
+from foredraft.heads.formats import FORMATS, dflash
+from foredraft.heads.formats.base import KIND_KEY
 from foredraft.model.hub import config_of
 
-_EAGLE_KEYS = ("speculators_model_type", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
-_METHODS = {
-    early_exit.KIND: early_exit.FORMAT.method,
-    speculators.PARALLEL_KIND: speculators.PARALLEL.method,
-    **dict.fromkeys(dflash.KINDS, dflash.SPECULATORS.method),
-}
-"""By speculators_model_type."""
+_EAGLE_KEYS = (KIND_KEY, "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")
+_METHODS = {kind: form.method for form in FORMATS for kind in form.kinds}
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 
 
@@ -49,7 +45,7 @@ def _without_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _method_by_config(config: Mapping[str, Any]) -> str | None:
-    kind = config.get("speculators_model_type")
+    kind = config.get(KIND_KEY)
     if kind in _METHODS:
         return _METHODS[kind]
     block_method = dflash.method_of_architectures(config.get("architectures"))

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from foredraft.errors import ModelError
+from foredraft.errors import ModelError, shown
 from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCheckpoint, MtpConfig, TargetShape
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import empty_exit
 from foredraft.heads.files import CheckpointTensors, HeadFiles
 from foredraft.heads.formats import FORMATS, mtp
-from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.medusa import MedusaHead
 from foredraft.heads.mtp import MtpHead
 from foredraft.model.checkpoint import is_gguf
@@ -76,7 +76,10 @@ def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
 
 
 def format_of(files: HeadFiles) -> HeadFormat:
-    """Raises ModelError if the files are of no known form."""
+    """Raises ModelError if the files are of no known form, or hold a kind of head that none has."""
+    kind, kinds = files.config.get(KIND_KEY), [kind for form in FORMATS for kind in form.kinds]
+    if kind is not None and kind not in kinds:
+        raise ModelError(f"config.json: {KIND_KEY} is {shown(kind)}: only {', '.join(kinds)} are supported")
     for form in FORMATS:
         if form.matches(files):
             return form

@@ -8,15 +8,19 @@ from typing import NamedTuple
 from foredraft.heads.config import HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
 
+KIND_KEY = "speculators_model_type"
+"""In config.json: what a head in the form of speculators is."""
+
 
 class HeadFormat(NamedTuple):
     """matches: whether files are of this form. read: the head they hold; raises ModelError, one line, for what it cannot be.
-    method: that drafts with it."""
+    method: that drafts with it. kinds: what config.json has as KIND_KEY in such files, of those forms that have it."""
 
     name: str
     matches: Callable[[HeadFiles], bool]
     read: Callable[[HeadFiles, TargetShape], HeadCheckpoint]
     method: str = "eagle"
+    kinds: tuple[str, ...] = ()
 
 
 def architectures(files: HeadFiles) -> tuple[str, ...]:

@@ -23,14 +23,14 @@ from foredraft.heads.config import (
     TargetShape,
 )
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats.base import HeadFormat, architectures, renamed
+from foredraft.heads.formats.base import KIND_KEY, HeadFormat, architectures, renamed
 from foredraft.heads.formats.eagle3 import Taps, taps_of
 from foredraft.heads.formats.layers import count_layers, read_layers
 from foredraft.heads.settings import Settings
 from foredraft.heads.vocabulary import read_table
 
 KINDS = ("dflash", "dflash2", "dspark", "xpress")
-"""In `speculators_model_type`."""
+"""In speculators' form."""
 ARCHITECTURES = MappingProxyType(
     {
         "DFlashDraftModel": "dflash",
@@ -38,16 +38,17 @@ ARCHITECTURES = MappingProxyType(
         "DSparkDraftModel": "dspark",
         "Qwen3DSparkModel": "dspark",
         "DominoDraftModel": "domino",
+        "Gemma4DSparkModel": "dspark",
     }
 )
 """z-lab's, SpecForge's and DeepSpec's: what is of which kind."""
+_GEMMAS_LAYERS = "Gemma4DSparkModel"
 _SPECFORGE_DSPARK = "DSparkDraftModel"
 """Its training drafts from the anchor, and its own decoding does not."""
 CORRECTION_PREFIXES = MappingProxyType(
     {"dspark": "markov_head.", "dflash2": "candidate_selector.", "xpress": "refiner_head."}
 )
 _CONFIDENCE = "confidence_head."
-_KIND_KEY = "speculators_model_type"
 _NEUTRAL: dict[str, Any] = {
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
@@ -94,7 +95,7 @@ def matches_zlab(files: HeadFiles) -> bool:
 
 
 def matches_speculators(files: HeadFiles) -> bool:
-    return files.config.get(_KIND_KEY) in KINDS
+    return files.config.get(KIND_KEY) in KINDS
 
 
 def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
@@ -140,7 +141,7 @@ def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 def read_speculators(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     """Ids count what layers read."""
     settings = Settings(files.config)
-    kind = settings.get(_KIND_KEY)
+    kind = settings.get(KIND_KEY)
     inner = settings.nested("transformer_layer_config")
     layer = read_layers(inner, count_layers(files.tensors), "qwen3")
     inner.refuse_unread()
@@ -180,6 +181,8 @@ class _Either:
 
 
 def _zlab_kind(files: HeadFiles, inner: Settings) -> str:
+    if _GEMMAS_LAYERS in architectures(files):
+        raise ModelError(f"{_GEMMAS_LAYERS} has layers of Gemma's form, which are not supported: only Qwen3's are")
     kind = next(ARCHITECTURES[name] for name in architectures(files) if name in ARCHITECTURES)
     kind = inner.get("projector_type", kind)
     if kind == "domino":
@@ -286,4 +289,4 @@ def _is_sliding(layer: PretrainedConfig, index: int) -> bool:
 
 
 FORMAT = HeadFormat("DFlash", matches_zlab, read_zlab, method="dflash")
-SPECULATORS = HeadFormat("speculators, DFlash", matches_speculators, read_speculators, method="dflash")
+SPECULATORS = HeadFormat("speculators, DFlash", matches_speculators, read_speculators, method="dflash", kinds=KINDS)

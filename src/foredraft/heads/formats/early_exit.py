@@ -5,7 +5,7 @@ from __future__ import annotations
 from foredraft.errors import ModelError
 from foredraft.heads.config import ExitConfig, HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.settings import Settings
 
 KIND = "early_exit"
@@ -13,12 +13,12 @@ _WITHOUT_EFFECT = ("architectures", "dtype", "speculators_version", "speculators
 
 
 def matches(files: HeadFiles) -> bool:
-    return files.config.get("speculators_model_type") == KIND
+    return files.config.get(KIND_KEY) == KIND
 
 
 def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings = Settings(files.config)
-    settings.expect(speculators_model_type=KIND, hidden_act="silu")
+    settings.expect(**{KIND_KEY: KIND}, hidden_act="silu")
     config = ExitConfig(
         layer=settings.integer("early_exit_layer"),
         adapter_size=settings.integer("adapter_size", 0),
@@ -36,4 +36,4 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     return HeadCheckpoint(config, files.tensors)
 
 
-FORMAT = HeadFormat("early exit", matches, read, "early_exit")
+FORMAT = HeadFormat("early exit", matches, read, "early_exit", (KIND,))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from foredraft.errors import ModelError, shown
+from foredraft.errors import ModelError
 from foredraft.heads.config import Ambiguity, HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats.base import HeadFormat
+from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.formats.eagle3 import checkpoint_of, taps_of
 from foredraft.heads.formats.layers import count_layers, read_layers
 from foredraft.heads.settings import Settings
 
-_KIND = "speculators_model_type"
-PARALLEL_KIND = "peagle"
+_PARALLEL_KIND = "peagle"
 _WITHOUT_EFFECT = (
     "architectures",
     "auto_map",
@@ -33,20 +32,18 @@ _ABOUT = (
 
 
 def matches(files: HeadFiles) -> bool:
-    return _KIND in files.config
+    return KIND_KEY in files.config
 
 
 def matches_parallel(files: HeadFiles) -> bool:
-    return files.config.get(_KIND) == PARALLEL_KIND
+    return files.config.get(KIND_KEY) == _PARALLEL_KIND
 
 
 def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings = Settings(files.config)
-    kind = settings.get(_KIND)
-    if kind not in ("eagle3", PARALLEL_KIND):
-        raise ModelError(f"config.json: {_KIND} is {shown(kind)}: only eagle3 and {PARALLEL_KIND} are supported")
+    kind = settings.get(KIND_KEY)
     fields = _fields(settings)
-    if kind == PARALLEL_KIND:
+    if kind == _PARALLEL_KIND:
         fields["mask_token"] = settings.integer("mask_token_id")
     taps = taps_of(settings.integers("eagle_aux_hidden_state_layer_ids"), target, offset=0)
     draft_vocab_size = settings.integer("draft_vocab_size", 32000)
@@ -77,5 +74,5 @@ def _fields(settings: Settings) -> dict[str, Any]:
     return fields
 
 
-FORMAT = HeadFormat("speculators", matches, read)
-PARALLEL = HeadFormat("speculators, P-EAGLE", matches_parallel, read, method="peagle")
+FORMAT = HeadFormat("speculators", matches, read, kinds=("eagle3",))
+PARALLEL = HeadFormat("speculators, P-EAGLE", matches_parallel, read, method="peagle", kinds=(_PARALLEL_KIND,))
