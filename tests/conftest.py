@@ -16,8 +16,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from foredraft.drafters import SELF_DRAFTS, DrafterContext, build
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model

@@ -22,8 +22,8 @@ from torch import Tensor
 
 import foredraft.verify as verification
 import foredraft.verify.law as law_module
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
 from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel, Read

@@ -29,7 +29,8 @@ import torch
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.reports import listed, save
 from foredraft.drafters import DFlashDrafter, DraftModelDrafter, PardDrafter
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest, Features
 from foredraft.heads import DFlashHead, attach_head
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model

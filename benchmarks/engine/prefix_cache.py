@@ -20,8 +20,9 @@ from typing import Any
 
 from benchmarks.common.prompts import story_prompts
 from foredraft import LLM, SamplingParams
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.stats import PrefixStats
 from foredraft.model import EMBEDDED
 from foredraft.text.outputs import RequestOutput

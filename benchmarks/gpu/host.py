@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from foredraft.drafters import build
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.gpu import Inputs, at_once
 from foredraft.model import LanguageModel, Traits
 from foredraft.model.device_stack import DeviceStackBody

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kernels.large_vocabulary import peaked
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.kernels import WeightFormat, load_kernels, quantize_int8, unquantized, why_none
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.packed import NativeLinear, PackedLinear

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.common.paths import RESULTS
 from benchmarks.kernels.limits import Bandwidth, Peak, timed
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.kernels import load_kernels, why_none
 from foredraft.kernels.start import usable_instructions
 from foredraft.kernels.weights import BF16

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import RefitSchedule, refits_of
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import (
     OWN_DRAFTS,
     Methods,

@@ -19,7 +19,7 @@ from foredraft.drafters import (
     SuffixDrafter,
     build,
 )
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter, DraftRequest
 from foredraft.sampling import Sampler, SamplingParams
 from tests.draft_servers import remote, start

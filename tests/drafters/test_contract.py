@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.drafters import REGISTRY, DrafterContext, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel

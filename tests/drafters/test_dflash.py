@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters import DFlashDrafter, DrafterContext
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Features
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import Row, adjusted, choose, token_probs_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foredraft.drafters import DrafterContext, EagleDrafter
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError

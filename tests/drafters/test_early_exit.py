@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from foredraft.drafters import DrafterContext, EarlyExitDrafter
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foredraft.drafters import DrafterContext, MedusaDrafter
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaHead

@@ -13,7 +13,7 @@ import torch
 from foredraft import LLM, SamplingParams
 from foredraft.drafters.context import DrafterContext
 from foredraft.drafters.mtp import LayeredMtpDrafter, MtpDrafter
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.heads import MtpHead, attach_mtp
 from foredraft.model import LanguageModel, LoadOptions, load_model

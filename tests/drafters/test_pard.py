@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import DrafterContext, PardDrafter, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from foredraft.drafters import DraftModelDrafter, NgramDrafter, RemoteDrafter, SuffixDrafter
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.drafter_group import DrafterGroup
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError, VocabularyError
 from foredraft.model import LanguageModel

@@ -11,7 +11,7 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import DrafterContext, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, Drafter, Proposal
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.testing import check_drafter

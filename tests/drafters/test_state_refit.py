@@ -12,8 +12,8 @@ import torch
 from foredraft import LLM
 from foredraft.drafters import CountedRefits, MedusaDrafter, TimedRefits
 from foredraft.drafters._state_refit import MAX_EXAMPLES, StateRefit
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.heads import MedusaHead
 from foredraft.model import EMBEDDED, LanguageModel

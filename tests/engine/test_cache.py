@@ -13,7 +13,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from torch import Tensor
 
 from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.engine.cache import KEY_MULTIPLE, KVCache, MemoryPool, Region
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
+from foredraft.engine.region import KEY_MULTIPLE, Region
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import SamplingParams
 from foredraft.utils.prefix import BLOCK, common_prefix

@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foredraft.drafters import REGISTRY, SELF_DRAFTS, DrafterContext, ScriptedDrafter, build
-from foredraft.engine.cache import KVCache, MemoryPool, Region
+from foredraft.engine.cache import KVCache
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
+from foredraft.engine.region import Region
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits
 from foredraft.model import LanguageModel, Read

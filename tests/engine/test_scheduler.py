@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.scheduler import Limits, ScheduledSequence, Scheduler
 from foredraft.engine.sequence import TokenSequence

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 
 BYTES, SOURCE_BYTES = 8, 12
 TEXT = list(range(100, 140))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError
 from foredraft.heads import DFlashConfig, DFlashHead, HeadCheckpoint, head_method_of, load_head
 from foredraft.heads.config import Convolution, Markov, Refiner, Selector

@@ -18,7 +18,7 @@ from transformers.modeling_layers import MtpModel
 
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import DrafterContext, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Features
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.heads import HeadOptions, MtpHead, attach_mtp

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foredraft.engine.cache import KEY_MULTIPLE, Region
+from foredraft.engine.region import KEY_MULTIPLE, Region
 from foredraft.kernels import Kernels, load_kernels, why_none
 from foredraft.model.attention import AttentionMetadata, attend
 from foredraft.model.batch import Span

@@ -17,8 +17,9 @@ pytest.importorskip("triton")
 
 
 from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.gpu import Graphs, at_once
 from foredraft.kernels import DrawSpec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError
 from foredraft.kernels import load_kernels, unquantized, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model

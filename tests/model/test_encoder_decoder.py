@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError
 from foredraft.kernels import load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec
 from foredraft.model import Generated, LanguageModel, Read, WarmUpSizes

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, formats, load_model, load_tokenizer, memory

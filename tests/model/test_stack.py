@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foredraft.engine.cache import KVCache, MemoryPool, Region
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
+from foredraft.engine.region import Region
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, prepare, probe

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from foredraft import LLM
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.models import check_can_have_head
 from foredraft.errors import ModelError
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model

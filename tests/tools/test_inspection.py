@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foredraft import ModelError
 from foredraft.cli.render.inspection import inspection_lines
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.heads import MedusaConfig
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LoadOptions

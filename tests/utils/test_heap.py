@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.utils.heap import TRIM_AFTER, HeapTrimmer, malloc_trim
 
 

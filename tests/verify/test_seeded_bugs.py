@@ -19,9 +19,10 @@ from foredraft.certificate.controls import CONTROLS, Control
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED
 from foredraft.drafters import ScriptedDrafter
 from foredraft.drafters._drafts import Draft, as_proposal, extend
-from foredraft.engine.cache import KVCache, Region
+from foredraft.engine.cache import KVCache
 from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.region import Region
 from foredraft.engine.sequence import TokenSequence
 from foredraft.model import LanguageModel
 from foredraft.sampling import Row, Sampler, SamplingParams, TokenProbs, pick

@@ -14,8 +14,10 @@ import torch
 
 from foredraft.certificate.broken_drafters import with_features_one_off
 from foredraft.certificate.report import DRAWN, GREEDY, SAMPLED, SEEDED, CheckRun, ControlResult
-from foredraft.engine.cache import KVCache, MemoryPool, Region
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
+from foredraft.engine.region import Region
 from foredraft.model import LanguageModel
 from foredraft.sampling import SamplingParams
 from foredraft.verify import Verifier, verify

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from foredraft.draft_server.method import check_method
 from foredraft.drafters import DrafterContext, build
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.draft_sources import half_of_free_memory
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import LANGUAGE_MODEL_METHODS
 from foredraft.engine.models import draft_method_of
 from foredraft.engine.proposal import Drafter

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, in_passes
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.heads import CompiledEagle, EagleHead, MtpHead
 from foredraft.model import Read

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.drafters._vocabulary import DraftVocabulary, SameVocabulary
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest
 from foredraft.engine.sources import Source
 from foredraft.engine.stats import PrefixStats

@@ -9,8 +9,8 @@ from itertools import count
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, fit_vocabulary
-from foredraft.engine.cache import Regions
 from foredraft.engine.proposal import CERTAIN, DraftRequest
+from foredraft.engine.region import Regions
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.model import LanguageModel, Read
 from foredraft.sampling import Row, select, top_choices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foredraft.drafters.refit_schedule import RefitSchedule
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.heads import AnyHead
 from foredraft.model import LanguageModel
 from foredraft.remote import DraftServerAccess, VocabularyIdentity

@@ -14,7 +14,8 @@ from foredraft.drafters._drafts import Draft, as_proposal, is_written, take_gene
 from foredraft.drafters._slots import Slots, draft_slots, num_places
 from foredraft.drafters._walks import Walk, draft_walks
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import BlockReading, Correctable, Correction, DFlashHead

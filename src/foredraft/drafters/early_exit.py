@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
 from foredraft.drafters._trees import DraftTree, grow_over, trees_for
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine.cache import Region
 from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.region import Region
 from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit
 from foredraft.model import Read

@@ -11,7 +11,7 @@ from foredraft.drafters._autoregressive import AutoregressiveReader
 from foredraft.drafters._drafts import Draft, as_proposal, extend
 from foredraft.drafters._fused import FusedReader
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import MtpHead

@@ -15,7 +15,7 @@ from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._histories import HistoryReader
 from foredraft.drafters._slots import draft_slots, num_places, slots_of
 from foredraft.drafters.context import DrafterContext
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel, Read

@@ -12,9 +12,9 @@ from foredraft.drafters import (
     TimedRefits,
     refits_of,
 )
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import MERGED, NO_DRAFT, Method
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter, grows_trees

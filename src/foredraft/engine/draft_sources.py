@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import DrafterContext, RefitSchedule, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import Method, draft_of, name_of
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits

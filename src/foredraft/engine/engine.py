@@ -14,11 +14,11 @@ from itertools import accumulate, count, pairwise
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import MemoryPool
 from foredraft.engine.checks import check_memory, check_params, check_prompt, check_source
 from foredraft.engine.drafter_group import DrafterGroup, Drafts
 from foredraft.engine.faults import DrafterFaults
 from foredraft.engine.logprobs import logprobs_of, record_prompt
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence

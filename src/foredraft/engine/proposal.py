@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.engine.cache import Region
+from foredraft.engine.region import Region
 from foredraft.engine.sources import Source
 from foredraft.engine.token_tree import TreeShape
 from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenProbs, joined

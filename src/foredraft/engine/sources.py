@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
+
+from foredraft.engine.memory_pool import MemoryPool
 
 Source: TypeAlias = tuple[int, ...]
 """The ids that an encoder reads; () for a decoder without one."""
@@ -46,16 +48,6 @@ class SourceKeys:
         return sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self.layers.values() for t in pair)
 
 
-class Budget(Protocol):
-    """The memory pool, as far as sources need it."""
-
-    def take(self, amount: int) -> bool: ...
-
-    def give(self, amount: int) -> None: ...
-
-    def tick(self) -> int: ...
-
-
 class SourceStore:
     """The sources of one model's sequences, within a shared budget.
 
@@ -63,7 +55,7 @@ class SourceStore:
     bytes_retained: of those that nobody uses. keeps_encoded: see SourceKeys.
     """
 
-    def __init__(self, pool: Budget, bytes_per_token: int, *, keeps_encoded: bool = False) -> None:
+    def __init__(self, pool: MemoryPool, bytes_per_token: int, *, keeps_encoded: bool = False) -> None:
         self.bytes_per_token = bytes_per_token
         self._keeps_encoded = keeps_encoded
         self._pool = pool

@@ -18,7 +18,8 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from foredraft.engine.cache import KVCache, Region
+from foredraft.engine.cache import KVCache
+from foredraft.engine.region import Region
 from foredraft.heads.config import Convolution, DFlashConfig, HeadCheckpoint
 from foredraft.heads.corrections import BlockReading, MarkovCorrection, correction_of
 from foredraft.heads.markov_chains import MarkovChains

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foredraft.engine.cache import KVCache, MemoryPool
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError, one_line
 from foredraft.heads.config import MtpConfig
 from foredraft.heads.eagle import HeadReading

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from foredraft.engine.cache import KEY_MULTIPLE
+from foredraft.engine.region import KEY_MULTIPLE
 from foredraft.kernels import AttentionShape, AttentionSpan, Kernels
 from foredraft.model.batch import Branch, RaggedBatch, Span, branches_of
 from foredraft.model.rows import SMALL_PRODUCT

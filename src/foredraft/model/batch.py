@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from foredraft.engine.cache import Region, Regions
+from foredraft.engine.region import Region, Regions
 from foredraft.engine.token_tree import ROOT
 from foredraft.kernels import CacheSpan, SourceSpan, StackBatch
 from foredraft.model.rows import RowRule

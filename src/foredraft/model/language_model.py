@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import KVCache, MemoryPool, Region, Regions, padded
+from foredraft.engine.cache import KVCache
+from foredraft.engine.memory_pool import MemoryPool
+from foredraft.engine.region import Region, Regions, padded
 from foredraft.engine.sources import Source, SourceKeys
 from foredraft.errors import ModelError
 from foredraft.kernels import DrawSpec, Kernels

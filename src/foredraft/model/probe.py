@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import Region, padded
+from foredraft.engine.region import Region, padded
 from foredraft.engine.sources import Source, SourceKeys
 from foredraft.errors import ModelError, one_line
 from foredraft.kernels import Kernels

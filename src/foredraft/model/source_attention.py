@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function
 
-from foredraft.engine.cache import KEY_MULTIPLE
+from foredraft.engine.region import KEY_MULTIPLE
 from foredraft.engine.sources import SourceKeys
 from foredraft.kernels import AttentionSpan, Kernels
 from foredraft.model.attention import AttentionMetadata, Chain, LayerAttention, MaskFunction, attention, shape_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foredraft.engine.cache import padded
+from foredraft.engine.region import padded
 from foredraft.engine.sources import SourceKeys
 from foredraft.kernels import (
     CacheSpan,

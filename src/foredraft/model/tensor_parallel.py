@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import torch
 from transformers import PretrainedConfig
 
-from foredraft.engine.cache import Region
+from foredraft.engine.region import Region
 from foredraft.errors import ModelError
 from foredraft.kernels import Kernels
 from foredraft.model.batch import RaggedBatch, Reading, Span

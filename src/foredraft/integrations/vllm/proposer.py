@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foredraft.drafters import DrafterContext, SuffixDrafter, build
-from foredraft.engine.cache import MemoryPool
+from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
 from foredraft.integrations.vllm.drafting import Drafting
 from foredraft.integrations.vllm.options import ProposerOptions
