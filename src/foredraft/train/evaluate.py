@@ -13,9 +13,9 @@ from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
-from foredraft.text.tokenizing import encode_prompt
 from foredraft.train.blocks import spread_indices
 from foredraft.train.expected import Expectation, expect
+from foredraft.train.held_out import HeldOutDocument, HeldOutText, held_out_text
 from foredraft.train.text_acceptance import Draft, TextAcceptance, acceptance_on, draft_of, drafter_of
 from foredraft.tune.measure import measure
 from foredraft.tune.predict import Predictor
@@ -74,7 +74,7 @@ class SpeedPrediction:
 
 def evaluate(
     llm: LLM,
-    texts: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Sequence[HeldOutDocument]],
     temperatures: Sequence[float],
     gammas: Sequence[int],
     *,
@@ -85,10 +85,12 @@ def evaluate(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[KindReport]:
-    """llm: the target with the draft model or the head. texts: held-out documents by kind. The first prompt_len tokens of num_texts of each
-    kind are the prompts, which the target continues at each temperature. measures: run the draft on the same prompts as well.
+    """llm: the target with the draft model or the head. texts: held-out documents by kind, pairs for an encoder-decoder. The first
+    prompt_len tokens of num_texts of each kind, or the sources, are the prompts, which the target continues or answers at each
+    temperature. measures: run the draft on the same prompts as well.
 
-    Raises ForedraftError if a kind has no document that is long enough.
+    Raises ForedraftError if a kind has no document that is long enough, and for documents that are not of the kind that the target
+    reads.
     """
     draft = draft_of(llm)
     evaluation = _Evaluation(llm, llm.with_drafter("none"), draft, gammas, prompt_len, max_tokens, measures, seed)
@@ -114,24 +116,24 @@ class _Evaluation:
     measures: bool
     seed: int
 
-    def encode(self, kind: str, documents: Sequence[str], num_texts: int) -> tuple[list[list[int]], TextCounts]:
-        """Token ids of evenly chosen documents among those that are long enough, cut to the context."""
-        limit = self.llm.max_model_len
-        encoded = [encode_prompt(self.llm.text_tokenizer, document)[:limit] for document in documents]
-        encoded = [ids for ids in encoded if len(ids) > self.prompt_len]
+    def encode(
+        self, kind: str, documents: Sequence[HeldOutDocument], num_texts: int
+    ) -> tuple[list[HeldOutText], TextCounts]:
+        """Evenly chosen documents among those that are long enough."""
+        found = [held_out_text(self.llm, document, self.prompt_len) for document in documents]
+        encoded = [text for text in found if text is not None]
         if not encoded:
             raise ForedraftError(
-                f"{kind}: no document is longer than the {self.prompt_len} tokens that a text begins with"
+                f"{kind}: no document is long enough: a text needs more than the {self.prompt_len} tokens that it begins with, "
+                "and that of a pair more than one"
             )
         chosen = [encoded[index] for index in spread_indices(len(encoded), num_texts)]
         return chosen, TextCounts(num_texts, len(chosen), len(documents), len(documents) - len(encoded))
 
-    def report(
-        self, kind: str, documents: Sequence[Sequence[int]], counts: TextCounts, temperature: float
-    ) -> KindReport:
-        prompts = [list(ids[: self.prompt_len]) for ids in documents]
+    def report(self, kind: str, texts: Sequence[HeldOutText], counts: TextCounts, temperature: float) -> KindReport:
+        prompts = [text.prompt for text in texts]
         params = SamplingParams(temperature=temperature, max_tokens=self.max_tokens)
-        on_text = self._on_text(documents, temperature)
+        on_text = self._on_text(texts, temperature)
         expectations = self._expectations(prompts, params, temperature)
         measured = {g: measured_tau(self.llm, prompts, params, g) for g in self.gammas} if self.measures else {}
         return KindReport(
@@ -144,12 +146,13 @@ class _Evaluation:
             measured=measured,
         )
 
-    def _on_text(self, documents: Sequence[Sequence[int]], temperature: float) -> TextAcceptance:
+    def _on_text(self, texts: Sequence[HeldOutText], temperature: float) -> TextAcceptance:
         acceptance = TextAcceptance(0.0, 0)
-        for ids in documents:
-            first = 1 if self.draft.drafts_first else 2
+        for text in texts:
+            first = text.num_given if self.draft.drafts_first else text.num_given + 1
+            ids = text.ids[: 2 * self.max_tokens]
             _, (of_draws, *_) = acceptance_on(
-                self.llm.target, self.draft, ids[: 2 * self.max_tokens], temperature, first=first
+                self.llm.target, self.draft, ids, temperature, first=first, source=text.source
             )
             acceptance += TextAcceptance(float(of_draws.sum()), len(of_draws))
         return acceptance
@@ -162,9 +165,10 @@ class _Evaluation:
         outputs = self.plain.generate(prompts, seeded)
         expectations: dict[int, list[Expectation]] = {gamma: [] for gamma in self.gammas}
         for prompt, output in zip(prompts, outputs, strict=True):
-            ids = [*prompt, *output.outputs[0].token_ids]
+            source, given = self.llm.target.inputs_for(prompt)
+            ids, depth = [*given, *output.outputs[0].token_ids], max(self.gammas)
             of_tokens, _ = acceptance_on(
-                self.llm.target, self.draft, ids, temperature, first=len(prompt), depth=max(self.gammas)
+                self.llm.target, self.draft, ids, temperature, first=len(given), depth=depth, source=source
             )
             for gamma in self.gammas:
                 expectations[gamma].append(

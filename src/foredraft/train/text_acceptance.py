@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.methods import DRAFT_METHODS
+from foredraft.engine.sources import Source
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -44,8 +45,9 @@ class Draft(Protocol):
     depends_on_place: bool
     drafts_first: bool
 
-    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
-        """ids: [N]. -> for each place of a draft [N, V]: row t is for the token at position t; that of row 0 means nothing."""
+    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+        """ids: [N]. source: that the text answers. -> for each place of a draft [N, V]: row t is for the token at position t; that of
+        row 0 means nothing."""
         ...
 
 
@@ -57,9 +59,36 @@ class DraftModel:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
-    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
         """See Draft."""
-        yield torch.nn.functional.pad(_logits(self._model, ids, len(ids) - 1), (0, 0, 1, 0))
+        yield torch.nn.functional.pad(_logits(self._model, ids, len(ids) - 1, source), (0, 0, 1, 0))
+
+
+class DecoderOverEncoder:
+    """A decoder over the target's own encoder on texts. It drafts when the target has read the source."""
+
+    depends_on_place, drafts_first = False, False
+
+    def __init__(self, model: LanguageModel, target: LanguageModel) -> None:
+        self._model, self._target = model, target
+
+    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+        """See Draft."""
+        read = list(ids[:-1])
+        cache = self._model.scratch_cache([len(read)], sources=[source])
+        keys = cache.source(0)
+        assert keys is not None
+        keys.encoded = self._encoded(source)
+        yield torch.nn.functional.pad(self._model.read([Read(0, read, len(read))], cache), (0, 0, 1, 0))
+
+    def _encoded(self, source: Source) -> Tensor | None:
+        """What the target's encoder gives. [len(source), width]"""
+        start = list(self._target.traits.start_ids)
+        cache = self._target.scratch_cache([len(start)], sources=[source], keeps_encoded=True)
+        self._target.read([Read(0, start, 0)], cache)
+        keys = cache.source(0)
+        assert keys is not None
+        return keys.encoded
 
 
 class ParallelDraftModel:
@@ -71,7 +100,7 @@ class ParallelDraftModel:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
-    def logits(self, ids: Sequence[int], depth: int) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
         """See Draft. It reads the masks behind every token of the text, in a pass for each."""
         assert self._model.mask_token is not None
         cache, masks = self._model.scratch_cache([len(ids) + depth]), [self._model.mask_token] * (depth - 1)
@@ -105,21 +134,33 @@ def draft_of(llm: LLM) -> Draft:
         raise ForedraftError(
             "a draft with another vocabulary cannot be evaluated token by token: measure it with foredraft bench or tune"
         )
+    if llm.draft.traits.shares_encoder:
+        return DecoderOverEncoder(llm.draft, llm.target)
     return _DRAFTS.get(drafter_of(llm), DraftModel)(llm.draft)
 
 
 def acceptance_on(
-    target: LanguageModel, draft: Draft, ids: Sequence[int], temperature: float, *, first: int = 1, depth: int = 1
+    target: LanguageModel,
+    draft: Draft,
+    ids: Sequence[int],
+    temperature: float,
+    *,
+    first: int = 1,
+    depth: int = 1,
+    source: Source = (),
 ) -> tuple[Tensor, Tensor]:
-    """From the target's own logits. ids: [N]. first: the first position to measure. depth: places of a draft.
+    """From the target's own logits. ids: [N]. first: the first position to measure. depth: places of a draft. source: that the text
+    answers, if the target is an encoder-decoder.
 
     -> for each place of a draft and position from `first` on, [depth, N - first] float64, or [1, N - first] if the place does not
     matter: the acceptance probability of the token that stands there, min(1, q / p); and that of a token yet to be drawn, Σ min(p, q).
     Places that the draft never reaches have 0.
     """
-    target_logits = _logits(target, ids, len(ids) - first)
+    target_logits = _logits(target, ids, len(ids) - first, source)
     tokens = torch.tensor(ids[first:], device=target_logits.device)
-    places = [_acceptance(target_logits, each[first:], tokens, temperature) for each in draft.logits(ids, depth)]
+    places = [
+        _acceptance(target_logits, each[first:], tokens, temperature) for each in draft.logits(ids, depth, source)
+    ]
     if draft.depends_on_place:
         nothing = torch.zeros(len(tokens), dtype=torch.float64)
         places += [(nothing, nothing)] * (depth - len(places))
@@ -143,10 +184,11 @@ def _acceptance(
     return torch.cat(of_tokens).cpu(), torch.cat(of_draws).cpu()
 
 
-def _logits(model: LanguageModel, ids: Sequence[int], count: int) -> Tensor:
-    """[count, V], those that predict the last `count` tokens"""
+def _logits(model: LanguageModel, ids: Sequence[int], count: int, source: Source) -> Tensor:
+    """[count, V], those that predict the last `count` tokens. A decoder-only model knows no source."""
     read = list(ids[:-1])
-    return model.read([Read(0, read, count)], model.scratch_cache([len(read)]))
+    cache = model.scratch_cache([len(read)], sources=[source] if model.has_encoder else ())
+    return model.read([Read(0, read, count)], cache)
 
 
 def _probs(logits: Tensor, temperature: float) -> Tensor:

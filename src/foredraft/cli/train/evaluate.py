@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer import Option
@@ -24,8 +24,9 @@ from foredraft.utils.arguments import check_precision, check_threads
 if TYPE_CHECKING:
     from foredraft.llm import LLM
     from foredraft.train import KindReport, SpeedPrediction
+    from foredraft.train.held_out import HeldOutDocument
 
-Texts = Mapping[str, Sequence[str]]
+Texts: TypeAlias = "Mapping[str, Sequence[HeldOutDocument]]"
 """Documents by the kind of their text."""
 
 _NO_BUDGET = "none"
@@ -51,6 +52,33 @@ class PairOptions:
         from foredraft.llm import LLM
 
         return LLM(self.target, self.draft, dtype=self.dtype, device=self.device, speculative_tokens=speculative_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutOptions:
+    """What to measure on: text that neither model has seen."""
+
+    data: Annotated[list[str] | None, Option(metavar="NAME=FILE", help="Held-out text, by kind; repeatable.")] = None
+    pairs: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=FILE",
+            help="In place of --data, for encoder-decoders: sources and texts, in the form that training takes; repeatable.",
+        ),
+    ] = None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """By kind. Raises ForedraftError for none, and for both texts and pairs."""
+        data, pairs = parse_named(self.data, "--data"), parse_named(self.pairs, "--pairs")
+        if bool(data) == bool(pairs):
+            raise ForedraftError("give --data NAME=FILE: held-out text, or --pairs NAME=FILE for an encoder-decoder")
+        return {kind: Path(file) for kind, file in (data or pairs).items()}
+
+    def read(self, documents: DocumentOptions) -> Texts:
+        if self.pairs:
+            return {kind: documents.read_pairs(file) for kind, file in self.files.items()}
+        return {kind: documents.read(file) for kind, file in self.files.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +124,8 @@ class EvaluationOptions:
 def evaluate(
     pair: PairOptions,
     evaluation: EvaluationOptions,
+    held_out: HeldOutOptions,
     documents: DocumentOptions,
-    data: Annotated[
-        list[str] | None, Option(metavar="NAME=FILE", help="Text that neither model has seen, by kind; repeatable.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a draft is worth: acceptance by place, the expected tokens per target pass, and the speed.
@@ -109,15 +135,12 @@ def evaluate(
     """
     pair.check()
     evaluation.check()
-    files = {kind: Path(file) for kind, file in parse_named(data, "--data").items()}
-    if not files:
-        raise ForedraftError("give --data NAME=FILE: held-out text")
-    require_sources([pair.target, pair.draft], files.values())
+    require_sources([pair.target, pair.draft], held_out.files.values())
     set_threads(pair.num_threads)
     from foredraft.cli.render.evaluation import evaluation_as_dict, print_evaluation
 
     startup.ready()
-    texts = {kind: documents.read(file) for kind, file in files.items()}
+    texts = held_out.read(documents)
     llm = pair.load(max(evaluation.gammas))
     reports = _evaluate(llm, texts, evaluation)
     speeds = _predict_speed(llm, texts, evaluation)
@@ -151,9 +174,10 @@ def _predict_speed(llm: LLM, texts: Texts, evaluation: EvaluationOptions) -> lis
         return []
     from foredraft.sampling import SamplingParams
     from foredraft.train import predict_speed
+    from foredraft.train.held_out import beginning
 
     prompts = [
-        document[:_PROMPT_CHARACTERS].strip()
+        beginning(document, _PROMPT_CHARACTERS)
         for documents in texts.values()
         for document in documents[:_PROMPTS_PER_KIND]
     ]

@@ -16,6 +16,7 @@ from foredraft.utils.arguments import check_autocast, check_threads
 
 if TYPE_CHECKING:
     from foredraft.train import Data, LearningRates, Recipe
+    from foredraft.train.corpus import Pair
 
 ArchitectureOption = Annotated[
     Path | None, Option("--architecture", metavar="CONFIG.json", help="The shape of a new model.")
@@ -42,6 +43,12 @@ class DocumentOptions:
         return read_file(
             file, separator=self.separator, separator_line=self.separator_line, field=self.text_field
         ).documents
+
+    def read_pairs(self, file: Path) -> tuple[Pair, ...]:
+        """The pairs of a file, of which each line is one."""
+        from foredraft.train.corpus import read_pairs
+
+        return read_pairs(file, field=self.text_field).documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

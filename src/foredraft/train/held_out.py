@@ -1,0 +1,61 @@
+"""Held-out documents as a target reads them: texts for a decoder-only model, pairs of a source and a text for an encoder-decoder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from foredraft.engine.sources import Source
+from foredraft.errors import ForedraftError
+from foredraft.llm import LLM
+from foredraft.text.tokenizing import encode_prompt
+from foredraft.train.corpus import Pair
+from foredraft.train.pairs import tokenize_pairs
+
+HeldOutDocument: TypeAlias = str | Pair
+
+
+class HeldOutText(NamedTuple):
+    """prompt: that the target continues or answers. source: what its encoder reads, () without one. ids: of the whole text, of which
+    the first num_given are not predicted."""
+
+    prompt: list[int]
+    source: Source
+    ids: list[int]
+    num_given: int
+
+
+def held_out_text(llm: LLM, document: HeldOutDocument, prompt_len: int) -> HeldOutText | None:
+    """Cut to what the models can read; None if it is too short. prompt_len: how many tokens of a text the target continues; it answers
+    the source of a pair. Raises ForedraftError for a text where the target is an encoder-decoder, and for a pair where it is not."""
+    _check_kind(llm, document)
+    if isinstance(document, Pair):
+        return _of_pair(llm, document)
+    ids = encode_prompt(llm.text_tokenizer, document)[: llm.max_model_len]
+    return HeldOutText(ids[:prompt_len], (), ids, 1) if len(ids) > prompt_len else None
+
+
+def beginning(document: HeldOutDocument, num_characters: int) -> str:
+    """What the target may be asked: the beginning of a text, or the source of a pair."""
+    return document.source if isinstance(document, Pair) else document[:num_characters].strip()
+
+
+def _check_kind(llm: LLM, document: HeldOutDocument) -> None:
+    target = llm.target
+    if isinstance(document, Pair) == target.has_encoder:
+        return
+    kind, right = (
+        ("an encoder-decoder", "--pairs, sources and texts")
+        if target.has_encoder
+        else ("a decoder-only model", "--data, texts")
+    )
+    raise ForedraftError(f"{target.traits.name} is {kind}: give {right}")
+
+
+def _of_pair(llm: LLM, pair: Pair) -> HeldOutText | None:
+    """A text of one token is too short: a draft over the target's encoder drafts none before the second."""
+    (pair_ids,) = tokenize_pairs([pair], llm.text_tokenizer)
+    encoders = [model for model in (llm.target, llm.draft) if model is not None and model.has_encoder]
+    prompt = pair_ids.source[: min(model.traits.source_len for model in encoders)]
+    source, given = llm.target.inputs_for(prompt)
+    ids = [*given, *pair_ids.text][: llm.max_model_len]
+    return HeldOutText(prompt, source, ids, len(given)) if len(ids) > len(given) + 1 else None
