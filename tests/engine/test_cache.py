@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
-from torch import Tensor
 
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
-from foredraft.engine.region import KEY_MULTIPLE, Region
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import SamplingParams
 from foredraft.utils.prefix import BLOCK, common_prefix
 from tests.conftest import MakeEngine
+from tests.engine.regions import holds_what_it_says, write
 from tests.laws import cache_violations, holds_exactly, same
 
 TEXT = [5, 901, 77, 300, 12, 12, 512, 4000, 8, 33, 1200, 6, 7, 9, 2, 41, 43, 47, 53, 59, 61, 67, 71]
@@ -130,171 +129,7 @@ def test_after_each_round_the_caches_equal_fresh_ones(
     assert pool.used == 0
 
 
-# --- keep_prefix_of -----------------------------------------------------------------------------------------------
-
-short = st.lists(st.integers(0, 2), max_size=12)
-
-
-@given(held=short, wanted=short, at_most=st.none() | st.integers(0, 14))
-def test_keep_prefix_of_is_absolute_and_idempotent(held: list[int], wanted: list[int], at_most: int | None) -> None:
-    region = Region()
-    region.tokens = list(held)
-    common = next(
-        (i for i, (a, b) in enumerate(zip(held, wanted, strict=False)) if a != b), min(len(held), len(wanted))
-    )
-    kept = common if at_most is None else min(common, at_most)
-    for _ in range(3):
-        assert region.keep_prefix_of(wanted, at_most) == len(wanted) - kept
-        assert region.tokens == wanted[:kept]
-
-
-@given(held=short, wanted=short)
-def test_keep_prefix_of_takes_any_sequence(held: list[int], wanted: list[int]) -> None:
-    as_list, as_tuple = Region(), Region()
-    as_list.tokens, as_tuple.tokens = list(held), list(held)
-    assert as_tuple.keep_prefix_of(tuple(wanted)) == as_list.keep_prefix_of(wanted)
-    assert as_tuple.tokens == as_list.tokens
-
-
-@given(
-    rounds=st.lists(
-        st.tuples(st.lists(st.integers(0, 1), max_size=5), st.lists(st.integers(0, 1), min_size=1, max_size=5))
-    )
-)
-def test_keep_prefix_of_follows_a_history_that_grows(rounds: list[tuple[list[int], list[int]]]) -> None:
-    """What a generation does: read a draft, commit something else, forget; with what was compared remembered. Against a
-    region that has never been asked before."""
-    region, history = Region(), [1, 0]
-    for draft, committed in rounds:
-        unread = region.keep_prefix_of(history, at_most=len(history) - 1)
-        region.tokens += [*history[len(history) - unread :], *draft]
-        held = list(region.tokens)
-        history += committed
-        fresh = Region()
-        fresh.tokens = held
-        assert region.keep_prefix_of(history) == fresh.keep_prefix_of(list(history))
-        assert region.tokens == fresh.tokens
-
-
-def test_another_history_is_compared_from_its_beginning() -> None:
-    region, first = Region(), [1, 2, 3, 4]
-    region.tokens = [1, 2, 3, 4]
-    assert region.keep_prefix_of(first) == 0
-    assert region.keep_prefix_of([9, 2, 3, 4]) == 4
-    assert region.tokens == []
-
-
-class CountingList(list[int]):
-    """Knows how many of its items were looked at."""
-
-    looked_at = 0
-
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        found = super().__getitem__(index)
-        self.looked_at += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self) -> Any:
-        for i in range(len(self)):
-            yield self[i]
-
-
-def test_keep_prefix_of_costs_the_new_tokens_only() -> None:
-    """A thousand rounds of three tokens over a history of four thousand: a rescan would look at six million."""
-    history = CountingList(range(1000))
-    region = Region()
-    region.tokens = list(range(1000))
-    region.keep_prefix_of(history)
-    history.looked_at = 0
-    for step in range(1000):
-        region.tokens += [5, 6, 7, 8]  # a draft of four, read
-        history += [5, 6, 9000 + step]  # of which two stand
-        assert region.keep_prefix_of(history) == 1
-        region.tokens.append(history[-1])
-    assert history.looked_at <= 12 * 4 * 1000
-
-
-@given(a=short, b=short, limit=st.none() | st.integers(0, 12))
-def test_common_prefix(a: list[int], b: list[int], limit: int | None) -> None:
-    length = common_prefix(a, b, limit=limit)
-    assert a[:length] == b[:length]
-    assert length <= (len(b) if limit is None else limit)
-    full = length in (len(a), len(b), limit)
-    assert full or a[length] != b[length]
-    for start in range(length + 1):
-        assert common_prefix(a, b, start=start, limit=limit) == length
-
-
 # --- regions and the pool -----------------------------------------------------------------------------------------
-
-
-def keys_of(tokens: Sequence[int]) -> Tensor:
-    """[1, R, 2]: a key that depends on the token and on all before it."""
-    seen, rows = 0, []
-    for token in tokens:
-        seen = (seen * 31 + token + 1) % 65_521
-        rows.append([float(seen), float(token)])
-    return torch.tensor(rows).reshape(1, -1, 2)
-
-
-def write(region: Region, tokens: Sequence[int]) -> None:
-    """Read these tokens as a model of two layers would, values wider than keys."""
-    start, whole = len(region.tokens), [*region.tokens, *tokens]
-    keys = keys_of(whole)[:, start:]
-    for layer in (0, 1):
-        seen = region.write(layer, keys + layer, torch.cat([keys, keys], dim=2) - layer, start)
-        assert seen[0].shape[1] == seen[1].shape[1] >= len(whole)
-        assert seen[0].shape[1] % KEY_MULTIPLE == 0
-        assert bool(seen[0].isfinite().all())
-        assert bool(seen[1].isfinite().all())
-    region.tokens += tokens
-
-
-def holds_what_it_says(region: Region) -> bool:
-    expected = keys_of(region.tokens)
-    return not region.tokens or all(
-        torch.equal(region.layer(n)[0], expected + n)
-        and torch.equal(region.layer(n)[1], torch.cat([expected] * 2, 2) - n)
-        for n in (0, 1)
-    )
-
-
-def test_rows_may_lie_at_other_slots_than_their_positions() -> None:
-    """What is given is in order of a path, padded with zeros; what lies at other slots stays."""
-    region = Region()
-    region.resize(32)
-    write(region, [1, 2, 3])
-    keys = keys_of([1, 2, 3, 4, 5, 6])
-    region.write_to(0, keys[:, 3:], torch.cat([keys, keys], dim=2)[:, 3:], [20, 7, 9])
-    seen, _ = region.along(0, 3, [20, 7, 9])
-    assert seen.shape == (1, KEY_MULTIPLE, 2)
-    assert torch.equal(seen[:, :6], keys)
-    assert not seen[:, 6:].any()
-    assert torch.equal(region.along(0, 3, [9])[0][:, :4], keys[:, [0, 1, 2, 5]])
-    region.tokens = [0] * 32
-    held = region.layer(0)[0]
-    assert torch.equal(held[:, [0, 1, 2, 20, 7, 9]], keys)
-    assert not held[:, [3, 4, 5, 6, 8, 10]].any()
-
-
-def test_the_pool_refuses_what_it_has_not() -> None:
-    pool = MemoryPool(10)
-    assert pool.take(7)
-    assert not pool.take(4)
-    assert (pool.used, pool.free) == (7, 3)
-    assert pool.take(3)
-    assert not pool.take(1)
-    pool.give(10)
-    assert (pool.used, pool.free) == (0, 10)
-    with pytest.raises(RuntimeError):
-        pool.give(1)
-
-
-def test_bytes_per_token_are_counted_from_what_was_written() -> None:
-    region = Region()
-    region.resize(64)
-    write(region, [1])
-    assert region.bytes_per_token == 2 * (2 + 4) * 4
 
 
 def text_of(name: int, length: int = 20) -> list[int]:

@@ -313,3 +313,17 @@ def test_drafts_that_begin_together_read_what_they_share_once(
     assert stats.num_asked_tokens == sum(len(s.tokens) - s.num_output - 1 for s in sequences)
     assert stats.num_found_tokens >= (len(TAILS) - 1) * len(SYSTEM)
     run(engine)
+
+
+short = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(a=short, b=short, limit=st.none() | st.integers(0, 12))
+def test_common_prefix(a: list[int], b: list[int], limit: int | None) -> None:
+    length = common_prefix(a, b, limit=limit)
+    assert a[:length] == b[:length]
+    assert length <= (len(b) if limit is None else limit)
+    full = length in (len(a), len(b), limit)
+    assert full or a[length] != b[length]
+    for start in range(length + 1):
+        assert common_prefix(a, b, start=start, limit=limit) == length
