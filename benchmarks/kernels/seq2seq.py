@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from benchmarks.common.paths import RESULTS
 from benchmarks.kernels.limits import Bandwidth, timed
 from foredraft.engine.cache import KVCache
+from foredraft.engine.sources import TokenSource
 from foredraft.kernels import WeightMemory, load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read
 from foredraft.model.encoder_decoder import EncoderDecoderBody
@@ -60,7 +61,7 @@ class Runner:
         }
         self._decoder_bytes = decoder_weights(hf) * (2 if precision == "bfloat16" else 1)
         self._model: LanguageModel = probe_encoder_decoder(hf, body, makers[body], rounded_groups(options))
-        self._source = tuple(range(3, 3 + _SOURCE))
+        self._source = TokenSource(tuple(range(3, 3 + _SOURCE)))
         self._cache = self._new_cache()
         self._model.read([Read(0, list(range(_TEXT)), 0)], self._cache)
 

@@ -30,6 +30,7 @@ from foredraft.engine.models import check_can_have_head, check_encoders, check_l
 from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import StopRule, TokenSequence
+from foredraft.engine.sources import NO_SOURCE, TokenSource
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.heads import EarlyExit
 from foredraft.model import LanguageModel, LoadOptions, ModelInputs, load_model
@@ -86,7 +87,7 @@ def _sources_of(tensors: Mapping[str, Tensor]) -> list[list[int]]:
     """tensors: for an encoder-decoder."""
     ids = tensors.get("inputs", tensors.get("input_ids"))
     if ids is None:
-        raise ForedraftError("an encoder-decoder reads token ids here: give input_ids")
+        raise ForedraftError("an encoder-decoder reads token ids here: give input_ids (LLM takes input_features)")
     return _unpadded(ids, tensors.get("attention_mask"))
 
 
@@ -151,12 +152,12 @@ def _inputs_of(
 ) -> list[ModelInputs]:
     """Of each row. sources: as in custom_generate; where generate writes several texts for each, it has repeated the rows in turn."""
     if not model.config.is_encoder_decoder:
-        return [ModelInputs((), prompt) for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))]
+        return [ModelInputs(NO_SOURCE, prompt) for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))]
     if not sources or len(input_ids) % len(sources):
         raise ForedraftError("an encoder-decoder needs its sources: call foredraft.generate(model, inputs)")
     prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
     num_texts = len(prompts) // len(sources)
-    return [ModelInputs(tuple(sources[row // num_texts]), prompt) for row, prompt in enumerate(prompts)]
+    return [ModelInputs(TokenSource(tuple(sources[row // num_texts])), prompt) for row, prompt in enumerate(prompts)]
 
 
 def _write(

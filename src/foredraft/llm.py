@@ -354,7 +354,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many, batched. -> the outputs, in the order of the prompts
 
-        prompts: a string, strings, a list of token ids, or lists of them. sampling_params: one for all, or one for each
+        prompts: a string, strings, a list of token ids, or lists of them; or mappings (see Prompt), as for a model that reads
+        sound: {"input_features": features}, [num_mel_bins, num_frames]. sampling_params: one for all, or one for each
         prompt. progress: called with (finished, all) whenever prompts finish. priority: one for each prompt; the lower,
         the earlier it starts.
 

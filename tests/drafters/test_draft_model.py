@@ -12,6 +12,7 @@ from torch import Tensor
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
+from foredraft.engine.sources import TokenSource
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import Row, adjusted, choose, token_probs_of
 from foredraft.testing.requests import request_for
@@ -162,14 +163,16 @@ def test_an_encoder_decoder_drafts_from_the_source_that_its_own_encoder_read(par
     sources = [tuple(range(5, 40)), (90, 7, 7), tuple(range(60, 71))]
     texts = [[0, 8, 9], [0], [0, *range(20, 30)]]
     made = [request_for(b, text, 3, **params) for b, text in enumerate(texts)]
-    requests = [replace(request, source=source) for request, source in zip(made, sources, strict=True)]
+    requests = [replace(request, source=TokenSource(source)) for request, source in zip(made, sources, strict=True)]
     drafter = drafter_of(model)
     proposal = drafts_of(drafter, requests)
     for request, ids, prob_rows in zip(requests, proposal.draft_ids, proposal.draft_prob_rows, strict=True):
         assert len(ids) == 3
         tokens = torch.tensor([[*request.tokens, *ids]])
         with torch.inference_mode():
-            logits = hf(input_ids=torch.tensor([request.source]), decoder_input_ids=tokens, use_cache=False).logits[0]
+            logits = hf(input_ids=torch.tensor([request.source.ids]), decoder_input_ids=tokens, use_cache=False).logits[
+                0
+            ]
         for place, (token, prob_row) in enumerate(zip(ids, prob_rows, strict=True)):
             row = logits[len(request.tokens) - 1 + place][None]
             if prob_row == CERTAIN:
@@ -192,5 +195,5 @@ def test_a_source_that_the_encoder_cannot_read_gets_no_draft() -> None:
         (5, 96),
         tuple([5] * 200),
     ):  # too long, with an unknown id, too large for the memory
-        assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=source)]).draft_ids == [[]]
-    assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=(5, 6))]).lens.tolist() == [3]
+        assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=TokenSource(source))]).draft_ids == [[]]
+    assert drafts_of(drafter, [replace(request_for(0, [2, 8], 3), source=TokenSource((5, 6)))]).lens.tolist() == [3]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from foredraft.drafters import NgramDrafter
 from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.sources import NO_SOURCE, TokenSource
 from foredraft.engine.token_tree import TreeShape, path_to
 from foredraft.errors import ForedraftError
 from foredraft.testing.requests import request_for
@@ -159,8 +160,8 @@ def test_meaningless_sizes_are_refused(sizes: tuple[int, int]) -> None:
 def test_it_copies_from_the_source_of_an_encoder_decoder() -> None:
     drafter = NgramDrafter()
     source = (20, 21, 22, 23, 24, 25, 26)
-    request = replace(request_for(0, [1, 50, 21, 22], 3), source=source)
+    request = replace(request_for(0, [1, 50, 21, 22], 3), source=TokenSource(source))
     assert drafter.propose([request]).draft_ids == [[23, 24, 25]]
     grown = replace(request, tokens=[1, 50, 21, 22, 23, 51, 20, 21], max_len=2)
     assert drafter.propose([grown]).draft_ids == [[22, 23]]
-    assert drafter.propose([replace(request, seq_id=1, source=())]).draft_ids == [[]]
+    assert drafter.propose([replace(request, seq_id=1, source=NO_SOURCE)]).draft_ids == [[]]

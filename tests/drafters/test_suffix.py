@@ -14,6 +14,7 @@ from foredraft.drafters._automaton import ROOT, Cursor, SuffixAutomaton
 from foredraft.drafters._continuations import SEPARATOR, HitRates, Match, continuation, continuations
 from foredraft.drafters.suffix import Corpus
 from foredraft.engine.proposal import DraftRequest
+from foredraft.engine.sources import NO_SOURCE, TokenSource
 from foredraft.engine.token_tree import TreeShape, path_to
 from foredraft.errors import ForedraftError
 from foredraft.testing.requests import request_for
@@ -388,8 +389,8 @@ def test_meaningless_settings_are_refused(settings_: dict[str, Any], word: str) 
 def test_it_copies_from_the_source_of_an_encoder_decoder() -> None:
     drafter = SuffixDrafter()
     source = (20, 21, 22, 23, 24, 25, 26)
-    request = replace(request_for(0, [1, 50, 21, 22], 3), source=source)
+    request = replace(request_for(0, [1, 50, 21, 22], 3), source=TokenSource(source))
     assert drafter.propose([request]).draft_ids[0][:1] == [23]
     grown = replace(request, tokens=[1, 50, 21, 22, 23, 51, 20, 21], max_len=2)
     assert drafter.propose([grown]).draft_ids[0][:1] == [22]
-    assert drafter.propose([replace(request, seq_id=1, source=())]).draft_ids == [[]]
+    assert drafter.propose([replace(request, seq_id=1, source=NO_SOURCE)]).draft_ids == [[]]

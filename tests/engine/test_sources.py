@@ -8,10 +8,11 @@ import torch
 
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
+from foredraft.engine.sources import FeatureSource, Source, TokenSource
 
 BYTES, SOURCE_BYTES = 8, 12
 TEXT = list(range(100, 140))
-SOURCE, OTHER = tuple(range(30)), tuple(range(1, 31))
+SOURCE, OTHER = TokenSource(tuple(range(30))), TokenSource(tuple(range(1, 31)))
 
 
 def new_cache(total: int = 1 << 20) -> KVCache:
@@ -21,10 +22,10 @@ def new_cache(total: int = 1 << 20) -> KVCache:
 def read_source(cache: KVCache, seq_id: int) -> None:
     source = cache.source(seq_id)
     assert source is not None
-    source.layers[0] = torch.zeros(1, len(source.ids), 1), torch.zeros(1, len(source.ids), 2)
+    source.layers[0] = torch.zeros(1, source.length, 1), torch.zeros(1, source.length, 2)
 
 
-def begin(cache: KVCache, seq_id: int, source: tuple[int, ...], tokens: Sequence[int], **how: bool) -> int:
+def begin(cache: KVCache, seq_id: int, source: Source, tokens: Sequence[int], **how: bool) -> int:
     """-> how many tokens were found"""
     assert cache.open(seq_id, source, **how)
     found = cache.start(seq_id, tokens)
@@ -65,7 +66,7 @@ def test_a_prefix_is_shared_behind_the_same_source_only() -> None:
     assert begin(cache, 3, OTHER, [*TEXT, 9]) == len(TEXT)  # of sequence 1, which runs
     cache.retain(1, TEXT)
     assert begin(cache, 4, SOURCE, [*TEXT, 9]) == len(TEXT)  # the retained region itself
-    assert cache.source(4).ids == SOURCE  # type: ignore[union-attr]
+    assert cache.source(4).source == SOURCE  # type: ignore[union-attr]
     assert cache.pool.used == cache.bytes_held
 
 
@@ -143,3 +144,21 @@ def test_the_least_recently_used_goes_first_be_it_a_source_or_a_region() -> None
         held.append(before - cache.bytes_retained)
     source, region = 30 * SOURCE_BYTES, 64 * BYTES
     assert held == [source, region, source, region]
+
+
+def test_sounds_are_equal_by_their_bytes_and_shape() -> None:
+    features = torch.arange(12.0).view(3, 4)
+    sound = FeatureSource(features, 2)
+    assert len(sound) == 2
+    assert sound.ids == ()
+    assert (FeatureSource(features.clone(), 2), hash(FeatureSource(features.clone(), 2))) == (sound, hash(sound))
+    other = features.clone()
+    other[2, 3] = torch.nextafter(other[2, 3], torch.tensor(99.0))
+    for different in (FeatureSource(other, 2), FeatureSource(features.view(4, 3), 2), SOURCE, TokenSource(())):
+        assert different != sound
+    cache = new_cache()
+    assert cache.open(0, sound)
+    assert cache.open(1, FeatureSource(features.clone(), 2))
+    assert cache.open(2, FeatureSource(other, 2))
+    assert cache.source(1) is cache.source(0) is not cache.source(2)
+    assert cache.pool.used == 2 * len(sound) * SOURCE_BYTES

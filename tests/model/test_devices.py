@@ -16,7 +16,7 @@ from transformers.masking_utils import causal_mask_function
 from foredraft import LLM
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.kernels import load_kernels
-from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, formats, load_model, memory
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, auto_class, load_model, memory
 from foredraft.model.attention import AttentionMetadata, Chain
 from foredraft.model.stack import StackBody
 from tests.command_line import assert_refused, generate
@@ -48,7 +48,7 @@ def test_a_device_map_loads_the_same_model(checkpoint: Maker, device_map: Any, m
         given.append(kwargs.get("device_map"))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(formats.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(auto_class.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     placed = load_model(directory, LoadOptions(dtype="float32", device_map=device_map))
     assert torch.equal(logits_of(placed), logits_of(load_model(directory, LoadOptions("float32", "cpu"))))
     assert given == [device_map, None]

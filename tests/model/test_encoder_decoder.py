@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
+from foredraft.engine.sources import TokenSource
 from foredraft.errors import ModelError
 from foredraft.kernels import load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
@@ -48,7 +49,7 @@ def own_logits(hf: PreTrainedModel, source: Sequence[int], text: Sequence[int]) 
 def open_cache(model: LanguageModel, sources: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> KVCache:
     cache = model.new_cache(MemoryPool(1 << 30))
     for seq_id, (source, text) in enumerate(zip(sources, texts, strict=True)):
-        assert cache.open(seq_id, tuple(source))
+        assert cache.open(seq_id, TokenSource(tuple(source)))
         assert cache.reserve(seq_id, len(text))
     return cache
 
@@ -118,7 +119,7 @@ def test_the_owner_keeps_the_attention_that_he_chose() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["longt5", "switch_transformers", "led", "prophetnet", "whisper", "vision-encoder-decoder"]
+    "kind", ["longt5", "switch_transformers", "led", "prophetnet", "speech_to_text", "vision-encoder-decoder"]
 )
 def test_others_are_refused_by_name(kind: str) -> None:
     config = object.__new__(CONFIG_MAPPING[kind])

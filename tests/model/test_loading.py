@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.llm import LLM
-from foredraft.model import LanguageModel, LoadOptions, Read, formats, load_model, load_tokenizer, memory
+from foredraft.model import LanguageModel, LoadOptions, Read, auto_class, formats, load_model, load_tokenizer, memory
 from foredraft.model.routing import routed
 from foredraft.sampling import SamplingParams
 from tests.model.test_architectures import read_in_chunks, sizes
@@ -69,7 +69,7 @@ def test_a_hub_id_and_its_options_reach_the_library(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(owner, "from_pretrained", from_pretrained)
 
     spy(formats.AutoConfig)
-    spy(formats.AutoModelForCausalLM)
+    spy(auto_class.AutoModelForCausalLM)
     options = LoadOptions(dtype="bfloat16", device="cpu", revision="v2", trust_remote_code=True)
     model = load_model("someone/some-model", options)
     assert model.traits.name == "someone/some-model"

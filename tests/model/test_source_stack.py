@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.engine.cache import KVCache
+from foredraft.engine.sources import TokenSource
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.model import LanguageModel, LoadOptions, Read
 from foredraft.model.encoder_decoder import EncoderDecoderBody
@@ -68,7 +69,7 @@ def reference(name: str, source: Sequence[int], text: Sequence[int]) -> Tensor:
 
 
 def new_cache(model: LanguageModel, sources: Sequence[Sequence[int]], room: int = 64) -> KVCache:
-    return model.scratch_cache([room] * len(sources), sources=[tuple(source) for source in sources])
+    return model.scratch_cache([room] * len(sources), sources=[TokenSource(tuple(source)) for source in sources])
 
 
 @pytest.mark.parametrize("name", FORMS)

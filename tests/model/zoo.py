@@ -6,14 +6,18 @@ best token usually wins by a clear margin, and mixes the layers' work into it so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from foredraft.model.auto_class import auto_class_of
+from foredraft.model.encoder_inputs import feature_shape_of
 
 VOCAB_SIZE = 96
 WINDOW = 12
@@ -196,6 +200,17 @@ ENCODER_DECODERS: dict[str, Species] = {
 }
 
 
+WHISPER = Species(
+    "whisper", {"num_mel_bins": 16, "max_source_positions": 40, "max_target_positions": CONTEXT}, base=_BART
+)
+"""It reads features; see `sound`."""
+
+
+def sound(shape: Sequence[int], seed: int) -> Tensor:
+    """Random features."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **more}}
 
@@ -283,8 +298,7 @@ DEVICE_FORMS: dict[str, Species] = {
 def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
     """A model of this configuration with random weights, sharpened; float32."""
     torch.manual_seed(seed)
-    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = auto_class_of(config).from_config(config, dtype=torch.float32)
     _randomise(model, torch.Generator().manual_seed(seed))
     _sharpen(model, sharpness)
     return model.eval()
@@ -320,9 +334,12 @@ def _sharpen(model: PreTrainedModel, sharpness: float) -> None:
     """Scale the head until the standard deviation of a row's logits is `sharpness`."""
     head = model.get_output_embeddings()
     ids = torch.arange(2, 34)[None]
-    of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    shape = feature_shape_of(model.config)
+    inputs = {"input_ids": ids} if shape is None else {"input_features": sound(shape, 0)[None]}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
     with torch.inference_mode():
-        spread = float(model(input_ids=ids, **of_decoder, use_cache=False).logits.std())
+        spread = float(model(**inputs, use_cache=False).logits.std())
     head.weight.data *= sharpness / spread
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import pytest
 
 from foredraft.engine.engine import Engine
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.sources import NO_SOURCE, Source, TokenSource
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.model import ModelInputs
 from foredraft.sampling import SamplingParams, StructuredOutputs
@@ -28,7 +28,9 @@ class FakeModel:
         self.has_encoder = has_encoder
 
     def inputs_for(self, prompt: list[int]) -> ModelInputs:
-        return ModelInputs(tuple(prompt), [9]) if self.has_encoder else ModelInputs((), list(prompt))
+        return (
+            ModelInputs(TokenSource(tuple(prompt)), [9]) if self.has_encoder else ModelInputs(NO_SOURCE, list(prompt))
+        )
 
 
 class FakeEngine:
@@ -41,7 +43,7 @@ class FakeEngine:
         self.sequences: list[TokenSequence] = []
         self.num_steps = 0
 
-    def check(self, prompt: list[int], params: SamplingParams, source: Sequence[int] = ()) -> int:
+    def check(self, prompt: list[int], params: SamplingParams, source: Source = NO_SOURCE) -> int:
         if len(prompt) > 50:
             raise ForedraftError("the prompt is too long")
         return len(prompt) + (params.max_tokens or 0)
@@ -96,9 +98,9 @@ def test_a_prompt_of_an_encoder_decoder_is_its_source() -> None:
     for prompt, beginning in (("cat", [9]), ({"prompt": "cat", "decoder_prompt_token_ids": [9, 3]}, [9, 3])):
         request = frontend.prepare(prompt, None)
         assert request.prompt_ids == ids
-        assert request.inputs == (tuple(ids), beginning)
+        assert request.inputs == (TokenSource(tuple(ids)), beginning)
         frontend.start(request)
-        assert engine.added[-1]["source"] == tuple(ids)
+        assert engine.added[-1]["source"] == TokenSource(tuple(ids))
         assert engine.sequences[-1].tokens == beginning
     with pytest.raises(ForedraftError, match="must be text or a list of token ids"):
         frontend.prepare({"prompt": "cat", "decoder_prompt_token_ids": "x"}, None)

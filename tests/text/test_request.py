@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foredraft.engine.sequence import Origin, TokenLogprobs, TokenSequence
+from foredraft.engine.sources import NO_SOURCE
 from foredraft.errors import ForedraftError, RequestError
 from foredraft.model import ModelInputs
 from foredraft.sampling import SamplingParams
@@ -24,7 +25,13 @@ def make_request(n: int = 1, *, has_tokenizer: bool = True, **settings: Any) -> 
     params = SamplingParams(n=n, max_tokens=20, **settings).resolve({})
     prompt_ids = encode(tokenizer, PROMPT)
     request = Request(
-        "r", PROMPT, prompt_ids, ModelInputs((), prompt_ids), params, tokenizer if has_tokenizer else None, bad_words=[]
+        "r",
+        PROMPT,
+        prompt_ids,
+        ModelInputs(NO_SOURCE, prompt_ids),
+        params,
+        tokenizer if has_tokenizer else None,
+        bad_words=[],
     )
     for child in range(n):
         stream = TextStream.for_request(tokenizer, prompt_ids, params) if has_tokenizer else None

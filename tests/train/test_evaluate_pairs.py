@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from foredraft import LLM
 from foredraft.cli import app
+from foredraft.engine.sources import TokenSource
 from foredraft.heads.decoder_draft import new_decoder, save_decoder
 from foredraft.model import EMBEDDED, LoadOptions, load_model
 from foredraft.train.corpus import Pair
@@ -65,7 +66,7 @@ def hf_logits(folder: Path, source: tuple[int, ...], ids: list[int]) -> torch.Te
 
 def test_acceptance_is_what_the_laws_of_transformers_give(toy_t5: Path, small_t5: Path) -> None:
     llm = loaded(toy_t5, small_t5)
-    of_tokens, of_draws = acceptance_on(llm.target, draft_of(llm), TEXT, 0.7, source=SOURCE)
+    of_tokens, of_draws = acceptance_on(llm.target, draft_of(llm), TEXT, 0.7, source=TokenSource(SOURCE))
     p, q = (torch.softmax(hf_logits(each, SOURCE, TEXT).double() / 0.7, -1) for each in (toy_t5, small_t5))
     index = torch.tensor(TEXT[1:])[:, None]
     torch.testing.assert_close(
@@ -83,7 +84,7 @@ def test_a_decoder_with_all_of_the_targets_layers_is_always_right(toy_t5: Path, 
     found = []
     for name in ("same", "other"):
         llm = loaded(toy_t5, tmp_path / name)
-        _, of_draws = acceptance_on(llm.target, draft_of(llm), TEXT, 0.7, source=SOURCE)
+        _, of_draws = acceptance_on(llm.target, draft_of(llm), TEXT, 0.7, source=TokenSource(SOURCE))
         found.append(float(of_draws.min()))
     assert found[0] == pytest.approx(1, abs=1e-3)
     assert found[1] < 0.99
@@ -126,7 +127,7 @@ def test_a_pair_is_cut_to_what_the_models_read(toy_t5: Path, small_t5: Path) -> 
     text = held_out_text(llm, Pair("the cat " * most, "a dog"), prompt_len=24)
     assert text is not None
     assert len(text.source) == most
-    assert list(text.source) == text.prompt
+    assert list(text.source.ids) == text.prompt
     assert (text.ids[0], text.ids[-1], text.num_given) == (0, 0, 1)
 
 

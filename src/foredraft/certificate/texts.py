@@ -21,7 +21,7 @@ from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, trees_of
 from foredraft.engine.sequence import Origin, TokenSequence
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.token_tree import TreeShape
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -201,7 +201,7 @@ class Text(NamedTuple):
     first_laws: Mapping[int, FirstLaw] = {}
     grammar: Grammar | None = None
     origins: Sequence[Origin] = ()
-    source: Source = ()
+    source: Source = NO_SOURCE
 
     @property
     def output_ids(self) -> list[int]:
@@ -315,7 +315,7 @@ def rows_of(texts: Sequence[Text]) -> list[Row]:
     return [row for text in texts for row in text.rows()]
 
 
-def row_noise(model: LanguageModel, ids: Sequence[int], source: Source = ()) -> float:
+def row_noise(model: LanguageModel, ids: Sequence[int], source: Source = NO_SOURCE) -> float:
     """By how much a logit changes with what shares its pass: a text read whole against the same text token by token. 0
     where loading found rows exact, and NEAR_TIE at least elsewhere."""
     if model.traits.row_exact:

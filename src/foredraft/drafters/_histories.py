@@ -8,7 +8,7 @@ from foredraft.drafters._drafts import Draft, in_passes
 from foredraft.drafters._vocabulary import DraftVocabulary, SameVocabulary
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.stats import PrefixStats
 from foredraft.model import LanguageModel, Read
 from foredraft.utils.prefix import common_prefix
@@ -93,7 +93,7 @@ class HistoryReader:
         cannot read the source, or finds no room for it."""
         tokens, source, is_shared = draft.tokens, self._source_of(draft), _shares_prefix(draft)
         vocab_size = self._model.traits.vocab_size
-        if len(source) > self._model.traits.source_len or max(source, default=0) >= vocab_size:
+        if len(source) > self._model.traits.source_len or max(source.ids, default=0) >= vocab_size:
             return False
         if self.reads_encoder and draft.request.encoded is None:
             return False
@@ -115,8 +115,8 @@ class HistoryReader:
         return True
 
     def _source_of(self, draft: Draft) -> Source:
-        """That the model reads: () for one without an encoder, which knows the text alone."""
-        return draft.request.source if self._model.has_encoder else ()
+        """That the model reads: none if it has no encoder, and knows the text alone."""
+        return draft.request.source if self._model.has_encoder else NO_SOURCE
 
     def _take_encoded(self, request: DraftRequest) -> None:
         """What the target's encoder gave, for the pass that reads the source."""

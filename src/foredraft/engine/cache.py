@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.region import Region
-from foredraft.engine.sources import Source, SourceKeys, SourceStore
+from foredraft.engine.sources import NO_SOURCE, Source, SourceKeys, SourceStore
 from foredraft.utils.prefix import BLOCK, PrefixIndex, common_prefix
 
 _FIRST_CAPACITY = 64
@@ -84,7 +84,7 @@ class KVCache:
         """The least that a sequence of this length takes from the pool, with a source of that length."""
         return _rounded(num_tokens) * self.bytes_per_token + source_len * self._sources.bytes_per_token
 
-    def bytes_to_start(self, num_tokens: int, source: Source = (), *, is_shared: bool = True) -> int:
+    def bytes_to_start(self, num_tokens: int, source: Source = NO_SOURCE, *, is_shared: bool = True) -> int:
         """What one more sequence of this length takes of the memory that is available."""
         return self.bytes_for(num_tokens) + self._sources.bytes_to_open(source, is_shared=is_shared)
 
@@ -92,10 +92,10 @@ class KVCache:
         """What can be had if this sequence ends."""
         region = self.region(seq_id)
         is_last = region.source is not None and region.source.num_users == 1
-        source_len = len(_ids_of(region.source)) if is_last else 0
+        source_len = len(_source_of(region.source)) if is_last else 0
         return region.capacity * self.bytes_per_token + source_len * self._sources.bytes_per_token
 
-    def fits(self, num_tokens: int, source: Source = (), *, is_shared: bool = True) -> bool:
+    def fits(self, num_tokens: int, source: Source = NO_SOURCE, *, is_shared: bool = True) -> bool:
         """Whether there is room for one more sequence of this length. source, is_shared: see open."""
         return self.bytes_to_start(num_tokens, source, is_shared=is_shared) <= self.pool.available
 
@@ -137,7 +137,7 @@ class KVCache:
     def open(self, seq_id: int, source: Source, *, is_shared: bool = True) -> bool:
         """Make room for what a new sequence attends to. False, if there is none, leaves everything as it was.
 
-        is_shared: with other sequences that have the same source, now and later. Where the source is (), there is nothing to do.
+        is_shared: with other sequences that have the same source, now and later. Where there is no source, there is nothing to do.
         """
         if not source or self.region(seq_id).source is not None:
             return True
@@ -152,7 +152,7 @@ class KVCache:
         region = self._regions.get(seq_id)
         return None if region is None else region.source
 
-    def num_shared(self, wanted: Sequence[int], source: Source = ()) -> int:
+    def num_shared(self, wanted: Sequence[int], source: Source = NO_SOURCE) -> int:
         """How many of these tokens the cache could share with a sequence that begins now."""
         return self._longest_match(wanted, source)[1]
 
@@ -164,7 +164,7 @@ class KVCache:
         """
         self._sharing.add(seq_id)
         own = self.region(seq_id)
-        holder, length = self._longest_match(wanted, _ids_of(own.source))
+        holder, length = self._longest_match(wanted, _source_of(own.source))
         if holder is None:
             return 0
         is_retained = holder in self._retained
@@ -186,7 +186,7 @@ class KVCache:
         self._sharing.discard(seq_id)
         if region is not None:
             region.keep_prefix_of(history)
-            source = _ids_of(region.source)
+            source = _source_of(region.source)
             self._close(region, retain=True)
             self._put_in(region, source)
 
@@ -281,7 +281,7 @@ class KVCache:
         head = list(wanted[:BLOCK])
         for seq_id in self._sharing:
             region = self._regions.get(seq_id)
-            if region is None or _ids_of(region.source) != source:
+            if region is None or _source_of(region.source) != source:
                 continue
             if len(region.tokens) > length and region.tokens[:BLOCK] == head:
                 common = common_prefix(region.tokens, wanted, limit=limit)
@@ -290,8 +290,8 @@ class KVCache:
         return (best, length) if length >= BLOCK else (None, 0)
 
 
-def _ids_of(source: SourceKeys | None) -> Source:
-    return () if source is None else source.ids
+def _source_of(keys: SourceKeys | None) -> Source:
+    return NO_SOURCE if keys is None else keys.source
 
 
 def _rounded(num_tokens: int) -> int:

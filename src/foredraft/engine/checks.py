@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
+from foredraft.engine.sources import Source
 from foredraft.errors import ForedraftError, PromptLengthError, shown
 from foredraft.sampling import SamplingParams
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int, context_len: int) -> None:
     """A prompt holds known ids and leaves room for one token, unless none is to be written."""
-    _check_ids(prompt, vocab_size)
+    _check_not_empty(prompt)
+    _check_known(prompt, vocab_size)
     most = context_len if params.max_tokens == 0 else context_len - 1
     if len(prompt) > most:
         raise PromptLengthError(
@@ -19,12 +21,13 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int,
         )
 
 
-def check_source(source: Sequence[int], params: SamplingParams, vocab_size: int, longest: int) -> None:
-    """The source of an encoder-decoder holds known ids, and not too many. longest: that the encoder can read; 0
+def check_source(source: Source, params: SamplingParams, vocab_size: int, longest: int) -> None:
+    """The source of an encoder-decoder is not too long, and its ids are known. longest: that the encoder can read; 0
     for a model without one."""
     if longest == 0:
         return
-    _check_ids(source, vocab_size)
+    _check_not_empty(source)
+    _check_known(source.ids, vocab_size)
     if len(source) > longest:
         raise PromptLengthError(f"the prompt has {len(source)} tokens and the encoder reads at most {longest}")
     if params.prompt_logprobs is not None:
@@ -54,9 +57,12 @@ def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
         )
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    if not ids:
+def _check_not_empty(prompt: Sized) -> None:
+    if not len(prompt):
         raise ForedraftError("the prompt is empty: give at least one token")
+
+
+def _check_known(ids: Sequence[int], vocab_size: int) -> None:
     unknown = _first_outside(ids, vocab_size)
     if unknown is not None:
         raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")

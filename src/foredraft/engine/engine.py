@@ -22,7 +22,7 @@ from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.stats import PrefixStats, SpeculationStats
 from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, Step, StepTimer, outcomes_of
 from foredraft.model import LanguageModel, Read, read_with_draft
@@ -131,7 +131,7 @@ class Engine:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
-        source: Source = (),
+        source: Source = NO_SOURCE,
         stop_rule: StopRule | None = None,
         bad_words: Sequence[Sequence[int]] = (),
         constraint: Constraint | None = None,
@@ -263,7 +263,7 @@ class Engine:
         self.cache.drop_retained()
         self._drafter_group.drop_retained()
 
-    def check(self, prompt: Sequence[int], params: SamplingParams, source: Source = ()) -> int:
+    def check(self, prompt: Sequence[int], params: SamplingParams, source: Source = NO_SOURCE) -> int:
         """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
         traits = self.model.traits
         check_source(source, params, traits.vocab_size, traits.source_len)

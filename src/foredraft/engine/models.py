@@ -45,6 +45,7 @@ from foredraft.model import (
     load_model,
     load_tokenizer,
 )
+from foredraft.model.encoder_inputs import FeatureShape
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
 from foredraft.sampling import AUTO, not_honoured
@@ -133,7 +134,8 @@ class LoadedModels:
         ignored = not_honoured(self.sampling_defaults)
         if ignored:
             logger.warning(
-                "%s: its generation_config asks for %s, which is not honoured: texts are written token by token, without beams",
+                "%s: its generation_config asks for %s, which is not honoured: texts are written token by token, without beams or "
+                "timestamps",
                 self.target.traits.name,
                 ", ".join(ignored),
             )
@@ -317,17 +319,28 @@ def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: VocabularyPair | None = None) -> None:
-    """Raises ModelError where a draft's encoder would have nothing to read, and where a source or a decoder's start would be read in
-    ids of another vocabulary. A draft without an encoder knows the text alone. vocabularies: None where they are the same."""
+    """Raises ModelError where a draft's encoder would have nothing to read, or something else than the target's, and where a source
+    or a decoder's start would be read in ids of another vocabulary. A draft without an encoder knows the text alone.
+    vocabularies: None where they are the same."""
     if draft.has_encoder and not target.has_encoder:
         raise ModelError(
             f"{draft.traits.name} is an encoder-decoder and {target.traits.name} is not: its encoder would have nothing to read"
+        )
+    ours, theirs = draft.traits.feature_shape, target.traits.feature_shape
+    if draft.has_encoder and ours != theirs:
+        raise ModelError(
+            f"the encoder of {draft.traits.name} reads {_what_is_read(ours)} and that of {target.traits.name} "
+            f"{_what_is_read(theirs)}: a draft model must read the target's sources"
         )
     if target.has_encoder and vocabularies is not None:
         raise ModelError(
             f"{draft.traits.name} has another vocabulary than {target.traits.name}, an encoder-decoder: its draft must have the "
             "target's vocabulary"
         )
+
+
+def _what_is_read(shape: FeatureShape | None) -> str:
+    return "text" if shape is None else f"features of the shape {list(shape)}"
 
 
 def check_can_have_head(target: LanguageModel) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.region import Region
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.token_tree import TreeShape
 from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenProbs, joined
 
@@ -63,7 +63,7 @@ class DraftRequest:
         call of `propose`: what is read through it lies behind the tokens that the target has read, with room for max_len
         tokens behind the pending one, and the target overwrites it.
     shape: of the tree that is wanted, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
-    source: what an encoder-decoder's text answers; () for other targets.
+    source: what an encoder-decoder's text answers; NO_SOURCE for other targets.
     encoded: what the target's encoder gave of the source, [len(source), width], for a drafter with `reads_encoder`; None for others,
         and before the target has read it.
     """
@@ -76,13 +76,13 @@ class DraftRequest:
     num_forced: int = 0
     region: Region | None = None
     shape: TreeShape | None = None
-    source: Source = ()
+    source: Source = NO_SOURCE
     encoded: Tensor | None = None
 
     @property
     def context(self) -> Sequence[int]:
-        """All that was known before and since: the source and the history behind it. For drafters that copy."""
-        return [*self.source, *self.tokens] if self.source else self.tokens
+        """All tokens that were known before and since: the source's and the history behind them. For drafters that copy."""
+        return [*self.source.ids, *self.tokens] if self.source.ids else self.tokens
 
     @property
     def has_all_features(self) -> bool:

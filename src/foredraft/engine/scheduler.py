@@ -328,7 +328,7 @@ class Scheduler:
     def _num_source(self, sequence: TokenSequence) -> int:
         """Tokens of its source that the encoder has yet to read: all or none, since each of them sees all others."""
         source = self._cache.source(sequence.seq_id)
-        return 0 if source is None or source.is_read else len(source.ids)
+        return 0 if source is None or source.is_read else source.length
 
     def _reserve(self, item: ScheduledSequence) -> bool:
         held = self._cache.num_held(item.sequence.seq_id)

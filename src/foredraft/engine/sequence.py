@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.stats import SpeculationStats
 from foredraft.errors import message_of
 from foredraft.sampling import Sampler
@@ -41,7 +41,7 @@ class TokenSequence:
     """One text in the making.
 
     tokens: the history, prompt first; it only grows. The last one is the pending token.
-    source: what the decoder attends to beside its history; () for a model without an encoder.
+    source: what the decoder attends to beside its history; NO_SOURCE for a model without an encoder.
     max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: ends it by its text.
     speculative_tokens: at most that many draft tokens per step; None: as many as pay.
     error: what went wrong, in one line; failure: the exception that it was, where it was one.
@@ -56,7 +56,7 @@ class TokenSequence:
     sampler: Sampler
     max_len: int
     speculative_tokens: int | None
-    source: Source = ()
+    source: Source = NO_SOURCE
     end_ids: frozenset[int] = frozenset()
     stop_rule: StopRule | None = None
     wait_for: TokenSequence | None = None
@@ -84,8 +84,8 @@ class TokenSequence:
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """What its text answers, or goes on from."""
-        return self.source or self.tokens[: self.prompt_len]
+        """What its text answers, if that has tokens, or goes on from."""
+        return self.source.ids or self.tokens[: self.prompt_len]
 
     @property
     def num_output(self) -> int:

@@ -1,4 +1,4 @@
-"""Cross attention's keys and values of sources, the texts that an encoder reads, and the memory they take.
+"""Sources, the texts or sounds that an encoder reads: cross attention's keys and values of them, and the memory they take.
 
 A source is read once, as one piece, and never truncated. Sequences with the same source share it while they run. What nobody uses
 any more may stay for later sequences with the same source, until its memory is needed.
@@ -8,22 +8,76 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from foredraft.engine.memory_pool import MemoryPool
 
-Source: TypeAlias = tuple[int, ...]
-"""The ids that an encoder reads; () for a decoder without one."""
+
+class Source(Protocol):
+    """What an encoder reads, as a value: texts with equal sources share what was made of them. Its length is the number of rows that
+    the encoder gives for it, and cross attention sees."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Its tokens; () where it has none."""
+
+    def __len__(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """A text. Its encoder gives a row for each token."""
+
+    ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+NO_SOURCE = TokenSource(())
+"""Of a decoder without an encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSource:
+    """A sound, as a feature extractor gives it. Two with the same bytes are equal.
+
+    features: [num_mel_bins, num_frames] float32 on the CPU, which nobody may change any more. num_rows: that the encoder gives.
+    """
+
+    features: Tensor = field(compare=False, repr=False)
+    num_rows: int
+    digest: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        found = blake2b(repr(tuple(self.features.shape)).encode(), digest_size=32)
+        found.update(self.features.contiguous().view(torch.uint8).numpy().tobytes())
+        object.__setattr__(self, "digest", found.digest())  # the class is frozen
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return ()
+
+    def __len__(self) -> int:
+        return self.num_rows
 
 
 class SourceKeys:
-    """ids: of the source. layers: its keys [H, len(ids), Dk] and values [H, len(ids), Dv] for each layer of the decoder; empty until
-    the encoder has read it. keeps_encoded: whether a drafter wants what the encoder gives: encoded, [len(ids), width]."""
+    """source: what was read. layers: its keys [H, N, Dk] and values [H, N, Dv] for each layer of the decoder, where N is the length
+    of the source; empty until the encoder has read it. keeps_encoded: whether a drafter wants what the encoder gives: encoded,
+    [N, width]."""
 
-    def __init__(self, ids: Source, *, keeps_encoded: bool = False) -> None:
-        self.ids = ids
+    def __init__(self, source: Source, *, keeps_encoded: bool = False) -> None:
+        self.source = source
         self.keeps_encoded = keeps_encoded
         self.encoded: Tensor | None = None
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -38,6 +92,11 @@ class SourceKeys:
         if self._addresses is None:
             self._addresses = array("q", [t.data_ptr() for layer in sorted(self.layers) for t in self.layers[layer]])
         return self._addresses
+
+    @property
+    def length(self) -> int:
+        """Of its source."""
+        return len(self.source)
 
     @property
     def is_read(self) -> bool:
@@ -66,57 +125,57 @@ class SourceStore:
 
     @property
     def least_recent_use(self) -> int | None:
-        return next((self._shared[ids].used_at for ids in self._idle), None)
+        return next((self._shared[source].used_at for source in self._idle), None)
 
-    def bytes_to_open(self, ids: Source, *, is_shared: bool = True) -> int:
+    def bytes_to_open(self, source: Source, *, is_shared: bool = True) -> int:
         """What one more user of this source takes of the memory that is available."""
-        in_use = is_shared and ids in self._shared and ids not in self._idle
-        return 0 if in_use else self._bytes(ids)
+        in_use = is_shared and source in self._shared and source not in self._idle
+        return 0 if in_use else self._bytes(source)
 
-    def acquire(self, ids: Source, *, is_shared: bool = True) -> SourceKeys | None:
-        """The source for one more user, who has to release it; None if there is no room. is_shared: others may use it too."""
-        if is_shared and ids in self._shared:
-            found = self._shared[ids]
-            self._take_out(ids)
-        elif self._pool.take(self._bytes(ids)):
-            found = SourceKeys(ids, keeps_encoded=self._keeps_encoded)
-            self.bytes_held += self._bytes(ids)
+    def acquire(self, source: Source, *, is_shared: bool = True) -> SourceKeys | None:
+        """Its keys for one more user, who has to release them; None if there is no room. is_shared: others may use them too."""
+        if is_shared and source in self._shared:
+            found = self._shared[source]
+            self._take_out(source)
+        elif self._pool.take(self._bytes(source)):
+            found = SourceKeys(source, keeps_encoded=self._keeps_encoded)
+            self.bytes_held += self._bytes(source)
             if is_shared:
-                self._shared[ids] = found
+                self._shared[source] = found
         else:
             return None
         found.num_users += 1
         return found
 
-    def release(self, source: SourceKeys, *, retain: bool) -> None:
-        """One user less. retain: the last one leaves it for later users, if it is shared and was read."""
-        source.num_users -= 1
-        if source.num_users:
+    def release(self, keys: SourceKeys, *, retain: bool) -> None:
+        """One user less. retain: the last one leaves them for later users, if they are shared and the source was read."""
+        keys.num_users -= 1
+        if keys.num_users:
             return
-        is_shared = self._shared.get(source.ids) is source
-        if retain and is_shared and source.is_read:
-            source.used_at = self._pool.tick()
-            self._idle[source.ids] = None
-            self.bytes_retained += self._bytes(source.ids)
+        is_shared = self._shared.get(keys.source) is keys
+        if retain and is_shared and keys.is_read:
+            keys.used_at = self._pool.tick()
+            self._idle[keys.source] = None
+            self.bytes_retained += self._bytes(keys.source)
         else:
-            self._free(source, is_shared=is_shared)
+            self._free(keys, is_shared=is_shared)
 
     def evict_oldest(self) -> None:
         """Free the least recently used of the sources that nobody uses, of which there must be one."""
-        ids = next(iter(self._idle))
-        self._take_out(ids)
-        self._free(self._shared[ids], is_shared=True)
+        source = next(iter(self._idle))
+        self._take_out(source)
+        self._free(self._shared[source], is_shared=True)
 
-    def _take_out(self, ids: Source) -> None:
-        if ids in self._idle:
-            del self._idle[ids]
-            self.bytes_retained -= self._bytes(ids)
+    def _take_out(self, source: Source) -> None:
+        if source in self._idle:
+            del self._idle[source]
+            self.bytes_retained -= self._bytes(source)
 
-    def _free(self, source: SourceKeys, *, is_shared: bool) -> None:
+    def _free(self, keys: SourceKeys, *, is_shared: bool) -> None:
         if is_shared:
-            del self._shared[source.ids]
-        self.bytes_held -= self._bytes(source.ids)
-        self._pool.give(self._bytes(source.ids))
+            del self._shared[keys.source]
+        self.bytes_held -= self._bytes(keys.source)
+        self._pool.give(self._bytes(keys.source))
 
-    def _bytes(self, ids: Source) -> int:
-        return len(ids) * self.bytes_per_token
+    def _bytes(self, source: Source) -> int:
+        return len(source) * self.bytes_per_token

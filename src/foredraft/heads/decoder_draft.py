@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 
+from foredraft.engine.sources import TokenSource
 from foredraft.errors import ModelError
 from foredraft.heads.attaching import TargetEnds
 from foredraft.heads.files import HeadFiles
@@ -57,6 +58,7 @@ def load_decoder_draft(name: str, target: LanguageModel, revision: str | None = 
 def new_decoder(target: LanguageModel, num_layers: int) -> PreTrainedModel:
     """To be trained, in float32, with random layers. It has copies of the target's tables and lm_head, which require no gradient.
     Raises ModelError for a target that has no such layers, or not so many."""
+    _refuse_sound(target)
     return _trainable(target, num_layers, {})
 
 
@@ -90,6 +92,7 @@ def read_layers(name: str, target: LanguageModel, revision: str | None = None) -
     config, own = files.config, target.hf.config
     if not shares_encoder(config):
         raise ModelError(f"{name}: its files are no decoder over a target's encoder")
+    _refuse_sound(target)
     kind = config.get("model_type")
     if kind != own.model_type:
         raise ModelError(f"{name}: a decoder over the encoder of a {kind}, and the target is a {own.model_type}")
@@ -104,6 +107,11 @@ def _field_of(config: PretrainedConfig, names: Sequence[str]) -> str:
     if found is None:
         raise ModelError(f"{config.model_type}: a decoder over the target's encoder is for T5, BART and their kin")
     return found
+
+
+def _refuse_sound(target: LanguageModel) -> None:
+    if target.traits.feature_shape is not None:
+        raise ModelError(f"{target.traits.name}: a decoder over the target's encoder is for targets that read text")
 
 
 def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
@@ -177,7 +185,7 @@ def _measured(hf: PreTrainedModel, name: str, target: LanguageModel) -> Language
     """With what a token takes of the cache."""
     traits: Any = replace(target.traits, name=name, bytes_per_token=0, bytes_per_source_token=0, shares_encoder=True)
     model = LanguageModel(hf, traits, SharedEncoderBody(hf))
-    cache = model.scratch_cache([len(traits.start_ids)], sources=[(0,)])
+    cache = model.scratch_cache([len(traits.start_ids)], sources=[TokenSource((0,))])
     source = cache.source(0)
     assert source is not None
     source.encoded = torch.zeros(1, target.hf.get_encoder().config.hidden_size, dtype=hf.dtype, device=hf.device)

@@ -17,7 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 from foredraft.engine.region import KEY_MULTIPLE
 from foredraft.kernels import AttentionShape, AttentionSpan, Kernels
@@ -170,7 +174,8 @@ def attend(
     if (position_bias is not None and not attention_metadata.has_bias) or isinstance(attention_mask, Tensor):
         raise NotImplementedError("its attention needs a mask or a bias of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = LayerAttention(rule_of_mask(attention_mask, sliding_window), scale, softcap, s_aux)
+    rule = rule_of_mask(attention_mask, sliding_window, is_causal=getattr(module, "is_causal", True))
+    kind = LayerAttention(rule, scale, softcap, s_aux)
     return attention_metadata.attend(module, query[0], key[0], value[0], kind)[None], None
 
 
@@ -279,13 +284,15 @@ def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
     return max(2 // groups, SMALL_PRODUCT // work + 1)
 
 
-def rule_of_mask(attention_mask: MaskRule | None, sliding_window: int | None = None) -> MaskFunction:
-    """The library's rule, or a causal one if it gave none."""
+def rule_of_mask(
+    attention_mask: MaskRule | None, sliding_window: int | None = None, *, is_causal: bool = True
+) -> MaskFunction:
+    """The library's rule; if it gave none, a causal one, or for a module that says it is not causal one that hides nothing."""
     if attention_mask is not None:
         return attention_mask.function
     if sliding_window is not None:
         return _sliding(sliding_window)
-    return causal_mask_function  # type: ignore[no-any-return]
+    return causal_mask_function if is_causal else bidirectional_mask_function  # type: ignore[no-any-return]
 
 
 @cache

@@ -87,7 +87,7 @@ class RaggedBatch(NamedTuple):
                 span.region.capacity,
                 span.region.addresses(num_layers, like),
                 span.paths,
-                None if (source := span.region.source) is None else SourceSpan(len(source.ids), source.addresses()),
+                None if (source := span.region.source) is None else SourceSpan(source.length, source.addresses()),
             )
             for span in self.spans
         ]

@@ -40,7 +40,14 @@ def context_len_of(config: PretrainedConfig, name: str) -> int:
 
 
 def _length_fields() -> Sequence[str]:
-    return ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+    return (
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+        "seq_length",
+        "max_seq_len",
+        "max_target_positions",
+    )
 
 
 def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:

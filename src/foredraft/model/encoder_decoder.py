@@ -62,7 +62,7 @@ class EncoderDecoderBody:
 
     def project(self, sources: Sequence[SourceKeys], rows: Tensor) -> None:
         """Fill in the keys and values of these, from what an encoder gave of all their tokens in order, [T, width] or more."""
-        cuts = list(pairwise(accumulate((len(source.ids) for source in sources), initial=0)))
+        cuts = list(pairwise(accumulate((source.length for source in sources), initial=0)))
         projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
         for source, (first, end) in zip(sources, cuts, strict=True):
             source.encoded = rows[first:end].clone() if source.keeps_encoded else None
@@ -73,8 +73,8 @@ class EncoderDecoderBody:
 
     def _encode(self, sources: Sequence[SourceKeys]) -> Tensor:
         """[T, width], and rows of padding behind them"""
-        ids = [token for source in sources for token in source.ids]
-        positions = [position for source in sources for position in range(len(source.ids))]
+        ids = [token for keys in sources for token in keys.source.ids]
+        positions = [position for keys in sources for position in range(keys.length)]
         missing = self._row_rule.pad(len(ids)) - len(ids)
         ids, positions = ids + [0] * missing, positions + [0] * missing
         inputs = {"input_ids": self._tensor(ids)[None], "attention_mask": self._all_seen(len(ids))}

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -22,6 +20,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 from foredraft.errors import ModelError, one_line
+from foredraft.model.auto_class import auto_class_of
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_loaded
 from foredraft.model.gguf import GGUFCheckpoint
@@ -87,9 +86,8 @@ class HuggingFaceCheckpoint:
         is_float16 = (
             is_narrowed and self._options.tp_plan is None
         )  # a share is small enough to be converted as it is read
-        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         try:
-            hf, report = auto_class.from_pretrained(
+            hf, report = auto_class_of(config).from_pretrained(
                 self._name,
                 config=config,
                 dtype=torch.float16 if is_float16 else dtype,

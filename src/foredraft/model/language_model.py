@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from transformers import PreTrainedModel
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.region import Region, Regions, padded
-from foredraft.engine.sources import Source, SourceKeys
-from foredraft.errors import ModelError
+from foredraft.engine.sources import NO_SOURCE, Source, SourceKeys, TokenSource
+from foredraft.errors import ForedraftError, ModelError
 from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
 from foredraft.model.encoder_decoder import EncoderDecoderBody
+from foredraft.model.encoder_inputs import FeatureShape, feature_shape_of
+from foredraft.model.feature_encoder import FeatureEncoderBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.mask_token import mask_token_of
@@ -36,8 +38,8 @@ class Traits:
     row_exact: whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
 
     Of an encoder-decoder, whose text answers a source: source_len: the longest source, 0 for other models. bytes_per_source_token: of
-    cache. start_ids: what the decoder begins with. shares_encoder: whether it has no encoder of its own, and is given what its
-    target's encoder gave.
+    cache. start_ids: what the decoder begins with, () where its checkpoint leaves that open. feature_shape: of what its encoder
+    reads, None where that is ids. shares_encoder: whether it has no encoder of its own, and is given what its target's encoder gave.
     """
 
     name: str
@@ -48,11 +50,12 @@ class Traits:
     source_len: int = 0
     bytes_per_source_token: int = 0
     start_ids: tuple[int, ...] = ()
+    feature_shape: FeatureShape | None = None
     shares_encoder: bool = False
 
 
 class ModelInputs(NamedTuple):
-    """What a model reads for a prompt. source: by its encoder, () where it has none. tokens: what its text follows."""
+    """What a model reads for a prompt. source: by its encoder, if it has one. tokens: what its text follows."""
 
     source: Source
     tokens: list[int]
@@ -110,7 +113,12 @@ class SharedBody(Body, Protocol):
 
 def library_body(hf: PreTrainedModel) -> Body:
     """The library's own code, with our attention inside."""
-    return EncoderDecoderBody(hf) if hf.config.is_encoder_decoder else LibraryBody(hf)
+    return source_reading_body(hf) if hf.config.is_encoder_decoder else LibraryBody(hf)
+
+
+def source_reading_body(hf: PreTrainedModel, kernels: Kernels | None = None) -> EncoderDecoderBody:
+    """The same of an encoder-decoder. kernels: for attention; None: PyTorch's."""
+    return (EncoderDecoderBody if feature_shape_of(hf.config) is None else FeatureEncoderBody)(hf, kernels)
 
 
 class LanguageModel:
@@ -157,10 +165,25 @@ class LanguageModel:
         return self.traits.source_len > 0
 
     def inputs_for(self, prompt: Sequence[int]) -> ModelInputs:
-        """A prompt is the source of a model with an encoder, and what the text follows for any other."""
+        """A prompt is the source of a model with an encoder, and what the text follows for any other. Raises ForedraftError for a
+        model whose encoder reads no ids."""
+        self.check_reads_text()
         if self.has_encoder:
-            return ModelInputs(tuple(prompt), list(self.traits.start_ids))
-        return ModelInputs((), list(prompt))
+            return ModelInputs(TokenSource(tuple(prompt)), list(self.traits.start_ids))
+        return ModelInputs(NO_SOURCE, list(prompt))
+
+    def check_reads_text(self) -> None:
+        """Raises ForedraftError for a model that reads sound."""
+        if self.traits.feature_shape is not None:
+            raise ForedraftError(
+                f'{self.traits.name} reads sound and no text: give {{"input_features": ...}}, of its feature extractor'
+            )
+
+    def inputs_for_features(self, features: Any) -> ModelInputs:
+        """The same for a sound, see FeatureShape.source_of. Raises ForedraftError for a model that reads none."""
+        if self.traits.feature_shape is None:
+            raise ForedraftError(f"input_features are for models that read sound, and {self.traits.name} reads text")
+        return ModelInputs(self.traits.feature_shape.source_of(features), list(self.traits.start_ids))
 
     @property
     def runs_ahead(self) -> bool:

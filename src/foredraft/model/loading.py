@@ -19,6 +19,7 @@ from transformers import (
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.model.checkpoint import is_gguf
 from foredraft.model.context import context_len_of
+from foredraft.model.encoder_inputs import feature_shape_of
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.input_rounding import GroupOf, never
 from foredraft.model.language_model import Body, LanguageModel, library_body
@@ -178,12 +179,12 @@ _REFUSED_ENCODER_DECODERS = {
 def _refuse_encoder_decoder(config: PretrainedConfig, name: str) -> None:
     kind = str(config.model_type)
     why = _REFUSED_ENCODER_DECODERS.get(kind)
-    if why is None and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+    if why is None and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and feature_shape_of(config) is None:
         why = "does not translate text into text"
     if why is not None:
         raise ModelError(
             f"{name}: an encoder-decoder ({kind}) that {why}; T5, mT5, UMT5, BART, mBART, PLBart, Marian, Pegasus, Blenderbot, "
-            "M2M100 and T5Gemma are supported"
+            "M2M100, T5Gemma and Whisper are supported"
         )
 
 

@@ -12,9 +12,8 @@ from foredraft.gpu import Graphs, why_not
 from foredraft.kernels import Kernels, WeightFormat, WeightMemory, load_kernels, quantize_int8, unquantized
 from foredraft.model.context import context_len_of
 from foredraft.model.device_stack import DeviceStackBody, has_device_form
-from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.input_rounding import GroupOf, everywhere, never, where_stored
-from foredraft.model.language_model import Body
+from foredraft.model.language_model import Body, source_reading_body
 from foredraft.model.library import LibraryBody
 from foredraft.model.memory import is_spread, refuse_if_dequantized_too_big
 from foredraft.model.options import LoadOptions
@@ -75,7 +74,7 @@ def _prepare_encoder_decoder(hf: PreTrainedModel, options: LoadOptions, *, wants
     if kernels is not None and has_source_stack_form(hf):
         return SourceStackBody(hf, kernels, weight_format)
     _pack(hf, kernels, weight_format)
-    return EncoderDecoderBody(hf, kernels)
+    return source_reading_body(hf, kernels)
 
 
 def _pack(hf: PreTrainedModel, kernels: Kernels | None, weight_format: WeightFormat) -> None:

@@ -150,7 +150,7 @@ class EncoderMetadata:
 
     def _rows(self) -> Iterator[slice]:
         """Of each source."""
-        ends = accumulate((len(source.ids) for source in self.sources), initial=0)
+        ends = accumulate((source.length for source in self.sources), initial=0)
         return (slice(*pair) for pair in pairwise(ends))
 
 
@@ -170,7 +170,7 @@ def _seen(rule: MaskFunction, rows: slice, like: Tensor) -> Tensor:
 def _span_over_source(span: Span, layer: int) -> AttentionSpan:
     assert span.region.source is not None
     rows = slice(span.first_row, span.first_row + span.num_rows)
-    return AttentionSpan(rows, span.start, *span.region.source.layers[layer], num_seen=len(span.region.source.ids))
+    return AttentionSpan(rows, span.start, *span.region.source.layers[layer], num_seen=span.region.source.length)
 
 
 def _attend_to_all(query: Tensor, keys: Tensor, values: Tensor, added: Tensor, kind: LayerAttention) -> Tensor:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foredraft.engine.sources import Source
 from foredraft.errors import ModelError, one_line
 from foredraft.model.batch import Read
 from foredraft.model.context import context_len_of
+from foredraft.model.encoder_inputs import encoder_inputs_of, feature_shape_of
 from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, SourceReadingBody, Traits, library_body
 from foredraft.model.probe import PRECISE_TOLERANCE, is_precise, relative_error, states_if_rows_agree, tolerance_of
+from foredraft.model.start_ids import start_ids_of
 
 _SOURCE_LENS = (11, 29)
 _PASSES = ((1, 1), (5, 2), (1, 6))
@@ -32,24 +35,27 @@ def probe_encoder_decoder(
 
     prepare: makes the model's body, after the library's own forward has run. group_of: which inputs that body rounds.
     """
-    vocab_size = _logit_width(hf)
+    vocab_size, inputs = int(hf.get_input_embeddings().num_embeddings), encoder_inputs_of(hf, name)
     generator = torch.Generator().manual_seed(0)
 
     def random_ids(length: int) -> list[int]:
         least = min(5, vocab_size - 1)
         return torch.randint(least, vocab_size, (length,), generator=generator).tolist()
 
-    sources, texts = [random_ids(n) for n in _SOURCE_LENS], [random_ids(sum(n)) for n in zip(*_PASSES, strict=True)]
-    expected = _own_logits(hf, name, sources, texts)
-    tolerance = _tolerance(hf, name, sources, texts, expected, group_of)
+    sources = [inputs.random(n, generator) for n in _SOURCE_LENS]
+    texts = [random_ids(sum(n)) for n in zip(*_PASSES, strict=True)]
+    own_logits = partial(_own_logits, hf, name, [inputs.arguments(source) for source in sources], texts)
+    expected = own_logits()
+    tolerance = _tolerance(hf, own_logits, expected, group_of)
     traits = Traits(
         name,
         expected[0].shape[1],
         context_len_of(hf.get_decoder().config, name),
         0,
         row_exact=False,
-        source_len=context_len_of(hf.get_encoder().config, name),
-        start_ids=_start_ids_of(hf, name),
+        source_len=inputs.source_len,
+        start_ids=start_ids_of(hf, name),
+        feature_shape=feature_shape_of(hf.config),
     )
     model = LanguageModel(hf, traits, prepare(hf))
     measured, traits, is_in_float32 = _read_in_passes(model, sources, texts)
@@ -64,60 +70,34 @@ def probe_encoder_decoder(
     return LanguageModel(hf, replace(traits, row_exact=_is_row_exact(model, sources)), model.body)
 
 
-def _is_row_exact(model: LanguageModel, sources: Sequence[list[int]]) -> bool:
+def _is_row_exact(model: LanguageModel, sources: Sequence[Source]) -> bool:
     """Never promised but with the compiled kernels: PyTorch's products over a source sum in an order that depends on its length."""
     if model.body.kernels is None:
         return False
-    return states_if_rows_agree(model, [tuple(source) for source in sources]) is not None
+    return states_if_rows_agree(model, sources) is not None
 
 
 def _tolerance(
-    hf: PreTrainedModel,
-    name: str,
-    sources: Sequence[list[int]],
-    texts: Sequence[list[int]],
-    expected: Sequence[Tensor],
-    group_of: GroupOf,
+    hf: PreTrainedModel, own_logits: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], group_of: GroupOf
 ) -> float:
     """See tolerance_of; the largest of all texts, which are short."""
     with rounded_inputs(hf, group_of, 0) as is_rounded:
-        rounded = _own_logits(hf, name, sources, texts) if is_rounded else expected
+        rounded = own_logits() if is_rounded else expected
     return max(map(tolerance_of, rounded, expected))
-
-
-def _start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
-    """What the decoder begins with: a start id, and the language where the checkpoint forces one. Raises ModelError for a checkpoint
-    that does not say."""
-    config: Any = hf.config
-    owners = (getattr(hf, "generation_config", None), config, config.get_text_config())
-
-    def stated(field: str) -> list[int]:
-        return [value for owner in owners if isinstance(value := getattr(owner, field, None), int)]
-
-    start = [*stated("decoder_start_token_id"), *stated("bos_token_id")]
-    if start:
-        return (start[0], *stated("forced_bos_token_id")[:1])
-    raise ModelError(
-        f"{name}: it does not say what its decoder begins with: set decoder_start_token_id in its config.json"
-    )
-
-
-def _logit_width(hf: PreTrainedModel) -> int:
-    return int(hf.get_input_embeddings().num_embeddings)
 
 
 @torch.inference_mode()
 def _own_logits(
-    hf: PreTrainedModel, name: str, sources: Sequence[list[int]], texts: Sequence[list[int]]
+    hf: PreTrainedModel, name: str, sources: Sequence[Mapping[str, Tensor]], texts: Sequence[list[int]]
 ) -> list[Tensor]:
-    """The library's, of each text behind its source, [length, V]. One by one, so that there is no padding."""
+    """The library's, of each text behind its source, [length, V]. One by one, so that there is no padding. sources: as
+    EncoderInputs.arguments has them."""
     logits = []
     for source, text in zip(sources, texts, strict=True):
-        ids, decoder_ids = (torch.tensor([part], device=hf.device) for part in (source, text))
+        decoder_ids = torch.tensor([text], device=hf.device)
         try:
             out = hf(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                **source,
                 decoder_input_ids=decoder_ids,
                 decoder_attention_mask=torch.ones_like(decoder_ids),
                 use_cache=False,
@@ -131,12 +111,12 @@ def _own_logits(
 
 
 def _read_in_passes(
-    model: LanguageModel, sources: Sequence[list[int]], texts: Sequence[list[int]]
+    model: LanguageModel, sources: Sequence[Source], texts: Sequence[list[int]]
 ) -> tuple[list[Tensor], Traits, bool]:
     """The same, flattened together and cut at different places; the traits with what a token takes of the cache; and whether the body
     computes in float32 or more."""
     assert isinstance(model.body, SourceReadingBody)
-    cache = model.scratch_cache([len(text) for text in texts], sources=[tuple(source) for source in sources])
+    cache = model.scratch_cache([len(text) for text in texts], sources=sources)
     parts: list[list[Tensor]] = [[] for _ in texts]
     try:
         for lens in _PASSES:

@@ -77,10 +77,10 @@ class SourceStackBody:
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Encode these in one pass, and fill in their keys and values."""
-        encoded = self._encode([source.ids for source in sources])
+        encoded = self._encode([keys.source.ids for keys in sources])
         states = self.kernels.linear(self._keys_of_sources, encoded)
         shape = (len(states), self._decoder.num_layers, 2, self._decoder.num_kv_heads, self._decoder.head_dim)
-        cuts = pairwise(accumulate((len(source.ids) for source in sources), initial=0))
+        cuts = pairwise(accumulate((source.length for source in sources), initial=0))
         for source, (first, end) in zip(sources, cuts, strict=True):
             layers = readable(states.view(shape)[first:end].permute(1, 2, 3, 0, 4))
             source.encoded = encoded[first:end].clone() if source.keeps_encoded else None

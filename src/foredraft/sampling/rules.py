@@ -11,6 +11,7 @@ _NOT_HONOURED: Mapping[str, Any] = {
     "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
+    "return_timestamps": False,
 }
 """Settings that change a text and that nothing here does, with the value that changes nothing."""
 

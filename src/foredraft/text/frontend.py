@@ -21,6 +21,7 @@ from foredraft.text.stream import TextStream
 from foredraft.text.tokenizing import bad_words_ids, encode_prompt
 
 _DECODER_PROMPT = "decoder_prompt_token_ids"
+_FEATURES = "input_features"
 
 
 class Frontend:
@@ -67,8 +68,7 @@ class Frontend:
         resolved = (params or SamplingParams()).resolve(self._defaults)
         if self.tokenizer is None and (resolved.stop_strings or resolved.bad_words):
             raise ForedraftError("stop strings and bad_words need a tokenizer: give tokenizer=")
-        text, ids = self._tokenise(prompt)
-        inputs = self._with_decoder_prompt(self.engine.model.inputs_for(ids), prompt)
+        text, ids, inputs = self._inputs_of(prompt)
         self.engine.check(inputs.tokens, resolved, inputs.source)
         return Request(
             request_id=str(next(self._request_ids)) if request_id is None else request_id,
@@ -147,9 +147,25 @@ class Frontend:
             raise ForedraftError("structured_outputs need a tokenizer: give tokenizer=")
         return self.grammars.compile(params.structured_outputs)
 
+    def _inputs_of(self, prompt: Prompt) -> tuple[str | None, list[int], ModelInputs]:
+        """-> the prompt's text (None where there is none), its ids (the decoder's for a sound), and what the model reads"""
+        if isinstance(prompt, Mapping) and _FEATURES in prompt:
+            if "prompt" in prompt or "prompt_token_ids" in prompt:
+                raise ForedraftError(f"give {_FEATURES} or a prompt; what the text begins with is {_DECODER_PROMPT}")
+            inputs = self._with_decoder_prompt(self.engine.model.inputs_for_features(prompt[_FEATURES]), prompt)
+            return None, inputs.tokens, inputs
+        self.engine.model.check_reads_text()
+        text, ids = self._tokenise(prompt)
+        return text, ids, self._with_decoder_prompt(self.engine.model.inputs_for(ids), prompt)
+
     def _with_decoder_prompt(self, inputs: ModelInputs, prompt: Prompt) -> ModelInputs:
         """What the decoder of an encoder-decoder begins with may go with a prompt, in the place of what its checkpoint says."""
         if not isinstance(prompt, Mapping) or _DECODER_PROMPT not in prompt:
+            if self.engine.model.has_encoder and not inputs.tokens:
+                raise ForedraftError(
+                    f"the checkpoint leaves the language open: give {_DECODER_PROMPT}, the ids of its start, a language, a task "
+                    "and no timestamps, or set language in its generation_config"
+                )
             return inputs
         if not self.engine.model.has_encoder:
             raise ForedraftError(f"{_DECODER_PROMPT} is for encoder-decoders: put the ids into the prompt")
@@ -161,7 +177,9 @@ class Frontend:
             if "prompt_token_ids" in prompt:
                 return None, _checked_ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
-                raise ForedraftError('a prompt given as a dict needs "prompt" or "prompt_token_ids"')
+                raise ForedraftError(
+                    'a prompt given as a dict needs "prompt" or "prompt_token_ids", or "input_features"'
+                )
             prompt = prompt["prompt"]
         if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
             return None, _checked_ids(prompt)

@@ -17,8 +17,9 @@ from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestMetr
 from foredraft.text.stream import TextStream
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM; for an encoder-decoder with
-"decoder_prompt_token_ids" too, if the decoder begins with others than its checkpoint says."""
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM; or {"input_features": features} for a model that reads
+sound, of one sound as its feature extractor gives them. For an encoder-decoder with "decoder_prompt_token_ids" too, if the decoder
+begins with others than its checkpoint says."""
 
 
 @dataclass(slots=True)
@@ -53,8 +54,8 @@ class _Text:
 class Request:
     """One prompt and its n texts.
 
-    prompt: None where it was given as ids. inputs: what the model reads for it. failure: an error outside the steps of its sequences. client, priority: see
-    TokenSequence.
+    prompt: None where it was given as ids, or as sound. prompt_ids: of a sound, what the text follows. inputs: what the model reads
+    for it. failure: an error outside the steps of its sequences. client, priority: see TokenSequence.
     """
 
     request_id: str

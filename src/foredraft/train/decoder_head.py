@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from foredraft.engine.sources import TokenSource
 from foredraft.errors import ForedraftError
 from foredraft.heads.decoder_draft import decoder_to_train, new_decoder, num_decoder_layers, save_decoder
 from foredraft.model import LanguageModel, Read
@@ -115,7 +116,7 @@ class DecoderDistillation:
         """As the target reads them when it serves -> what its encoder gives [B, S, width], padded, and its logits [R, V] behind the
         start id and each token of a text but the last; float32"""
         halves = ids.chunk(2, dim=1)
-        sources = [tuple(row[row != IGNORED].tolist()) for row in halves[0]]
+        sources = [TokenSource(tuple(row[row != IGNORED].tolist())) for row in halves[0]]
         start_id = start_id_of(self.target.hf.config)
         texts = [[start_id, *row[: length - 1].tolist()] for row, length in zip(halves[1], text_lens, strict=True)]
         cache = self.target.scratch_cache(list(text_lens), sources=sources, keeps_encoded=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit, TargetEnds, TargetShape, load_head
 from foredraft.heads.on_texts import drafts_on_text, plain_head
@@ -37,7 +37,7 @@ class HeadOnTexts:
         self._head = plain_head(checkpoint, ends.embed, ends.lm_head, llm.head.dtype)
 
     @torch.inference_mode()
-    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
         """ids: [N]. source: (), since its target is a decoder-only model. -> for the first, second, .. token of a draft, up to `depth` or
         what the head can draft: [N, V], row t for a draft in which the token at position t has that place. Where a text is too short
         for one, -inf."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.text.tokenizing import encode_prompt
@@ -15,7 +15,7 @@ HeldOutDocument: TypeAlias = str | Pair
 
 
 class HeldOutText(NamedTuple):
-    """prompt: that the target continues or answers. source: what its encoder reads, () without one. ids: of the whole text, of which
+    """prompt: that the target continues or answers. source: what its encoder reads, NO_SOURCE without one. ids: of the whole text, of which
     the first num_given are not predicted."""
 
     prompt: list[int]
@@ -31,7 +31,7 @@ def held_out_text(llm: LLM, document: HeldOutDocument, prompt_len: int) -> HeldO
     if isinstance(document, Pair):
         return _of_pair(llm, document)
     ids = encode_prompt(llm.text_tokenizer, document)[: llm.max_model_len]
-    return HeldOutText(ids[:prompt_len], (), ids, 1) if len(ids) > prompt_len else None
+    return HeldOutText(ids[:prompt_len], NO_SOURCE, ids, 1) if len(ids) > prompt_len else None
 
 
 def beginning(document: HeldOutDocument, num_characters: int) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.methods import DRAFT_METHODS
-from foredraft.engine.sources import Source
+from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, Read
@@ -45,7 +45,7 @@ class Draft(Protocol):
     depends_on_place: bool
     drafts_first: bool
 
-    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
         """ids: [N]. source: that the text answers. -> for each place of a draft [N, V]: row t is for the token at position t; that of
         row 0 means nothing."""
         ...
@@ -59,7 +59,7 @@ class DraftModel:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
-    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
         """See Draft."""
         yield torch.nn.functional.pad(_logits(self._model, ids, len(ids) - 1, source), (0, 0, 1, 0))
 
@@ -72,7 +72,7 @@ class DecoderOverEncoder:
     def __init__(self, model: LanguageModel, target: LanguageModel) -> None:
         self._model, self._target = model, target
 
-    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
         """See Draft."""
         read = list(ids[:-1])
         cache = self._model.scratch_cache([len(read)], sources=[source])
@@ -100,7 +100,7 @@ class ParallelDraftModel:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
-    def logits(self, ids: Sequence[int], depth: int, source: Source = ()) -> Iterator[Tensor]:
+    def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
         """See Draft. It reads the masks behind every token of the text, in a pass for each."""
         assert self._model.mask_token is not None
         cache, masks = self._model.scratch_cache([len(ids) + depth]), [self._model.mask_token] * (depth - 1)
@@ -147,7 +147,7 @@ def acceptance_on(
     *,
     first: int = 1,
     depth: int = 1,
-    source: Source = (),
+    source: Source = NO_SOURCE,
 ) -> tuple[Tensor, Tensor]:
     """From the target's own logits. ids: [N]. first: the first position to measure. depth: places of a draft. source: that the text
     answers, if the target is an encoder-decoder.

@@ -9,11 +9,13 @@ from collections import Counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.heads.loading import count_mtp_layers
 from foredraft.model import LanguageModel, LoadOptions, Read, Traits
+from foredraft.model.auto_class import auto_class_of
 from foredraft.model.context import context_len_of
+from foredraft.model.encoder_inputs import encoder_inputs_of
 from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.model.structure import cache_width_of
 from foredraft.tools.inspection.report import Costs, ModelReport
@@ -52,8 +54,7 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions
     """The model on the meta device, without storage; None where its code needs real tensors."""
     try:
         with torch.device("meta"):
-            auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-            skeleton: PreTrainedModel = auto_class.from_config(
+            skeleton: PreTrainedModel = auto_class_of(config).from_config(
                 copy.deepcopy(config), dtype=dtype, trust_remote_code=options.trust_remote_code
             )
     except Exception as error:  # any model's own code
@@ -68,7 +69,10 @@ def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, 
     values, as expert routers do."""
     try:
         model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
-        cache = model.scratch_cache([2], sources=[(0, 0)] if skeleton.config.is_encoder_decoder else ())
+        sources = []
+        if skeleton.config.is_encoder_decoder:
+            sources = [encoder_inputs_of(skeleton, "").random(2, torch.Generator())]
+        cache = model.scratch_cache([2], sources=sources)
         logits = model.read([Read(0, [0, 0], 2)], cache)
     except Exception as error:  # any model's own code
         logger.debug("no dry read: %s", error)
