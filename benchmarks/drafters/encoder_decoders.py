@@ -1,20 +1,21 @@
 """An encoder-decoder on its task: quality of the texts, tokens a second and τ, with each drafter and without.
 
     python -m benchmarks.drafters.encoder_decoders --target DIR --test FILE.jsonl [--draft DIR] [--decoder DIR] [--wide WIDTH]
-        [--gamma 4] [--prompts 50] [--max-tokens 96] [--threads 1] [--name translation] [--out benchmarks/results]
+        [--precision bfloat16] [--gamma 4] [--prompts 50] [--max-tokens 96] [--threads 1] [--name translation] [--out benchmarks/results]
 
-DIRs are what recipes/encoder-decoder.sh makes, and FILE its test.jsonl: a record a line with source and text. Batch 1, float32,
-greedy and at temperature 1 with a seed. --wide: a copy of the target, and of the decoder over its encoder, that says the same and costs
-as much as one of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order that rotates; a speed ratio is
-paired by prompt, of seconds a token, and its interval is bootstrapped over prompts. BLEU and ROUGE-L are of the texts against those of
-the file: greedy, they must be the same to the last digit whatever drafts. transformers' own and its assisted generation run on the same
-weights.
+DIRs are what recipes/encoder-decoder.sh makes, and FILE its test.jsonl: a record a line with source and text. Batch 1, greedy and at
+temperature 1 with a seed. --wide: a copy of the target, and of the decoder over its encoder, that says the same and costs as much as one
+of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order that rotates; a speed ratio is paired by
+prompt, of seconds a token, and its interval is bootstrapped over prompts. BLEU and ROUGE-L are of the texts against those of the file:
+greedy, they must be the same to the last digit whatever drafts. transformers' own and its assisted generation run on the same weights,
+in --transformers-dtype: bfloat16 is slower there than float32 on a processor without instructions for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -92,6 +93,18 @@ def wide_size(config: Any, width: int) -> WideSize:
     return WideSize(width, width // _HEAD_SIZE, config.d_ff * times, config.num_layers * max(1, times // 2))
 
 
+def widened_target(folder: str, size: WideSize) -> str:
+    """The widened copy of a target, in a folder."""
+    target: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+    wide = widen(target, size)
+    wide.generation_config = target.generation_config
+    out = Path(tempfile.mkdtemp())
+    wide.save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(folder) / name, out)
+    return str(out)
+
+
 def widened_decoder(folder: str, target: LanguageModel, size: WideSize) -> str:
     """The widened copy of a decoder over the target's encoder, in a folder. It has as many layers as it had."""
     decoder: Any = decoder_to_train(folder, target)
@@ -102,30 +115,38 @@ def widened_decoder(folder: str, target: LanguageModel, size: WideSize) -> str:
     return str(out)
 
 
-def systems_of(args: argparse.Namespace, temperature: float) -> list[System]:
-    target: Any = AutoModelForSeq2SeqLM.from_pretrained(args.target, dtype=torch.float32).eval()
-    decoder = args.decoder
-    if args.wide:
-        size = wide_size(target.config, args.wide)
-        if decoder:
-            decoder = widened_decoder(decoder, load_model(target, LoadOptions(device="cpu")), size)
-        generation_config = target.generation_config
-        target = widen(target, size)
-        target.generation_config = generation_config
-    tokenizer = load_tokenizer(args.target, LoadOptions())
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "seed": 0, "enable_prefix_caching": False, "dtype": "float32"}
-    drafting = {**settings, "speculative_tokens": args.gamma}
+def widened(args: argparse.Namespace) -> tuple[str, str | None]:
+    """The target and the decoder over its encoder, as wide as asked."""
+    if not args.wide:
+        return args.target, args.decoder
+    target = load_model(args.target, LoadOptions(device="cpu", dtype="float32"))
+    size = wide_size(target.hf.config, args.wide)
+    decoder = widened_decoder(args.decoder, target, size) if args.decoder else None
+    return widened_target(args.target, size), decoder
+
+
+def systems_of(args: argparse.Namespace, target: str, decoder: str | None, temperature: float) -> list[System]:
+    quantization = args.precision if args.precision in ("int8", "int4") else None
+    settings: dict[str, Any] = {
+        "seed": 0,
+        "enable_prefix_caching": False,
+        "dtype": "bfloat16" if quantization else args.precision,
+        "quantization": quantization,
+    }
+    drafting = {**settings, "speculative_tokens": args.gamma, "draft_quantization": quantization}
     llms = {"plain": LLM(target, method="none", **settings), "suffix": LLM(target, method="suffix", **drafting)}
     if decoder:
         llms["decoder over the target's encoder"] = LLM(target, decoder, **drafting)
     if args.draft:
         llms["draft model"] = LLM(target, args.draft, **drafting)
     systems = [ours(name, llm, temperature, args.max_tokens) for name, llm in llms.items()]
-    systems.append(of_transformers("transformers", target, None, temperature, args.max_tokens))
+    dtype = getattr(torch, args.transformers_dtype)
+    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=dtype).eval()
+    systems.append(of_transformers("transformers", loaded, None, temperature, args.max_tokens))
     if args.draft:
-        assistant: Any = AutoModelForSeq2SeqLM.from_pretrained(args.draft, dtype=torch.float32).eval()
+        assistant: Any = AutoModelForSeq2SeqLM.from_pretrained(args.draft, dtype=dtype).eval()
         assistant.generation_config.num_assistant_tokens = args.gamma
-        systems.append(of_transformers("transformers, assisted", target, assistant, temperature, args.max_tokens))
+        systems.append(of_transformers("transformers, assisted", loaded, assistant, temperature, args.max_tokens))
     return systems
 
 
@@ -182,6 +203,8 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--decoder")
     parser.add_argument("--wide", type=int)
+    parser.add_argument("--precision", choices=["float32", "bfloat16", "int8", "int4"], default="bfloat16")
+    parser.add_argument("--transformers-dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--max-tokens", type=int, default=96)
@@ -194,9 +217,11 @@ def main() -> None:
     tokenizer = load_tokenizer(args.target, LoadOptions())
     sources = [tokenizer(record["source"])["input_ids"] for record in records]
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "wide": args.wide}
+    report |= {"precision": args.precision, "transformers' precision": args.transformers_dtype}
+    target, decoder = widened(args)
     parts = []
     for temperature in TEMPERATURES:
-        systems = systems_of(args, temperature)
+        systems = systems_of(args, target, decoder, temperature)
         run(systems, sources)
         rows = rows_of(
             systems,
@@ -205,10 +230,15 @@ def main() -> None:
         )
         report[f"temperature {temperature:g}"] = rows
         title = f"{'greedy' if not temperature else f'temperature {temperature:g}'}, {len(records)} prompts"
-        parts.append(f"**{args.name}, γ = {args.gamma}, {title}**\n\n{table(rows, len(records))}")
+        parts.append(f"**{args.name}, {args.precision}, γ = {args.gamma}, {title}**\n\n{table(rows, len(records))}")
     machine = this_machine()
-    parts.append(f"{machine.processor}, {machine.cpu_capability}, {machine.num_threads} threads, {report['date']}")
-    save(report, "\n\n".join(parts) + "\n", args.out, args.name, f"wide-{args.wide}" if args.wide else "")
+    parts.append(
+        f"{machine.processor}, {machine.cpu_capability}, {machine.num_threads} threads, "
+        f"transformers in {args.transformers_dtype}, {report['date']}"
+    )
+    save(
+        report, "\n\n".join(parts) + "\n", args.out, args.name, f"wide-{args.wide}" if args.wide else "", args.precision
+    )
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def test_every_draft_length_alone_and_batched_with_three_texts_each(bench: Bench
         engine = bench.engine(method, speculative_tokens=gamma)
         every_other = wanted[gamma % 2 :: 2]
         runs = [(p, child, engine.add(PROMPTS[2], p, child=child)) for p in every_other for child in range(3)]
-        run(engine, preempt_at(3, engine, runs[5][2]))
+        run(engine, preempt_at(2, engine, runs[5][2]))
         for p, child, sequence in runs:
             assert sequence.output_ids == bench.plain(PROMPTS[2], p, child)
         alone = bench.engine(method, speculative_tokens=gamma)

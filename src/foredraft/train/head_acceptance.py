@@ -38,7 +38,7 @@ class HeadOnTexts:
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
-        """ids: [N]. source: (), since its target is a decoder-only model. -> for the first, second, .. token of a draft, up to `depth` or
+        """ids: [N]. source: none, since its target is a decoder-only model. -> for the first, second, .. token of a draft, up to `depth` or
         what the head can draft: [N, V], row t for a draft in which the token at position t has that place. Where a text is too short
         for one, -inf."""
         (features,) = self._target.read_features([ids], self._head.config.taps)
