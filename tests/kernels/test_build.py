@@ -241,8 +241,9 @@ def test_the_self_test_covers_what_families_need_of_attention(kernels: Kernels, 
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
 def test_the_real_compiler_makes_every_library(instructions: str, tmp_path: Path) -> None:
-    """Also those that this processor cannot run."""
-    assert library(instructions, tmp_path).stat().st_size > 0
+    """Also those that this processor cannot run. The one that it runs has been made already, for all tests."""
+    is_made = start.load_kernels() is not None and instructions == start.usable_instructions()[0]
+    assert (library(instructions) if is_made else library(instructions, tmp_path)).stat().st_size > 0
 
 
 @pytest.mark.usefixtures("_fresh_outcome")

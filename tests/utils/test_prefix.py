@@ -126,7 +126,7 @@ def plain(make_engine: MakeEngine) -> PlainText:
     return text
 
 
-@pytest.mark.parametrize("rows", [16, pytest.param(100, marks=pytest.mark.slow), 512])
+@pytest.mark.parametrize("rows", [16, 512])
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
 def test_texts_that_share_a_beginning_are_plain_decodings(
     make_engine: MakeEngine, plain: PlainText, method: str, rows: int
