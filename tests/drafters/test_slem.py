@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,14 @@ def permuted() -> LanguageModel:
     return load_model(permuted_draft(), LoadOptions(device="cpu", dtype="bfloat16"))
 
 
-def context_for(draft: LanguageModel, method: str, pair: VocabularyPair | None = None) -> DrafterContext:
+@cache
+def permuted_pair(method: str) -> VocabularyPair:
     target, own = (load_tokenizer(folder, LoadOptions()) for folder in (EMBEDDED / "target", permuted_draft()))
-    found = pair or pair_of(target, own, method)
-    return DrafterContext(4096, MemoryPool(1 << 30), draft, vocabularies=found)
+    return pair_of(target, own, method)
+
+
+def context_for(draft: LanguageModel, method: str, pair: VocabularyPair | None = None) -> DrafterContext:
+    return DrafterContext(4096, MemoryPool(1 << 30), draft, vocabularies=pair or permuted_pair(method))
 
 
 def ids_of(text: str) -> list[int]:

