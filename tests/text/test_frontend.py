@@ -27,6 +27,9 @@ class FakeModel:
     def __init__(self, *, has_encoder: bool) -> None:
         self.has_encoder = has_encoder
 
+    def check_reads_text(self) -> None:
+        """It does."""
+
     def inputs_for(self, prompt: list[int]) -> ModelInputs:
         return (
             ModelInputs(TokenSource(tuple(prompt)), [9]) if self.has_encoder else ModelInputs(NO_SOURCE, list(prompt))
