@@ -22,7 +22,7 @@ from tests.heads.random_heads import head_settings
 from tests.methods import all_methods
 from tests.vocabulary.permuted import permuted_draft
 
-LONG = 50
+LONG = 30
 QUICK = 10
 
 PROMPTS = [

@@ -144,7 +144,7 @@ def test_what_is_told_is_what_is_measured(text: Path, tmp_path: Path, args: tupl
             "--data",
             str(text),
         ),
-        *("--out", str(tmp_path / "head"), "--context", "256", "--batch-size", "4", "--steps", "4", "--json", *args),
+        *("--out", str(tmp_path / "head"), "--context", "256", "--batch-size", "4", "--steps", "2", "--json", *args),
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     memory = json.loads(done.stdout)["memory"]
