@@ -16,7 +16,6 @@ from foredraft.train.run_folder import RunFolder, load_trainer
 
 KINDS = {
     "draft model": ("distill", "--layers", "1"),
-    "eagle3": ("head", "--kind", "eagle3", "--unroll", "2"),
     "eagle3 with the target's lm_head": ("head", "--kind", "eagle3", "--share-lm-head", "--draft-vocab-size", "512"),
     "medusa": ("head", "--kind", "medusa", "--heads", "2"),
     "exit": ("head", "--kind", "exit", "--exit-layer", "1", "--adapter-size", "32"),
