@@ -4,8 +4,8 @@
 
 Needs the environment that `python -m benchmarks.peers.compare --setup vllm` makes. The embedded target in float32, in which vLLM's rows
 do not depend on their batch by much; greedy texts behind code and beginnings of stories, eight at once. In a first round requests are
-cancelled beside them, and engines have so few blocks that some are preempted; its texts are compared and not timed. In each
-further round the systems take turns. Over n-gram: ratios of tokens a second, paired by round. τ: 1 + accepted tokens a draft, beside
+cancelled beside them; its texts are compared and not timed (tests/integrations/vllm/test_in_vllm.py has preemption). In each further
+round the systems take turns. Over n-gram: ratios of tokens a second, paired by round. τ: 1 + accepted tokens a draft, beside
 that of foredraft's own engine with the same drafter and number of tokens. A call of the proposer: with eight texts, median.
 """
 
@@ -31,8 +31,6 @@ from foredraft.utils.machine import this_machine
 
 GAMMA = 4
 PROMPT_TOKENS = 48
-FEW_BLOCKS = {"block_size": 32, "num_gpu_blocks_override": 20}
-"""Eight texts of four blocks each do not fit."""
 
 
 def plugin(tokens: int | str, **options: Any) -> dict[str, Any]:
@@ -107,40 +105,26 @@ def own_tau(prompts: list[list[int]], max_tokens: int) -> float:
     return 1 + sum(each.num_accepted_draft_tokens for each in stats) / steps
 
 
-def check_texts(prompts: list[list[int]], max_tokens: int) -> dict[str, dict[str, int]]:
-    """With cancelled requests and preemption. -> for each system how many texts are those without drafts, and preemptions"""
-    found, expected = {}, None
-    for name, options in SYSTEMS.items():
-        engine = Engine({**options, **FEW_BLOCKS})
-        answer = engine.ask({"prompts": prompts, "cancelled": prompts[:10], "max_tokens": max_tokens})
-        engine.stop()
-        expected = expected or answer["texts"]
-        same = sum(a == b for a, b in zip(answer["texts"], expected, strict=True))
-        found[name] = {"same": same, "preempted": answer["preempted"]}
-    return found
-
-
-def time_rounds(prompts: list[list[int]], max_tokens: int, num_rounds: int) -> dict[str, list[dict[str, Any]]]:
+def run_rounds(prompts: list[list[int]], max_tokens: int, num_rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """The answers of each system: one with cancelled requests beside the texts, and one for each round."""
     engines = {name: Engine(options) for name, options in SYSTEMS.items()}
-    question = {"prompts": prompts, "cancelled": [], "max_tokens": max_tokens}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for number in range(num_rounds + 1):
+        cancelled = [] if number else prompts[:10]
         for name, engine in engines.items():
-            answer = engine.ask(question)
-            if number:  # the first one warms up
-                rounds[name].append(answer)
+            rounds[name].append(engine.ask({"prompts": prompts, "cancelled": cancelled, "max_tokens": max_tokens}))
     for engine in engines.values():
         engine.stop()
     return rounds
 
 
-def rows_of(rounds: dict[str, list[dict[str, Any]]], checked: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    ngram, expected = rounds["vLLM's ngram"], rounds["no drafts"][0]["texts"]
+def rows_of(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    expected, ngram = rounds["no drafts"][0]["texts"], rounds["vLLM's ngram"][1:]
     rows = []
-    for name, answers in rounds.items():
+    for name, (checked, *answers) in rounds.items():
         calls = [answer["call_ms"] for answer in answers if answer["call_ms"] is not None]
         drafts = sum(answer["drafts"] for answer in answers)
-        num_tokens = sum(map(len, answers[0]["texts"]))
+        num_tokens = sum(map(len, expected))
         rows.append(
             {
                 "system": name,
@@ -150,24 +134,27 @@ def rows_of(rounds: dict[str, list[dict[str, Any]]], checked: dict[str, dict[str
                 ),
                 "tau": 1 + sum(answer["accepted"] for answer in answers) / drafts if drafts else None,
                 "call_ms": statistics.median(calls) if calls else None,
-                "same": sum(a == b for a, b in zip(answers[0]["texts"], expected, strict=True)),
-                "checked": checked[name],
+                "same": num_same(answers[0]["texts"], expected),
+                "same_beside_cancelled": num_same(checked["texts"], expected),
             }
         )
     return rows
 
 
+def num_same(texts: list[list[int]], expected: list[list[int]]) -> int:
+    return sum(a == b for a, b in zip(texts, expected, strict=True))
+
+
 def table(rows: list[dict[str, Any]], count: int, own: float) -> str:
     lines = [
-        "| system | tokens/s | over vLLM's ngram | τ | a call, ms | same texts | with cancels and preemption |",
+        "| system | tokens/s | over vLLM's ngram | τ | a call, ms | same texts | beside cancelled requests |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         tau, call = ("" if row[key] is None else f"{row[key]:.2f}" for key in ("tau", "call_ms"))
-        checked = f"{row['checked']['same']} of {count} ({row['checked']['preempted']} preemptions)"
         lines.append(
             f"| {row['system']} | {row['tokens_per_second']:.0f} | {row['over_ngram']:.2f} | {tau} | {call} "
-            f"| {row['same']} of {count} | {checked} |"
+            f"| {row['same']} of {count} | {row['same_beside_cancelled']} of {count} |"
         )
     return "\n".join([*lines, "", f"foredraft's own engine with suffix, γ = {GAMMA}: τ {own:.2f}"])
 
@@ -184,8 +171,7 @@ def main() -> None:
         sys.exit(f"vllm is {reason}")
     prompts = prompts_of(args.texts)
     own = own_tau(prompts, args.max_tokens)
-    checked = check_texts(prompts, args.max_tokens)
-    rows = rows_of(time_rounds(prompts, args.max_tokens, args.rounds), checked)
+    rows = rows_of(run_rounds(prompts, args.max_tokens, args.rounds))
     machine = this_machine()
     report = {"date": time.strftime("%Y-%m-%d"), "machine": str(machine), "own_tau": own, "systems": rows}
     save(
