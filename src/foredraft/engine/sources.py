@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from foredraft.engine.memory_pool import MemoryPool
@@ -60,7 +59,7 @@ class FeatureSource:
 
     def __post_init__(self) -> None:
         found = blake2b(repr(tuple(self.features.shape)).encode(), digest_size=32)
-        found.update(self.features.contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(self.features.flatten().numpy().data)
         object.__setattr__(self, "digest", found.digest())  # the class is frozen
 
     @property

@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from foredraft.engine.cache import KVCache
 from foredraft.engine.region import Region
 from foredraft.heads.config import Convolution, DFlashConfig, HeadCheckpoint
-from foredraft.heads.corrections import BlockReading, MarkovCorrection, correction_of
+from foredraft.heads.corrections import BlockReading, correction_of
 from foredraft.heads.markov_chains import MarkovChains
 from foredraft.heads.module import Embed, LayeredHead, LMHead
 from foredraft.kernels import Kernels
@@ -180,12 +180,8 @@ class DFlashHead(LayeredHead):
 
     def compile_chains(self, kernels: Kernels | None) -> None:
         """Let the kernels write whole chains, where there are some and they compute the head's correction."""
-        if (
-            kernels is not None
-            and isinstance(self.correction, MarkovCorrection)
-            and MarkovChains.supports(self.correction)
-        ):
-            self.chains = MarkovChains(self.correction, self.target_ids, kernels)
+        if kernels is not None:
+            self.chains = MarkovChains.of(self.correction, self.target_ids, kernels)
 
     @property
     def lm_heads(self) -> list[nn.Module]:

@@ -13,9 +13,9 @@ from foredraft.sampling import TokenProbs
 
 
 class MarkovChains:
-    """What MarkovCorrection computes for chains, with the second factor in bfloat16.
+    """What a plain MarkovCorrection computes for chains, with the second factor in bfloat16.
 
-    correction: one that `supports`. target_ids: [D], the id of each column of the logits; None: its number.
+    target_ids: [D], the id of each column of the logits; None: its number.
     """
 
     def __init__(self, correction: MarkovCorrection, target_ids: Tensor | None, kernels: Kernels) -> None:
@@ -23,10 +23,12 @@ class MarkovChains:
         self._factors = MarkovFactors(first.contiguous(), kernels.pack(second), target_ids)
         self._kernels = kernels
 
-    @staticmethod
-    def supports(correction: Correction | None) -> bool:
-        """Whether the kernels compute this correction: neither gated by states nor by way of all tokens before."""
-        return isinstance(correction, MarkovCorrection) and correction.kind == "vanilla"
+    @classmethod
+    def of(cls, correction: Correction | None, target_ids: Tensor | None, kernels: Kernels) -> MarkovChains | None:
+        """None for what the kernels do not compute: other corrections, and those that go by states or by all tokens before."""
+        if not isinstance(correction, MarkovCorrection) or correction.kind != "vanilla":
+            return None
+        return cls(correction, target_ids, kernels)
 
     def generate(self, logits: Tensor, chains: Chains, vocab_size: int, specs: Sequence[DrawSpec]) -> Generated:
         """Tokens of the first vocab_size ids. logits: [R, D], not corrected"""

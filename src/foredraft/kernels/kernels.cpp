@@ -20,7 +20,6 @@ struct Columns {
     const int64_t* column_ids;
     int64_t num_ids;
     bool are_ids() const { return column_ids == nullptr; }
-    int64_t width() const { return are_ids() ? count : num_ids; }
     // Room for rows by their ids: minus infinity but for the ids of columns.
     std::vector<float> room(int64_t num_rows) const { return std::vector<float>(are_ids() ? 0 : num_rows * num_ids, -INFINITY); }
     // The logits of row r by their ids.

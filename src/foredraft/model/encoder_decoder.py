@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from foredraft.kernels import Kernels
 from foredraft.model.batch import RaggedBatch, Reading, padded_batch
 from foredraft.model.routing import route, routed
 from foredraft.model.rows import rule_of
-from foredraft.model.source_attention import DecoderMetadata, EncoderMetadata, PositionBias, readable
+from foredraft.model.source_attention import DecoderMetadata, EncoderMetadata, PositionBias, readable, rows_of_sources
 from foredraft.model.warm_up import WarmUpSizes
 
 _CROSS_NAMES = ("EncDecAttention", "encoder_attn", "cross_attn")
@@ -62,13 +61,11 @@ class EncoderDecoderBody:
 
     def project(self, sources: Sequence[SourceKeys], rows: Tensor) -> None:
         """Fill in the keys and values of these, from what an encoder gave of all their tokens in order, [T, width] or more."""
-        cuts = list(pairwise(accumulate((source.length for source in sources), initial=0)))
         projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
-        for source, (first, end) in zip(sources, cuts, strict=True):
-            source.encoded = rows[first:end].clone() if source.keeps_encoded else None
+        for source, own in zip(sources, rows_of_sources(sources), strict=True):
+            source.encoded = rows[own].clone() if source.keeps_encoded else None
             source.layers = {
-                layer: (readable(keys[:, first:end]), readable(values[:, first:end]))
-                for layer, (keys, values) in projected.items()
+                layer: (readable(keys[:, own]), readable(values[:, own])) for layer, (keys, values) in projected.items()
             }
 
     def _encode(self, sources: Sequence[SourceKeys]) -> Tensor:

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from foredraft.engine.sources import FeatureSource, Source, TokenSource
 from foredraft.errors import ForedraftError
 from foredraft.model.context import context_len_of
+from foredraft.model.trial_ids import random_ids
 
 _FEATURE_READERS = ("whisper",)
 """By model_type."""
@@ -42,8 +43,7 @@ class TokenInputs:
 
     def random(self, length: int, generator: torch.Generator) -> Source:
         """See EncoderInputs."""
-        least = min(5, self._vocab_size - 1)
-        return TokenSource(tuple(torch.randint(least, self._vocab_size, (length,), generator=generator).tolist()))
+        return TokenSource(tuple(random_ids(length, self._vocab_size, generator)))
 
     def arguments(self, source: Source) -> dict[str, Tensor]:
         """See EncoderInputs. With a mask, since some families would take an id for padding."""

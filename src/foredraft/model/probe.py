@@ -29,6 +29,7 @@ from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, Traits, library_body
 from foredraft.model.progress import bar_of_layers, with_bar
 from foredraft.model.stored import StoredEmbedding
+from foredraft.model.trial_ids import random_ids
 from foredraft.utils.machine import cpu_features
 
 _LENGTHS = (13, 7)
@@ -106,8 +107,7 @@ def _compared(
 def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
     vocab_size = int(hf.get_input_embeddings().num_embeddings)
     generator = torch.Generator().manual_seed(0)
-    low = min(5, vocab_size - 1)
-    return [torch.randint(low, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    return [random_ids(length, vocab_size, generator) for length in lengths]
 
 
 @torch.inference_mode()

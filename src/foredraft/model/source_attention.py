@@ -127,12 +127,12 @@ class EncoderMetadata:
                     None if kind.rule is bidirectional_mask_function else _seen(kind.rule, rows, query).contiguous(),
                     rows.stop - rows.start,
                 )
-                for rows in self._rows()
+                for rows in rows_of_sources(self.sources)
             ]
             shape = shape_of(kind, None if bias is None else bias.table)
             return self.kernels.attend(spans, query, shape, query.shape[1])
         parts = []
-        for rows in self._rows():
+        for rows in rows_of_sources(self.sources):
             seen = _seen(kind.rule, rows, query)
             added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)[None]
             if bias is not None:
@@ -148,10 +148,11 @@ class EncoderMetadata:
         parts.append(query.new_zeros(self.num_padding, query.shape[0], value.shape[2]))
         return torch.cat(parts)
 
-    def _rows(self) -> Iterator[slice]:
-        """Of each source."""
-        ends = accumulate((source.length for source in self.sources), initial=0)
-        return (slice(*pair) for pair in pairwise(ends))
+
+def rows_of_sources(sources: Sequence[SourceKeys]) -> Iterator[slice]:
+    """Of each source, where their rows follow each other."""
+    ends = accumulate((source.length for source in sources), initial=0)
+    return (slice(*pair) for pair in pairwise(ends))
 
 
 def readable(states: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, SourceReadingBody, Traits, library_body
 from foredraft.model.probe import PRECISE_TOLERANCE, is_precise, relative_error, states_if_rows_agree, tolerance_of
 from foredraft.model.start_ids import start_ids_of
+from foredraft.model.trial_ids import random_ids
 
 _SOURCE_LENS = (11, 29)
 _PASSES = ((1, 1), (5, 2), (1, 6))
@@ -37,13 +38,8 @@ def probe_encoder_decoder(
     """
     vocab_size, inputs = int(hf.get_input_embeddings().num_embeddings), encoder_inputs_of(hf, name)
     generator = torch.Generator().manual_seed(0)
-
-    def random_ids(length: int) -> list[int]:
-        least = min(5, vocab_size - 1)
-        return torch.randint(least, vocab_size, (length,), generator=generator).tolist()
-
     sources = [inputs.random(n, generator) for n in _SOURCE_LENS]
-    texts = [random_ids(sum(n)) for n in zip(*_PASSES, strict=True)]
+    texts = [random_ids(sum(n), vocab_size, generator) for n in zip(*_PASSES, strict=True)]
     own_logits = partial(_own_logits, hf, name, [inputs.arguments(source) for source in sources], texts)
     expected = own_logits()
     tolerance = _tolerance(hf, own_logits, expected, group_of)

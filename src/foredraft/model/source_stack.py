@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from foredraft.model.generation import Generated
 from foredraft.model.layers import Packer, joined_bias, take_mlp
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back, mapped_files
-from foredraft.model.source_attention import readable
+from foredraft.model.source_attention import readable, rows_of_sources
 from foredraft.model.source_families import (
     LayerParts,
     SourceFamily,
@@ -80,10 +79,9 @@ class SourceStackBody:
         encoded = self._encode([keys.source.ids for keys in sources])
         states = self.kernels.linear(self._keys_of_sources, encoded)
         shape = (len(states), self._decoder.num_layers, 2, self._decoder.num_kv_heads, self._decoder.head_dim)
-        cuts = pairwise(accumulate((source.length for source in sources), initial=0))
-        for source, (first, end) in zip(sources, cuts, strict=True):
-            layers = readable(states.view(shape)[first:end].permute(1, 2, 3, 0, 4))
-            source.encoded = encoded[first:end].clone() if source.keeps_encoded else None
+        for source, rows in zip(sources, rows_of_sources(sources), strict=True):
+            layers = readable(states.view(shape)[rows].permute(1, 2, 3, 0, 4))
+            source.encoded = encoded[rows].clone() if source.keeps_encoded else None
             source.layers = {layer: (keys, values) for layer, (keys, values) in enumerate(layers)}
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
