@@ -93,39 +93,45 @@ def wide_size(config: Any, width: int) -> WideSize:
     return WideSize(width, width // _HEAD_SIZE, config.d_ff * times, config.num_layers * max(1, times // 2))
 
 
-def widened_target(folder: str, size: WideSize) -> str:
-    """The widened copy of a target, in a folder."""
-    target: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+def widened_target(name: str, size: WideSize, out: Path) -> str:
+    """The widened copy of a target, in the folder `out`."""
+    target: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32)
     wide = widen(target, size)
     wide.generation_config = target.generation_config
-    out = Path(tempfile.mkdtemp())
     wide.save_pretrained(out)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(folder) / name, out)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(name) / file, out)
     return str(out)
 
 
-def widened_decoder(folder: str, target: LanguageModel, size: WideSize) -> str:
-    """The widened copy of a decoder over the target's encoder, in a folder. It has as many layers as it had."""
-    decoder: Any = decoder_to_train(folder, target)
-    num_layers = decoder.config.num_decoder_layers
-    wide = widen(decoder, size._replace(num_layers=num_layers))
-    out = Path(tempfile.mkdtemp())
-    save_decoder(wide, out, folder, torch.float32)
+def widened_decoder(name: str, target: LanguageModel, size: WideSize, out: Path) -> str:
+    """The widened copy of a decoder over the target's encoder, in the folder `out`. It has as many layers as it had."""
+    decoder: Any = decoder_to_train(name, target)
+    wide = widen(decoder, size._replace(num_layers=decoder.config.num_decoder_layers))
+    out.mkdir()
+    save_decoder(wide, out, name, torch.float32)
     return str(out)
 
 
-def widened(args: argparse.Namespace) -> tuple[str, str | None]:
-    """The target and the decoder over its encoder, as wide as asked."""
+def widened(args: argparse.Namespace, folder: Path) -> tuple[str, str | None]:
+    """The target and the decoder over its encoder, as wide as asked. folder: for copies."""
     if not args.wide:
         return args.target, args.decoder
     target = load_model(args.target, LoadOptions(device="cpu", dtype="float32"))
     size = wide_size(target.hf.config, args.wide)
-    decoder = widened_decoder(args.decoder, target, size) if args.decoder else None
-    return widened_target(args.target, size), decoder
+    decoder = widened_decoder(args.decoder, target, size, folder / "decoder") if args.decoder else None
+    return widened_target(args.target, size, folder / "target"), decoder
 
 
-def systems_of(args: argparse.Namespace, target: str, decoder: str | None, temperature: float) -> list[System]:
+@dataclass
+class Loaded:
+    """llms: by the drafter, plain first. models: transformers' target and assistant, by the name of the system."""
+
+    llms: dict[str, LLM]
+    models: dict[str, tuple[Any, Any]]
+
+
+def load(args: argparse.Namespace, target: str, decoder: str | None) -> Loaded:
     quantization = args.precision if args.precision in ("int8", "int4") else None
     settings: dict[str, Any] = {
         "seed": 0,
@@ -135,19 +141,22 @@ def systems_of(args: argparse.Namespace, target: str, decoder: str | None, tempe
     }
     drafting = {**settings, "speculative_tokens": args.gamma, "draft_quantization": quantization}
     llms = {"plain": LLM(target, method="none", **settings), "suffix": LLM(target, method="suffix", **drafting)}
+    dtype = getattr(torch, args.transformers_dtype)
+    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=dtype).eval()
+    models: dict[str, tuple[Any, Any]] = {"transformers": (loaded, None)}
     if decoder:
         llms["decoder over the target's encoder"] = LLM(target, decoder, **drafting)
     if args.draft:
         llms["draft model"] = LLM(target, args.draft, **drafting)
-    systems = [ours(name, llm, temperature, args.max_tokens) for name, llm in llms.items()]
-    dtype = getattr(torch, args.transformers_dtype)
-    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=dtype).eval()
-    systems.append(of_transformers("transformers", loaded, None, temperature, args.max_tokens))
-    if args.draft:
         assistant: Any = AutoModelForSeq2SeqLM.from_pretrained(args.draft, dtype=dtype).eval()
         assistant.generation_config.num_assistant_tokens = args.gamma
-        systems.append(of_transformers("transformers, assisted", loaded, assistant, temperature, args.max_tokens))
-    return systems
+        models["transformers, assisted"] = (loaded, assistant)
+    return Loaded(llms, models)
+
+
+def systems_of(loaded: Loaded, temperature: float, max_tokens: int) -> list[System]:
+    systems = [ours(name, llm, temperature, max_tokens) for name, llm in loaded.llms.items()]
+    return systems + [of_transformers(name, *pair, temperature, max_tokens) for name, pair in loaded.models.items()]
 
 
 def run(systems: Sequence[System], sources: Sequence[list[int]]) -> None:
@@ -218,10 +227,11 @@ def main() -> None:
     sources = [tokenizer(record["source"])["input_ids"] for record in records]
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "wide": args.wide}
     report |= {"precision": args.precision, "transformers' precision": args.transformers_dtype}
-    target, decoder = widened(args)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load(args, *widened(args, Path(folder)))
     parts = []
     for temperature in TEMPERATURES:
-        systems = systems_of(args, target, decoder, temperature)
+        systems = systems_of(loaded, temperature, args.max_tokens)
         run(systems, sources)
         rows = rows_of(
             systems,

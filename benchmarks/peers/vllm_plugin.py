@@ -12,76 +12,38 @@ that of foredraft's own engine with the same drafter and number of tokens. A cal
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import foredraft
 from benchmarks.common.paths import RESULTS, ROOT
 from benchmarks.common.reports import save
-from benchmarks.peers.workers.setup import missing, python_of
+from benchmarks.peers.workers.client import Worker
+from benchmarks.peers.workers.protocol import Job, Settings
+from benchmarks.peers.workers.setup import missing
 from foredraft import LLM, SamplingParams
+from foredraft.engine.stats import SpeculationStats
 from foredraft.model import EMBEDDED, LoadOptions, load_tokenizer
 from foredraft.utils.machine import this_machine
 
-GAMMA = 4
+GAMMA, BATCH, CONTEXT = 4, 8, 256
 PROMPT_TOKENS = 48
-
-
-def plugin(tokens: int | str, **options: Any) -> dict[str, Any]:
-    speculative = {"method": "custom_class", "model": "foredraft.integrations.vllm.Proposer"}
-    return {
-        "speculative_config": {**speculative, "num_speculative_tokens": 8 if tokens == "auto" else tokens},
-        "additional_config": {"foredraft": {"speculative_tokens": tokens, **options}},
-    }
-
-
-NGRAM = {"method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "no drafts": {},
-    "vLLM's ngram": {"speculative_config": NGRAM},
-    "plug-in, suffix": plugin(GAMMA, method="suffix"),
-    "plug-in, suffix, auto": plugin("auto", method="suffix"),
-    "plug-in, suffix + ngram, auto": plugin("auto", method=["suffix", "ngram"]),
+SYSTEMS = {
+    "no drafts": "plain",
+    "vLLM's ngram": "ngram",
+    "plug-in, suffix": "suffix",
+    "plug-in, suffix, auto": "suffix-auto",
+    "plug-in, suffix + ngram, auto": "suffix-ngram-auto",
 }
+"""And the mode of the worker."""
 
 
-class Engine:
-    """A process of vLLM's."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        variables = {
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": f"{Path(foredraft.__file__).parents[1]}:{ROOT}",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-        }
-        command = [str(python_of("vllm")), "-m", "benchmarks.peers.workers.vllm_plugin_worker"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables, cwd=ROOT
-        )
-        self.ask({"model": str(EMBEDDED / "target"), "options": options})
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"vLLM ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def stop(self) -> None:
-        self._process.communicate()
+def worker_of(mode: str) -> Worker:
+    threads = os.cpu_count() or 1
+    settings = Settings(EMBEDDED, "float32", threads, BATCH, mode, GAMMA, CONTEXT, cache_gib=1)
+    return Worker("vllm_plugin_worker", "vllm", settings)
 
 
 def prompts_of(count: int) -> list[list[int]]:
@@ -98,32 +60,32 @@ def prompts_of(count: int) -> list[list[int]]:
 
 def own_tau(prompts: list[list[int]], max_tokens: int) -> float:
     """Of foredraft's own engine with suffix."""
-    llm = LLM(EMBEDDED / "target", method="suffix", speculative_tokens=GAMMA, dtype="float32", max_num_seqs=8)
+    llm = LLM(EMBEDDED / "target", method="suffix", speculative_tokens=GAMMA, dtype="float32", max_num_seqs=BATCH)
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
-    stats = [output.metrics.speculative_decoding for output in outputs]
-    steps = sum(each.num_spec_steps for each in stats)
-    return 1 + sum(each.num_accepted_draft_tokens for each in stats) / steps
+    tau = sum((output.metrics.stats for output in outputs), SpeculationStats()).mean_acceptance_length
+    assert tau is not None
+    return tau
 
 
 def run_rounds(prompts: list[list[int]], max_tokens: int, num_rounds: int) -> dict[str, list[dict[str, Any]]]:
     """The answers of each system: one with cancelled requests beside the texts, and one for each round."""
-    engines = {name: Engine(options) for name, options in SYSTEMS.items()}
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
-    for number in range(num_rounds + 1):
-        cancelled = [] if number else prompts[:10]
-        for name, engine in engines.items():
-            rounds[name].append(engine.ask({"prompts": prompts, "cancelled": cancelled, "max_tokens": max_tokens}))
-    for engine in engines.values():
-        engine.stop()
+    workers = {name: worker_of(mode) for name, mode in SYSTEMS.items()}
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    for mode in ("cancelled", *["plain"] * num_rounds):
+        for name, worker in workers.items():
+            rounds[name].append(worker.ask(Job(prompts, max_tokens, mode)))
+    for worker in workers.values():
+        worker.close()
     return rounds
 
 
 def rows_of(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    expected, ngram = rounds["no drafts"][0]["texts"], rounds["vLLM's ngram"][1:]
+    expected, ngram = rounds["no drafts"][0]["ids"], rounds["vLLM's ngram"][1:]
     rows = []
     for name, (checked, *answers) in rounds.items():
-        calls = [answer["call_ms"] for answer in answers if answer["call_ms"] is not None]
-        drafts = sum(answer["drafts"] for answer in answers)
+        stats = [answer["stats"] for answer in answers]
+        calls = [each["call_ms"] for each in stats if each["call_ms"] is not None]
+        drafts = sum(each["spec_steps"] for each in stats)
         num_tokens = sum(map(len, expected))
         rows.append(
             {
@@ -132,10 +94,10 @@ def rows_of(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
                 "over_ngram": statistics.median(
                     theirs["seconds"] / answer["seconds"] for theirs, answer in zip(ngram, answers, strict=True)
                 ),
-                "tau": 1 + sum(answer["accepted"] for answer in answers) / drafts if drafts else None,
+                "tau": 1 + sum(each["accepted"] for each in stats) / drafts if drafts else None,
                 "call_ms": statistics.median(calls) if calls else None,
-                "same": num_same(answers[0]["texts"], expected),
-                "same_beside_cancelled": num_same(checked["texts"], expected),
+                "same": num_same(answers[0]["ids"], expected),
+                "same_beside_cancelled": num_same(checked["ids"], expected),
             }
         )
     return rows

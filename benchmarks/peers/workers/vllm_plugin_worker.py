@@ -1,30 +1,52 @@
-"""One engine of vLLM's CPU build, run by its interpreter: a line of JSON with options, then one with prompts for each round.
-
-The engine runs in this process, so that a call of foredraft's proposer can be timed.
-"""
+"""vLLM's CPU build in float32 with foredraft's proposer, its own n-gram or no drafts, by the worker's mode, in this process: so a call
+of the proposer can be timed. A job in the mode "cancelled" has requests beside it that are given up."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
-CONCURRENCY = 8
-COUNTERS = {
-    "drafts": "vllm:spec_decode_num_drafts",
-    "drafted": "vllm:spec_decode_num_draft_tokens",
-    "accepted": "vllm:spec_decode_num_accepted_tokens",
-    "preempted": "vllm:num_preemptions",
-}
+from benchmarks.common.paths import ROOT
+from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve, settings_from_command_line
+from benchmarks.peers.workers.vllm_worker import Counters, set_variables
+
+NUM_CANCELLED, STEPS_BETWEEN = 10, 7
+
+
+def plugin(method: str | list[str], tokens: int | str, most: int) -> dict[str, Any]:
+    speculative = {"method": "custom_class", "model": "foredraft.integrations.vllm.Proposer"}
+    return {
+        "speculative_config": {**speculative, "num_speculative_tokens": most},
+        "additional_config": {"foredraft": {"method": method, "speculative_tokens": tokens}},
+    }
+
+
+def options_of(mode: str, gamma: int) -> dict[str, Any]:
+    """gamma: of a fixed number of draft tokens."""
+    ngram = {"method": "ngram", "num_speculative_tokens": gamma, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    return {
+        "plain": {},
+        "ngram": {"speculative_config": ngram},
+        "suffix": plugin("suffix", gamma, gamma),
+        "suffix-auto": plugin("suffix", "auto", 2 * gamma),
+        "suffix-ngram-auto": plugin(["suffix", "ngram"], "auto", 2 * gamma),
+    }[mode]
+
+
+@dataclass(frozen=True)
+class PluginCounts(Counts):
+    """call_ms: of a call of the proposer with as many texts as run at once, the median; None where there was none."""
+
+    call_ms: float | None = None
 
 
 class TimedCalls:
-    """Of foredraft's proposer, with as many texts as run at once. milliseconds: of each call."""
+    """Of foredraft's proposer, with so many texts. milliseconds: of each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int) -> None:
         from foredraft.integrations.vllm import Proposer
 
         self.milliseconds: list[float] = []
@@ -33,69 +55,64 @@ class TimedCalls:
         def timed(proposer: Any, sampled_token_ids: Any, *args: Any, **options: Any) -> Any:
             started = time.perf_counter()
             drafts = original(proposer, sampled_token_ids, *args, **options)
-            if len(sampled_token_ids) == CONCURRENCY:
+            if len(sampled_token_ids) == batch:
                 self.milliseconds.append(1e3 * (time.perf_counter() - started))
             return drafts
 
         Proposer.propose = timed  # type: ignore[method-assign]
 
-
-def counts_of(llm: Any) -> dict[str, int]:
-    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    return {name: int(values.get(theirs, 0)) for name, theirs in COUNTERS.items()}
-
-
-def write(llm: Any, asked: dict[str, Any], calls: TimedCalls) -> dict[str, Any]:
-    """cancelled: prompts beside the others, each of which is aborted after a few steps."""
-    from vllm import SamplingParams
-
-    engine, params = llm.llm_engine, SamplingParams(temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True)
-    before, calls.milliseconds = counts_of(llm), []
-    started = time.perf_counter()
-    prompts = {f"text {i}": ids for i, ids in enumerate(asked["prompts"])}
-    prompts |= {f"cancelled {i}": ids for i, ids in enumerate(asked["cancelled"])}
-    for name, ids in sorted(prompts.items(), key=lambda item: item[0].split()[1]):
-        engine.add_request(name, {"prompt_token_ids": ids}, params)
-    texts, num_steps = {}, 0
-    cancelled = [name for name in prompts if name.startswith("cancelled")]
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                texts[output.request_id] = list(output.outputs[0].token_ids)
-        num_steps += 1
-        if cancelled and num_steps % 7 == 0:
-            engine.abort_request([cancelled.pop()])
-    seconds = time.perf_counter() - started
-    counts = {name: value - before[name] for name, value in counts_of(llm).items()}
-    return {
-        "texts": [texts[f"text {i}"] for i in range(len(asked["prompts"]))],
-        "seconds": seconds,
-        "steps": num_steps,
-        "call_ms": statistics.median(calls.milliseconds) if calls.milliseconds else None,
-        **counts,
-    }
+    def median(self) -> float | None:
+        """Since the last time."""
+        found, self.milliseconds = self.milliseconds, []
+        return statistics.median(found) if found else None
 
 
-def main() -> None:
-    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
-    from vllm import LLM
+def load(settings: Settings) -> tuple[dict[str, str], Any]:
+    sys.path.insert(0, str(ROOT / "src"))
+    import vllm
+    from vllm import LLM, SamplingParams
 
-    calls = TimedCalls()
-    given = json.loads(sys.stdin.readline())
+    calls = TimedCalls(settings.batch)
     llm = LLM(
-        given["model"],
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=CONCURRENCY,
+        str(settings.models / "target"),
+        dtype=settings.precision,
+        max_model_len=settings.context,
+        max_num_seqs=settings.batch,
         enable_prefix_caching=False,
         disable_log_stats=False,
         seed=0,
-        **given["options"],
+        **options_of(settings.mode, settings.gamma),
     )
-    print(json.dumps({"pid": os.getpid()}), file=out, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(write(llm, json.loads(line), calls)), file=out, flush=True)
+    counters = Counters(llm)
+
+    def write(job: Job) -> tuple[Ids, Count]:
+        params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True)
+        cancelled = job.prompts[:NUM_CANCELLED] if job.mode == "cancelled" else []
+        texts = texts_of(llm.llm_engine, params, job.prompts, cancelled)
+        return texts, lambda: PluginCounts(**vars(counters.since_last()), call_ms=calls.median())
+
+    def pipeline(job: Job) -> Run:
+        return write
+
+    return {"vllm": vllm.__version__}, pipeline
+
+
+def texts_of(engine: Any, params: Any, prompts: Ids, cancelled: Ids) -> Ids:
+    """cancelled: prompts among the others, which are aborted one after another while those are written."""
+    asked = {f"text {i}": ids for i, ids in enumerate(prompts)} | {
+        f"cancelled {i}": ids for i, ids in enumerate(cancelled)
+    }
+    for name in sorted(asked, key=lambda name: name.split()[1]):
+        engine.add_request(name, {"prompt_token_ids": asked[name]}, params)
+    texts, num_steps, open_names = {}, 0, [f"cancelled {i}" for i in range(len(cancelled))]
+    while engine.has_unfinished_requests():
+        texts |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step() if output.finished}
+        num_steps += 1
+        if open_names and num_steps % STEPS_BETWEEN == 0:
+            engine.abort_request([open_names.pop()])
+    return [texts[f"text {i}"] for i in range(len(prompts))]
 
 
 if __name__ == "__main__":
-    main()
+    set_variables(settings_from_command_line())
+    serve(load)

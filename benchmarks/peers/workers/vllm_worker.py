@@ -14,7 +14,7 @@ _COUNTERS = {
 }
 
 
-class _Counters:
+class Counters:
     """The engine's counters since the last look."""
 
     def __init__(self, llm: Any) -> None:
@@ -53,7 +53,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
         **more,
     )
 
-    counters = None if settings.mode == "plain" else _Counters(llm)
+    counters = None if settings.mode == "plain" else Counters(llm)
 
     def write(job: Job) -> tuple[Ids, Count]:
         if (job.mode, job.gamma) != (settings.mode, settings.gamma):
@@ -93,8 +93,8 @@ def _params(job: Job) -> Any:
     )
 
 
-if __name__ == "__main__":
-    settings = settings_from_command_line()
+def set_variables(settings: Settings) -> None:
+    """Before vLLM is imported."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE=str(settings.cache_gib),
@@ -102,4 +102,8 @@ if __name__ == "__main__":
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
     )
+
+
+if __name__ == "__main__":
+    set_variables(settings_from_command_line())
     serve(load)
