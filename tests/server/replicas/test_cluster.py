@@ -239,13 +239,13 @@ def test_a_replica_is_killed_under_load(cluster: Cluster, expected: dict[str, st
         headers = {"Authorization": f"Bearer {KEY}"}
         limits = httpx2.Limits(max_connections=200)
         async with httpx2.AsyncClient(base_url=cluster.url, headers=headers, timeout=120, limits=limits) as client:
-            begun = [asyncio.Event() for _ in range(48)]
-            prompts = list(expected) * 6
-            streams = [asyncio.create_task(_stream(client, *one)) for one in zip(prompts, begun, strict=True)]
-            wholes = [asyncio.create_task(_whole(client, prompt)) for prompt in prompts]
-            await asyncio.wait([asyncio.create_task(one.wait()) for one in begun], return_when=asyncio.FIRST_COMPLETED)
-            while sum(one.is_set() for one in begun) < 24:
-                await asyncio.sleep(0.01)
+            prompts = list(expected)
+            # Whole answers are asked for first: each replica has some in progress once every stream has begun.
+            wholes = [asyncio.create_task(_whole(client, prompt)) for prompt in prompts * 4]
+            await asyncio.sleep(0)
+            begun = [asyncio.Event() for _ in prompts * 2]
+            streams = [asyncio.create_task(_stream(client, *one)) for one in zip(prompts * 2, begun, strict=True)]
+            await asyncio.gather(*(one.wait() for one in begun))
             os.kill(pid, signal.SIGKILL)
             return await asyncio.gather(*wholes, *streams)
 
