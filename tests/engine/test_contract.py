@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,7 +91,9 @@ def sampled() -> Proposal:
 
 def with_(field: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Proposal]:
     def make() -> Proposal:
-        return replace(sampled(), **{field: value(getattr(sampled(), field))})
+        fields = ("ids", "lens", "prob_rows", "probs", "kept_ids", "parents")
+        answer = {name: getattr(sampled(), name) for name in fields}
+        return Proposal(**answer | {field: value(answer[field])})
 
     return make
 

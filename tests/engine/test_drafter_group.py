@@ -50,7 +50,7 @@ class Reusing:
     """Fills the tensors of one and the same proposal anew in every step."""
 
     def __init__(self) -> None:
-        self.proposal = Proposal.certain([[0, 0]])
+        self.proposal = Proposal(torch.zeros(1, 2).long(), torch.tensor([2]), torch.full((1, 2), CERTAIN))
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         self.proposal.ids.add_(1)

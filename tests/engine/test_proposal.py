@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from foredraft.engine.proposal import Proposal
+from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import TokenProbs
 
 
@@ -25,3 +26,36 @@ def test_nobody_answers() -> None:
     merged = Proposal.merged([], 3)
     assert merged.lens.tolist() == [0, 0, 0]
     assert merged.token_probs is None
+
+
+def test_tensors_and_lists_say_the_same() -> None:
+    ids, prob_rows, laws = [[4, 1], [], [2]], [[0, CERTAIN], [], [1]], TokenProbs(torch.eye(5)[[4, 2]])
+    of_lists = Proposal.of(ids, prob_rows, laws)
+    of_tensors = Proposal(of_lists.ids, of_lists.lens, of_lists.prob_rows, laws.probs)
+    for proposal in (of_lists, of_tensors, of_tensors.reread()):
+        assert (proposal.num_rows, proposal.draft_ids, proposal.draft_prob_rows) == (3, ids, prob_rows)
+        assert proposal.ids[proposal.drafted].tolist() == [4, 1, 2]
+        assert proposal.prob_rows[proposal.drafted].tolist() == [0, CERTAIN, 1]
+        assert not proposal.is_certain
+    certain = Proposal.certain(ids)
+    assert certain.is_certain
+    assert certain.draft_prob_rows == [[CERTAIN, CERTAIN], [], [CERTAIN]]
+    assert certain.prob_rows.tolist() == [[CERTAIN, CERTAIN]] * 3
+
+
+def test_tokens_of_lists_become_integers_or_are_refused() -> None:
+    proposal = Proposal.certain([torch.tensor([3, 1]), range(2)])  # type: ignore[list-item]
+    assert [[type(token) for token in row] for row in proposal.draft_ids] == [[int, int]] * 2
+    with pytest.raises(TypeError):
+        Proposal.certain([[1.5]])  # type: ignore[list-item]
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    for make in (
+        lambda: Proposal.of([[1, 2]], [[0]]),
+        lambda: Proposal.certain([[1, 2]], [[-1]]),
+        lambda: Proposal(torch.zeros(1, 2).long(), torch.tensor([3]), torch.zeros(1, 2).long()),
+        lambda: Proposal(torch.zeros(1, 2).long(), torch.tensor([2, 1]), torch.zeros(1, 2).long()),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011
+            make()

@@ -84,10 +84,12 @@ class SuffixDrafter:
     def _draft(self, history: _History, request: DraftRequest) -> _Draft:
         """The one of which the most tokens are expected to be accepted; of equals the history's own."""
         own = history.own
-        sources = [(own, Match(own.match_state, own.match_len, own.match_end), self._rates)]
-        if self._corpus is not None:
-            sources += self._corpus.matches(history)
-        return max((self._draft_from(*source, request) for source in sources), key=lambda draft: draft.expected)
+        match = Match(own.match_state, own.match_len, own.match_end)
+        draft = self._draft_from(own, match, self._rates, request)
+        if self._corpus is None:
+            return draft
+        others = [self._draft_from(*source, request) for source in self._corpus.matches(history)]
+        return max(draft, *others, key=lambda each: each.expected)
 
     def _draft_from(self, automaton: SuffixAutomaton, match: Match, rates: HitRates, request: DraftRequest) -> _Draft:
         if request.shape is None:

@@ -35,20 +35,23 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     name = type(drafter).__name__
     if not isinstance(proposal, Proposal):
         raise DrafterError(f"{name}.propose must return a foredraft.Proposal, not {type(proposal).__name__}")
-    for field in ("ids", "lens", "prob_rows"):
-        _check_ids(name, field, getattr(proposal, field))
-    lens = proposal.lens.tolist()
-    if len(lens) != len(requests):
-        raise DrafterError(f"{name} proposed {len(lens)} rows for {len(requests)} requests: give one row for each")
+    for field, tensor in proposal.given_tensors.items():
+        _check_ids(name, field, tensor)
+    if proposal.num_rows != len(requests):
+        raise DrafterError(
+            f"{name} proposed {proposal.num_rows} rows for {len(requests)} requests: give one row for each"
+        )
     _check_probs(name, proposal, vocab_size)
-    for b, (request, length) in enumerate(zip(requests, lens, strict=True)):
-        if length > request.max_len:
-            raise DrafterError(f"{name} proposed {length} tokens in row {b}: its max_len is {request.max_len}")
+    for b, (request, row) in enumerate(zip(requests, proposal.draft_ids, strict=True)):
+        if len(row) > request.max_len:
+            raise DrafterError(f"{name} proposed {len(row)} tokens in row {b}: its max_len is {request.max_len}")
     bad = _outside(proposal.draft_ids, 0, vocab_size)
     if bad is not None:
         b, token = bad
         raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
     _check_trees(name, proposal)
+    if proposal.is_certain:
+        return
     num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
     bad = _outside(proposal.draft_prob_rows, CERTAIN, num_prob_rows)
     if bad is not None:
@@ -60,7 +63,7 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
 
 
 def _check_trees(name: str, proposal: Proposal) -> None:
-    for b, parents in enumerate(proposal.draft_parents):
+    for b, parents in enumerate(proposal.parents or ()):
         if parents is None:
             continue
         ids = proposal.draft_ids[b]

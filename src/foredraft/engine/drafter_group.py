@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -73,8 +72,9 @@ class DrafterGroup:
         for drafter in drafters.values():
             check_drafter(drafter)
         self._drafters = dict(drafters)
-        self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in taps_of(drafter)}))
-        self.reads_encoder = any(reads_encoder(drafter) for drafter in drafters.values())
+        self._inputs = {name: _Inputs.of(drafter) for name, drafter in drafters.items()}
+        self.taps = tuple(sorted({tap for inputs in self._inputs.values() for tap in inputs.taps}))
+        self.reads_encoder = any(inputs.encoded for inputs in self._inputs.values())
         self._shield = Shield()
         self._num_sampled: Counter[str] = Counter()
 
@@ -145,31 +145,29 @@ class DrafterGroup:
     def _retaining(self) -> list[RetainingDrafter]:
         return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]
 
-    def _request_for(self, drafter: Drafter, forced: ForcedPrefix, cache: KVCache | None) -> DraftRequest:
+    def _request_for(self, inputs: _Inputs, forced: ForcedPrefix, cache: KVCache | None) -> DraftRequest:
         sequence = forced.sequence
         return DraftRequest(
             sequence.seq_id,
             forced.tokens,
             forced.room,
             sequence.sampler,
-            self._features_for(drafter, None if cache is None else cache.features(sequence.seq_id)),
+            self._features(inputs.taps, sequence.seq_id, cache) if inputs.taps else None,
             len(forced.ids),
-            cache.region(sequence.seq_id).shared_view() if cache is not None and shares_cache(drafter) else None,
-            forced.shape if grows_trees(drafter) else None,
+            cache.region(sequence.seq_id).shared_view() if cache is not None and inputs.cache else None,
+            forced.shape if inputs.shapes else None,
             sequence.source,
-            _encoded(cache, sequence.seq_id) if reads_encoder(drafter) else None,
+            _encoded(cache, sequence.seq_id) if inputs.encoded else None,
         )
 
-    def _features_for(self, drafter: Drafter, rows: Tensor | None) -> Features | None:
-        taps = taps_of(drafter)
-        if not taps:
-            return None
+    def _features(self, taps: tuple[int, ...], seq_id: int, cache: KVCache | None) -> Features:
+        rows = None if cache is None else cache.features(seq_id)
         return Features(torch.empty(0, 0) if rows is None else rows).narrowed(taps, self.taps)
 
     def _begin(self, question: _Question, forced_prefixes: Sequence[ForcedPrefix], cache: KVCache | None) -> None:
-        drafter = self._drafters[question.name]
-        question.requests = [self._request_for(drafter, forced_prefixes[b], cache) for b in question.rows]
-        question.answer = begin(drafter, question.requests)
+        inputs = self._inputs[question.name]
+        question.requests = [self._request_for(inputs, forced_prefixes[b], cache) for b in question.rows]
+        question.answer = begin(self._drafters[question.name], question.requests)
 
     def _collect(self, question: _Question, vocab_size: int) -> list[tuple[Sequence[int], Proposal]]:
         """Its rows and the proposal for them; nothing where it could not be begun."""
@@ -178,14 +176,26 @@ class DrafterGroup:
         name, drafter = question.name, self._drafters[question.name]
         proposal = question.answer.resolve()
         if isinstance(proposal, Proposal):
-            proposal = replace(
-                proposal
-            )  # a drafter may fill the tensors of one proposal anew: what was read of them is stale
+            proposal = proposal.reread()
         check_proposal(drafter, proposal, question.requests, vocab_size)
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1
             check_probs(drafter, proposal)
         return [(question.rows, proposal)]
+
+
+class _Inputs(NamedTuple):
+    """What a drafter declares that it reads, see Drafter: hidden states, the target's keys and values, what its encoder gave, and
+    shapes of trees."""
+
+    taps: tuple[int, ...]
+    cache: bool
+    encoded: bool
+    shapes: bool
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> _Inputs:
+        return cls(taps_of(drafter), shares_cache(drafter), reads_encoder(drafter), grows_trees(drafter))
 
 
 class _Question:

@@ -7,15 +7,14 @@ agrees with probability 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foredraft.engine.proposal import CERTAIN, Proposal, trees_of
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.token_tree import ROOT, TreeShape
 
 
-@dataclass(frozen=True, slots=True)
-class ForcedPrefix:
+class ForcedPrefix(NamedTuple):
     """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history.
     shape: wanted of what follows them."""
 

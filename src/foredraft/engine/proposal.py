@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -99,7 +100,6 @@ class DraftRequest:
         return num_read == len(self.tokens) - self.num_forced - 1 > 0
 
 
-@dataclass(frozen=True)
 class Proposal:
     """All draft tokens of a step. Row b proposes `ids[b, :lens[b]]`; zero is legal.
 
@@ -113,27 +113,92 @@ class Proposal:
     Certain and sampled ids may be mixed, also within a row; but the ids of a tree are all certain, and siblings differ. Children
     are best taken with the request's coupled noise (Sampler.coupled_spec): the target draws with it behind a tree. Which ids a
     tree has at some depth must not depend on the noise of deeper ones, where a drafter gives chains too.
+
+    It is made of tensors or, by `certain` and `of`, of lists. Each form is made from the other where it is asked for: most steps
+    need lists only, and a small tensor costs as much as drafting a row. So what is written to tensors that were made from lists
+    changes nothing.
+
+    is_certain: whether it was made of certain tokens alone.
+
+    Raises ValueError for tensors that do not fit together.
     """
 
-    ids: Tensor
-    lens: Tensor
-    prob_rows: Tensor
-    probs: Tensor | None = None
-    kept_ids: Tensor | None = None
-    parents: Parents | None = None
+    is_certain: bool
+    probs: Tensor | None
+    kept_ids: Tensor | None
+    parents: Parents | None
+    _has_tensors: bool
 
-    def __post_init__(self) -> None:
-        if self.ids.ndim != 2 or self.ids.shape != self.prob_rows.shape:
-            raise ValueError(
-                f"ids {tuple(self.ids.shape)} and prob_rows {tuple(self.prob_rows.shape)} must both be [B, K]"
-            )
-        if self.lens.shape != self.ids.shape[:1]:
-            raise ValueError(f"lens {tuple(self.lens.shape)} must be [B] for ids {tuple(self.ids.shape)}")
-        lens = self.lens.tolist()
-        if lens and not 0 <= min(lens) <= max(lens) <= self.ids.shape[1]:
-            raise ValueError(f"lens must lie between 0 and K = {self.ids.shape[1]}")
-        if self.parents is not None and not _fit(self.parents, lens):
-            raise ValueError("a tree needs a parent for each of its ids")
+    def __init__(
+        self,
+        ids: Tensor,
+        lens: Tensor,
+        prob_rows: Tensor,
+        probs: Tensor | None = None,
+        kept_ids: Tensor | None = None,
+        parents: Parents | None = None,
+    ) -> None:
+        numbers = _check_lens(ids, lens, prob_rows)
+        if parents is not None:
+            _check_parents(parents, numbers)
+        self.ids, self.lens, self.prob_rows = ids, lens, prob_rows
+        self.probs, self.kept_ids, self.parents = probs, kept_ids, parents
+        self.is_certain, self._has_tensors = False, True
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Sequence[int]],
+        prob_rows: Sequence[Sequence[int]] | None,
+        token_probs: TokenProbs | None = None,
+        parents: Parents | None = None,
+    ) -> Proposal:
+        """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN; None: all are
+        certain. parents: as above. Raises TypeError for a token that is no integer, and ValueError for lists that do not fit together."""
+        made = cls.__new__(cls)
+        made.draft_ids = [list(map(index, row)) for row in rows]
+        if prob_rows is not None:
+            made.draft_prob_rows = [list(map(index, row)) for row in prob_rows]
+            if list(map(len, made.draft_prob_rows)) != list(map(len, made.draft_ids)):
+                raise ValueError("prob_rows must name a row for each id")
+        made.probs, made.kept_ids = (None, None) if token_probs is None else (token_probs.probs, token_probs.ids)
+        made.parents, made.is_certain, made._has_tensors = parents, prob_rows is None, False
+        if parents is not None:
+            _check_parents(parents, list(map(len, made.draft_ids)))
+        return made
+
+    @classmethod
+    def certain(cls, rows: Sequence[Sequence[int]], parents: Parents | None = None) -> Proposal:
+        """Draft tokens that were not drawn: each is a point mass."""
+        return cls.of(rows, None, None, parents)
+
+    @property
+    def given_tensors(self) -> dict[str, Tensor]:
+        """ids, lens and prob_rows, where it was made of them."""
+        return {"ids": self.ids, "lens": self.lens, "prob_rows": self.prob_rows} if self._has_tensors else {}
+
+    def reread(self) -> Proposal:
+        """The same, without what was derived from its tensors: a drafter may have filled them anew."""
+        if not self._has_tensors:
+            return self
+        return Proposal(self.ids, self.lens, self.prob_rows, self.probs, self.kept_ids, self.parents)
+
+    @property
+    def num_rows(self) -> int:
+        """B"""
+        return len(self.lens) if self._has_tensors else len(self.draft_ids)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        return _table(self.draft_ids, 0)
+
+    @cached_property
+    def lens(self) -> Tensor:
+        return tensor_of([len(row) for row in self.draft_ids])
+
+    @cached_property
+    def prob_rows(self) -> Tensor:
+        return _table(self.draft_prob_rows, CERTAIN)
 
     @cached_property
     def draft_ids(self) -> list[list[int]]:
@@ -143,12 +208,14 @@ class Proposal:
     @cached_property
     def draft_prob_rows(self) -> list[list[int]]:
         """prob_rows of each row, without the padding."""
-        return _cut(self.prob_rows, self.lens)
+        return (
+            _cut(self.prob_rows, self.lens) if self._has_tensors else [[CERTAIN] * len(row) for row in self.draft_ids]
+        )
 
     @property
     def draft_parents(self) -> Parents:
         """parents of each row; None where the row is a chain."""
-        return [None] * len(self.lens) if self.parents is None else self.parents
+        return [None] * self.num_rows if self.parents is None else self.parents
 
     @property
     def token_probs(self) -> TokenProbs | None:
@@ -159,28 +226,6 @@ class Proposal:
     def drafted(self) -> Tensor:
         """[B, K] bool: which places hold a draft token. The others are padding."""
         return torch.arange(self.ids.shape[1])[None] < self.lens[:, None]
-
-    @staticmethod
-    def certain(rows: Sequence[Sequence[int]], parents: Parents | None = None) -> Proposal:
-        """Draft tokens that were not drawn: each is a point mass."""
-        lens = [len(row) for row in rows]
-        ids = _table(rows, max(lens, default=0), 0)
-        return Proposal(ids, tensor_of(lens), torch.full_like(ids, CERTAIN), parents=parents)
-
-    @staticmethod
-    def of(
-        rows: Sequence[Sequence[int]],
-        prob_rows: Sequence[Sequence[int]],
-        token_probs: TokenProbs | None = None,
-        parents: Parents | None = None,
-    ) -> Proposal:
-        """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN. parents: as in
-        Proposal."""
-        lens = [len(row) for row in rows]
-        width = max(lens, default=0)
-        probs, kept_ids = (None, None) if token_probs is None else (token_probs.probs, token_probs.ids)
-        ids, drawn_from = _table(rows, width, 0), _table(prob_rows, width, CERTAIN)
-        return Proposal(ids, tensor_of(lens), drawn_from, probs, kept_ids, parents)
 
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
@@ -206,12 +251,26 @@ def trees_of(parents: Parents) -> Parents | None:
     return None if all(row is None for row in parents) else parents
 
 
-def _fit(parents: Parents, lens: Sequence[int]) -> bool:
-    return len(parents) == len(lens) and all(p is None or len(p) == n for p, n in zip(parents, lens, strict=True))
+def _check_lens(ids: Tensor, lens: Tensor, prob_rows: Tensor) -> list[int]:
+    """-> lens"""
+    if ids.ndim != 2 or ids.shape != prob_rows.shape:
+        raise ValueError(f"ids {tuple(ids.shape)} and prob_rows {tuple(prob_rows.shape)} must both be [B, K]")
+    if lens.shape != ids.shape[:1]:
+        raise ValueError(f"lens {tuple(lens.shape)} must be [B] for ids {tuple(ids.shape)}")
+    numbers: list[int] = lens.tolist()
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= ids.shape[1]:
+        raise ValueError(f"lens must lie between 0 and K = {ids.shape[1]}")
+    return numbers
 
 
-def _table(rows: Sequence[Sequence[int]], width: int, filler: int) -> Tensor:
-    """[len(rows), width] int64"""
+def _check_parents(parents: Parents, lens: Sequence[int]) -> None:
+    if len(parents) != len(lens) or any(p is not None and len(p) != n for p, n in zip(parents, lens, strict=True)):
+        raise ValueError("a tree needs a parent for each of its ids")
+
+
+def _table(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+    """[len(rows), length of the longest] int64"""
+    width = max(map(len, rows), default=0)
     return tensor_of([[*row, *[filler] * (width - len(row))] for row in rows]).view(len(rows), width)
 
 

@@ -122,7 +122,7 @@ class TokenSequence:
         num_accepted = len(new_ids) - has_own
         kept = self._cut(list(new_ids[: self.room]))
         own = _origin_of_own(num_evaluated, num_accepted)
-        self.origins.extend(Origin.ACCEPTED if i < num_accepted else own for i in range(len(kept)))
+        self.origins += [*[Origin.ACCEPTED] * num_accepted, own][: len(kept)]
         self.tokens.extend(kept)
         if kept:
             now = time.perf_counter()

@@ -215,7 +215,9 @@ def weighs_by_a_power(power: float) -> Verifier:
             return inputs.verify()
         laws = probs.double().pow(power)
         laws = (laws / laws.sum(-1, keepdim=True)).to(probs.dtype)
-        return replace(inputs, proposal=replace(inputs.proposal, probs=laws)).verify()
+        old = inputs.proposal
+        proposal = Proposal(old.ids, old.lens, old.prob_rows, laws, old.kept_ids, old.parents)
+        return replace(inputs, proposal=proposal).verify()
 
     return broken
 
@@ -245,7 +247,8 @@ def drops_unlikely_drafts(inputs: Inputs) -> Verdict:
     lens = (likely & proposal.drafted).long().cumprod(1).sum(1)
     kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(inputs.starts, lens, strict=True)])
     logits = inputs.logits[kept.to(inputs.logits.device)]
-    return replace(inputs, logits=logits, proposal=replace(proposal, lens=lens)).verify()
+    cut = Proposal(proposal.ids, lens, proposal.prob_rows, proposal.probs, proposal.kept_ids, proposal.parents)
+    return replace(inputs, logits=logits, proposal=cut).verify()
 
 
 def with_params(**changes: Any) -> Verifier:

@@ -29,7 +29,7 @@ class _Planned:
 
 class Drafting:
     """drafters: by the names that the policy knows them by. vocab_size: of the target. most: draft tokens of a text, at most.
-    clock: seconds."""
+    learns: whether the policy is shown what became of drafts. clock: seconds."""
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Drafting:
         texts: Texts,
         vocab_size: int,
         most: int,
+        *,
+        learns: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._group = DrafterGroup(drafters)
@@ -46,13 +48,15 @@ class Drafting:
         self._texts = texts
         self._vocab_size = vocab_size
         self._most = most
+        self._learns = learns
         self._clock = clock
         self._planned: _Planned | None = None
 
     def step(self, rows: Sequence[Row | None]) -> list[list[int]]:
         """A draft for each row, behind its history; none for a row that still reads its prompt. rows: what the step before wrote."""
         started = self._clock()
-        self._observe(rows, started)
+        if self._learns:
+            self._observe(rows, started)
         running = [row.sequence for row in rows if row is not None]
         self._policy.begin(running)
         scheduled = []

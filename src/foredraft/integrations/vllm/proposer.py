@@ -16,7 +16,7 @@ from foredraft.integrations.vllm.drafting import Drafting
 from foredraft.integrations.vllm.options import ProposerOptions
 from foredraft.integrations.vllm.texts import Texts
 from foredraft.model import LanguageModel, LoadOptions, available_memory, load_model
-from foredraft.policy import Controller, SafePolicy
+from foredraft.policy import Controller, FixedPolicy, SafePolicy
 from foredraft.sampling import AUTO
 from foredraft.utils.isolation import brief
 
@@ -44,10 +44,12 @@ class Proposer:
         vocab_size = int(vllm_config.model_config.get_vocab_size())
         alike = int(vllm_config.parallel_config.tensor_parallel_size) > 1
         tokens = most if alike and options.speculative_tokens == AUTO else options.speculative_tokens
-        self._texts = Texts(max_len, None if isinstance(tokens, str) else min(tokens, most))
+        fixed = None if isinstance(tokens, str) else min(tokens, most)
+        self._texts = Texts(max_len, fixed)
         drafters = _drafters(options, vocab_size, max_len, int(vllm_config.scheduler_config.max_num_seqs))
-        policy = SafePolicy(Controller([*drafters], max_draft=most))
-        self._drafting = Drafting(drafters, policy, self._texts, vocab_size, most)
+        names = [*drafters]
+        policy = Controller(names, max_draft=most) if fixed is None else FixedPolicy(names[0])
+        self._drafting = Drafting(drafters, SafePolicy(policy), self._texts, vocab_size, most, learns=fixed is None)
         self._has_failed = False
 
     def load_model(self, target_model: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -27,6 +28,20 @@ class Row(NamedTuple):
     new_ids: Sequence[int]
 
 
+@dataclass(slots=True)
+class _Text:
+    """tail: its last NUM_COMPARED tokens, or all, as int32. last_seen: the number of the last call that had it."""
+
+    sequence: TokenSequence
+    tail: bytes
+    last_seen: int
+
+    def continues_in(self, history: NDArray[np.int32]) -> bool:
+        """Whether a history is the text and more."""
+        end = len(self.sequence.tokens)
+        return end < len(history) and _tail(history, end) == self.tail
+
+
 class Texts:
     """max_len: the longest text. speculative_tokens: of each of them, as in TokenSequence."""
 
@@ -35,9 +50,8 @@ class Texts:
         self._speculative_tokens = speculative_tokens
         self._ids = count()
         self._call = 0
-        self._by_row: list[TokenSequence | None] = []
-        self._last_seen: dict[int, int] = {}
-        self._texts: dict[int, TokenSequence] = {}
+        self._by_row: list[_Text | None] = []
+        self._texts: dict[int, _Text] = {}
         self._params = SamplingParams(temperature=0.0).resolve({})
         self._generator = torch.Generator().manual_seed(0)
 
@@ -53,61 +67,66 @@ class Texts:
         row got included. They are copied where they are kept.
         """
         self._call += 1
-        former, claimed = self._by_row, set[int]()
+        former, by_row = self._by_row, list[_Text | None]()
         rows: list[Row | None] = []
-        for place, new_ids in enumerate(sampled):
+        for place, (new_ids, length) in enumerate(zip(sampled, lens[: len(sampled)].tolist(), strict=True)):
             if not len(new_ids):
+                by_row.append(None)
                 rows.append(None)
                 continue
-            history = tokens[place, : int(lens[place])]
-            before = former[place] if place < len(former) else None
-            row = self._row(history, len(new_ids), before, claimed)
-            claimed.add(row.sequence.seq_id)
-            self._last_seen[row.sequence.seq_id] = self._call
-            rows.append(row)
-        self._by_row = [None if row is None else row.sequence for row in rows]
+            history = tokens[place, :length]
+            text = self._find(history, len(new_ids), former[place] if place < len(former) else None)
+            if text is None:
+                text = self._new(history, len(new_ids))
+                rows.append(Row(text.sequence, ()))
+            else:
+                rows.append(self._read_on(text, history))
+            by_row.append(text)
+        self._by_row = by_row
         return rows
 
     def ended(self) -> list[int]:
-        """Texts that were not seen for long; they are forgotten."""
-        old = [seq_id for seq_id, seen in self._last_seen.items() if self._call - seen >= MOST_CALLS_UNSEEN]
+        """Texts that were not seen for long; they are forgotten. Looked for now and then: there may be many."""
+        if self._call % (1 + MOST_CALLS_UNSEEN // 8):
+            return []
+        first = self._call - MOST_CALLS_UNSEEN
+        old = [seq_id for seq_id, text in self._texts.items() if text.last_seen <= first]
         for seq_id in old:
-            del self._last_seen[seq_id], self._texts[seq_id]
+            del self._texts[seq_id]
         return old
 
     def clear(self) -> list[int]:
         """Forget all of them -> their ids"""
         ids = [*self._texts]
-        self._texts, self._last_seen, self._by_row = {}, {}, []
+        self._texts, self._by_row = {}, []
         return ids
 
-    def _row(self, history: NDArray[np.int32], num_new: int, before: TokenSequence | None, claimed: set[int]) -> Row:
-        """before: the row's former text, which is tried first; it may have grown unseen."""
-        sequence = before
-        if sequence is None or sequence.seq_id in claimed or not _continues(sequence, history):
-            length = len(history) - num_new
-            others = (each for each in self._texts.values() if len(each.tokens) == length)
-            sequence = next((each for each in others if each.seq_id not in claimed and _continues(each, history)), None)
-        if sequence is None:
-            return Row(self._new(history.tolist(), num_new), ())
-        new_ids = history[len(sequence.tokens) :].tolist()
-        sequence.commit(new_ids, len(new_ids))
-        return Row(sequence, new_ids)
+    def _find(self, history: NDArray[np.int32], num_new: int, before: _Text | None) -> _Text | None:
+        """The text that a history goes on from, unless another row of this call has it. before: the row's former text, which is tried
+        first; it may have grown unseen."""
+        if before is not None and before.last_seen < self._call and before.continues_in(history):
+            return before
+        length = len(history) - num_new
+        others = (each for each in self._texts.values() if each.last_seen < self._call)
+        return next(
+            (each for each in others if len(each.sequence.tokens) == length and each.continues_in(history)), None
+        )
 
-    def _new(self, tokens: list[int], num_new: int) -> TokenSequence:
-        seq_id, prompt_len = next(self._ids), len(tokens) - num_new
+    def _read_on(self, text: _Text, history: NDArray[np.int32]) -> Row:
+        new_ids = history[len(text.sequence.tokens) :].tolist()
+        text.sequence.commit(new_ids, len(new_ids))
+        text.tail, text.last_seen = _tail(history, len(history)), self._call
+        return Row(text.sequence, new_ids)
+
+    def _new(self, history: NDArray[np.int32], num_new: int) -> _Text:
+        seq_id, tokens, prompt_len = next(self._ids), history.tolist(), len(history) - num_new
         sampler = Sampler(self._params, tokens[:prompt_len], self._generator)
         sequence = TokenSequence(
             seq_id, tokens, sampler, self._max_len + 1, self._speculative_tokens, prompt_len=max(prompt_len, 1)
         )
-        self._texts[seq_id] = sequence
-        return sequence
+        text = self._texts[seq_id] = _Text(sequence, _tail(history, len(history)), self._call)
+        return text
 
 
-def _continues(sequence: TokenSequence, history: NDArray[np.int32]) -> bool:
-    """Whether a history is the text and more."""
-    end = len(sequence.tokens)
-    if end >= len(history):
-        return False
-    start = max(0, end - NUM_COMPARED)
-    return bool(np.array_equal(history[start:end], sequence.tokens[start:]))
+def _tail(history: NDArray[np.int32], end: int) -> bytes:
+    return history[max(0, end - NUM_COMPARED) : end].tobytes()
