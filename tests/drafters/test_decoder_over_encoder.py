@@ -14,8 +14,15 @@ import pytest
 import torch
 
 from foredraft import LLM, ModelError
-from foredraft.heads.decoder_draft import new_decoder, num_decoder_layers, own_weights, save_decoder
+from foredraft.engine.models import head_format
+from foredraft.engine.sources import TokenSource
+from foredraft.heads.decoder_draft import load_decoder_draft, new_decoder, num_decoder_layers, own_weights, save_decoder
+from foredraft.model import LoadOptions, Read
+from foredraft.model.prepare import prepare, rounded_groups
+from foredraft.model.source_probe import probe_encoder_decoder
+from foredraft.model.source_stack import DecoderStackBody
 from foredraft.train.decoder_head import DecoderKind
+from tests.model.zoo import ENCODER_DECODERS, random_model
 from tests.test_encoder_decoders import (
     KINDS,
     assert_preempted_texts_are_plain_decodings,
@@ -88,6 +95,33 @@ def test_compiled_targets_give_what_they_encoded(quantization: str, tmp_path: Pa
     acceptance = llm.engine.stats.conditional_acceptance
     assert acceptance is not None
     assert acceptance > 0.1  # what it read was the source's: beside noise it is right in one of 96 places
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_over_a_compiled_target_it_is_compiled_too(name: str, quantization: str) -> None:
+    """With all of the target's layers its logits are the target's, bit by bit."""
+    hf = random_model(ENCODER_DECODERS[name].config())
+    if hasattr(hf, "final_logits_bias"):  # it is packed with the lm_head that both have
+        hf.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
+    options = LoadOptions(device="cpu", dtype="bfloat16", quantization=quantization)
+    target = probe_encoder_decoder(
+        hf.bfloat16(), name, lambda ours: prepare(ours, name, options), rounded_groups(options)
+    )
+    decoder = load_decoder_draft(str(draft(name, all_layers(name))), target, weight_format=head_format(options))
+    assert type(decoder.body) is DecoderStackBody
+    source, text = TokenSource(tuple(sources(1)[0])), [*target.traits.start_ids, 5, 9, 4, 4, 30]
+    caches = [
+        target.scratch_cache([64], sources=[source], keeps_encoded=True),
+        decoder.scratch_cache([64], sources=[source]),
+    ]
+    expected = target.read([Read(0, text, len(text))], caches[0])
+    theirs, own = (cache.source(0) for cache in caches)
+    assert theirs is not None
+    assert own is not None
+    own.encoded = theirs.encoded
+    for start in range(len(text)):
+        assert torch.equal(decoder.read([Read(0, text[start : start + 1], 1)], caches[1])[0], expected[start])
 
 
 def test_a_small_cache_is_enough_and_is_given_back() -> None:

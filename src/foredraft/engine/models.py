@@ -226,7 +226,7 @@ class LoadedModels:
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
         """Where both have a tokenizer, their vocabularies are compared before the weights are loaded."""
         if _shares_encoder(source, options):
-            return load_decoder_draft(os.fspath(source), self.target, options.revision)
+            return load_decoder_draft(os.fspath(source), self.target, options.revision, head_format(options))
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)

@@ -22,10 +22,13 @@ from foredraft.engine.sources import TokenSource
 from foredraft.errors import ModelError
 from foredraft.heads.attaching import TargetEnds
 from foredraft.heads.files import HeadFiles
+from foredraft.kernels import WeightFormat, unquantized
 from foredraft.model import LanguageModel, Read
 from foredraft.model.checkpoint import CONFIG
 from foredraft.model.hub import config_of
+from foredraft.model.language_model import Body
 from foredraft.model.shared_encoder import MARK, SharedEncoderBody, shares_encoder
+from foredraft.model.source_stack import DecoderStackBody, SourceStackBody
 
 WEIGHTS = "model.safetensors"
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
@@ -44,15 +47,18 @@ def is_decoder_draft(name: str, revision: str | None = None) -> bool:
     return shares_encoder(config_of(name, revision))
 
 
-def load_decoder_draft(name: str, target: LanguageModel, revision: str | None = None) -> LanguageModel:
-    """The draft in a directory or under a hub id, for inference, in the target's precision and on its device.
+def load_decoder_draft(
+    name: str, target: LanguageModel, revision: str | None = None, weight_format: WeightFormat = unquantized
+) -> LanguageModel:
+    """The draft in a directory or under a hub id, for inference, in the target's precision and on its device. Where the target runs by
+    the compiled kernels, so does the draft. weight_format: of its matrices there; the lm_head is the target's.
 
     Raises ModelError, one line that names it, for files that cannot be read or do not fit the target.
     """
     hf = _empty(target.hf, *read_layers(name, target, revision))
     hf.to(target.device, target.hf.dtype).eval().requires_grad_(False)  # before parts of it are the target's
     _share_tables(hf, target.hf)
-    return _measured(hf, name, target)
+    return _measured(hf, _body_of(hf, target.body, weight_format), name, target)
 
 
 def new_decoder(target: LanguageModel, num_layers: int) -> PreTrainedModel:
@@ -181,14 +187,21 @@ def _copy_positions(hf: PreTrainedModel, target: PreTrainedModel) -> None:
         setattr(hf, name, buffer.float().clone())
 
 
-def _measured(hf: PreTrainedModel, name: str, target: LanguageModel) -> LanguageModel:
+def _body_of(hf: PreTrainedModel, target: Body, weight_format: WeightFormat) -> Body:
+    """target: the target's body."""
+    if isinstance(target, SourceStackBody):
+        return DecoderStackBody(hf, target.family, target.head, target.kernels, weight_format)
+    return SharedEncoderBody(hf)
+
+
+def _measured(hf: PreTrainedModel, body: Body, name: str, target: LanguageModel) -> LanguageModel:
     """With what a token takes of the cache."""
     traits: Any = replace(target.traits, name=name, bytes_per_token=0, bytes_per_source_token=0, shares_encoder=True)
-    model = LanguageModel(hf, traits, SharedEncoderBody(hf))
+    model = LanguageModel(hf, traits, body)
     cache = model.scratch_cache([len(traits.start_ids)], sources=[TokenSource((0,))])
     source = cache.source(0)
     assert source is not None
     source.encoded = torch.zeros(1, target.hf.get_encoder().config.hidden_size, dtype=hf.dtype, device=hf.device)
     model.read([Read(0, list(traits.start_ids), 1)], cache)
     per_token, per_source = cache.region(0).bytes_per_token, source.bytes_per_token
-    return LanguageModel(hf, replace(traits, bytes_per_token=per_token, bytes_per_source_token=per_source), model.body)
+    return LanguageModel(hf, replace(traits, bytes_per_token=per_token, bytes_per_source_token=per_source), body)

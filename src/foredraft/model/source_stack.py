@@ -1,4 +1,5 @@
-"""An encoder-decoder as two calls: one of the encoder for its sources, and one of the decoder for a pass.
+"""An encoder-decoder as two calls: one of the encoder for its sources, and one of the decoder for a pass. A draft over the target's
+encoder is a decoder alone.
 
 Both are stacks as stack.py runs them; the decoder's layers attend to the sources too. Only models that source_families.py describes are
 run so, and the probe compares their logits with the library's forward.
@@ -53,30 +54,36 @@ _NO_ROTATION = (torch.zeros(1, 1), torch.zeros(1, 1))
 _NO_NORM = NormWeights()
 
 
-class SourceStackBody:
-    """hf: gives up its layers and its head, one matrix at a time; the embeddings stay. weight_format: what its matrices become. Raises
-    ValueError for a model that has no such form, see has_source_stack_form."""
+class DecoderStackBody:
+    """A decoder whose sources bring what an encoder gave of them (SourceKeys.encoded): a draft over its target's encoder.
+
+    hf: gives up its decoder's layers, one matrix at a time; the embeddings stay. family: which it is of. head: its lm_head, packed.
+    weight_format: what its matrices become.
+    """
 
     is_batch_invariant = False
 
     @torch.inference_mode()
-    def __init__(self, hf: PreTrainedModel, kernels: Kernels, weight_format: WeightFormat) -> None:
-        self.kernels = kernels
-        family = source_family_of(hf)
-        if family is None:
-            raise ValueError(f"{type(hf).__name__} is not an encoder-decoder that runs as two calls")
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        family: SourceFamily,
+        head: PackedMatrix,
+        kernels: Kernels,
+        weight_format: WeightFormat,
+    ) -> None:
+        self.kernels, self.family, self.head = kernels, family, head
         memory = WeightMemory()
-        head = _take_head(hf, kernels, weight_format)
         self._keys_of_sources = _take_source_keys(hf, family, kernels, weight_format, memory)
-        self._encoder, self._decoder = (
-            _take_stack(hf, stack, family, head, kernels, weight_format, memory)
-            for stack in (hf.get_encoder(), hf.get_decoder())
-        )
+        self._decoder = _take_stack(hf, hf.get_decoder(), family, head, kernels, weight_format, memory)
         self._keys_like = torch.empty(self._decoder.num_kv_heads, 0, self._decoder.head_dim, dtype=torch.bfloat16)
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Encode these in one pass, and fill in their keys and values."""
-        encoded = self._encode([keys.source.ids for keys in sources])
+        """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
+        self._project(sources, torch.cat([keys.encoded for keys in sources if keys.encoded is not None]))
+
+    def _project(self, sources: Sequence[SourceKeys], encoded: Tensor) -> None:
+        """encoded: [R, hidden] bfloat16, of all their tokens in order"""
         states = self.kernels.linear(self._keys_of_sources, encoded)
         shape = (len(states), self._decoder.num_layers, 2, self._decoder.num_kv_heads, self._decoder.head_dim)
         for source, rows in zip(sources, rows_of_sources(sources), strict=True):
@@ -109,6 +116,24 @@ class SourceStackBody:
 
     def _located(self, batch: RaggedBatch) -> StackBatch:
         return batch.located(self._decoder.num_layers, self._keys_like)
+
+
+class SourceStackBody(DecoderStackBody):
+    """With an encoder of its own. hf: gives up its layers and its head. Raises ValueError for a model that has no such form, see
+    has_source_stack_form."""
+
+    @torch.inference_mode()
+    def __init__(self, hf: PreTrainedModel, kernels: Kernels, weight_format: WeightFormat) -> None:
+        family = source_family_of(hf)
+        if family is None:
+            raise ValueError(f"{type(hf).__name__} is not an encoder-decoder that runs as two calls")
+        head = _take_head(hf, kernels, weight_format)
+        super().__init__(hf, family, head, kernels, weight_format)
+        self._encoder = _take_stack(hf, hf.get_encoder(), family, head, kernels, weight_format, WeightMemory())
+
+    def read_sources(self, sources: Sequence[SourceKeys]) -> None:
+        """Encode these in one pass, and fill in their keys and values."""
+        self._project(sources, self._encode([keys.source.ids for keys in sources]))
 
     def _encode(self, sources: Sequence[Sequence[int]]) -> Tensor:
         """-> [R, hidden] bfloat16, of all their tokens"""
