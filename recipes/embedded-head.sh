@@ -18,4 +18,4 @@ exec foredraft train head --target "$target" --out "$out" --kind eagle3 \
     --separator-line "# ===== file: " --exclude "$corpus/heldout_code.txt.gz" \
     --validation "code=$corpus/heldout_code.txt.gz" --validation "stories=$corpus/tinystories_val.txt.gz" \
     --generations "$generations" --only-generations --temperature 0 --temperature 0.8 \
-    --share-lm-head --unroll 5 --context 512 --batch-size 8 --epochs "$epochs" --dtype bfloat16
+    --share-lm-head --unroll 5 --context 512 --batch-size 8 --epochs "$epochs" --dtype auto

@@ -12,4 +12,4 @@ target=$1 out=$2 chats=${3:-2400} epochs=${4:-2}
 exec foredraft train head --target "$target" --out "$out" --kind eagle3 \
     --chats "$chats" --only-generations --temperature 0 --temperature 0.8 \
     --draft-vocab-size 16384 --share-lm-head --unroll 5 \
-    --context 512 --batch-size 4 --epochs "$epochs" --dtype bfloat16
+    --context 512 --batch-size 4 --epochs "$epochs" --dtype auto

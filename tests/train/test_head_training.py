@@ -24,7 +24,7 @@ from foredraft.train.blocks import IGNORED
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
-from foredraft.train.objectives import in_precision
+from foredraft.train.objectives import fastest_autocast, in_precision
 from foredraft.train.records import read_log
 from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 
@@ -223,3 +223,14 @@ def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> 
     without = CliRunner().invoke(app, [arg for arg in args if arg not in ("--chats", "6")])
     assert without.exit_code == 2
     assert "give --" in without.stderr
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [([], "float32"), (["avx2", "avx512_vnni"], "float32"), (["avx512_bf16"], "bfloat16"), (["amx_bf16"], "bfloat16")],
+)
+def test_bfloat16_is_chosen_where_the_processor_multiplies_it(
+    features: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foredraft.train.objectives.cpu_features", lambda: features)
+    assert fastest_autocast("cpu") == expected

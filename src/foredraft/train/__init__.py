@@ -9,6 +9,7 @@ from foredraft.train.expected import Expectation, expect
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.head_training import train_head
 from foredraft.train.medusa import MedusaKind
+from foredraft.train.objectives import fastest_autocast
 from foredraft.train.optimiser import FINE_TUNING, LearningRates
 from foredraft.train.peak_memory import MemoryForecast
 from foredraft.train.recipe import Data, MemoryUse, Outcome, Recipe, Start
@@ -40,6 +41,7 @@ __all__ = [
     "Watch",
     "evaluate",
     "expect",
+    "fastest_autocast",
     "predict_speed",
     "train_distill",
     "train_head",

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from foredraft.model import LoadOptions
 from foredraft.train.blocks import IGNORED, Blocks
 from foredraft.train.losses import DistillationLoss, LossSums, next_token_loss
 from foredraft.utils.arguments import check_autocast
+from foredraft.utils.machine import cpu_features
 
 _MAX_LOGITS = 1 << 23
 """Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
@@ -115,6 +117,15 @@ def in_precision(objective: Objective, name: str) -> Objective:
     """name: "float32", as weights are, or "bfloat16", for mixed precision. Raises ForedraftError for another."""
     check_autocast(name)
     return objective if name == "float32" else MixedPrecision(objective, torch.bfloat16)
+
+
+def fastest_autocast(device: str) -> str:
+    """The name of the precision that is faster there: bfloat16 where there are instructions for it. Elsewhere a step in bfloat16 takes
+    many times as long as in float32. device: as in LoadOptions."""
+    where = LoadOptions(device=device).torch_device()
+    if where.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_features()) else "float32"
 
 
 def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:

@@ -11,6 +11,7 @@ from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
+AUTOCAST_CHOICES = ("auto", *AUTOCAST_DTYPES)
 
 DEVICE_MAPS = (AUTO, "balanced", "balanced_low_0", "sequential")
 """How transformers may spread a model over devices by itself."""
@@ -162,10 +163,10 @@ def check_verification(name: str | None) -> str | None:
     return name
 
 
-def check_autocast(dtype: str) -> None:
+def check_autocast(dtype: str, known: Sequence[str] = AUTOCAST_DTYPES) -> None:
     """Raises ForedraftError for a precision that training does not support."""
-    if dtype not in AUTOCAST_DTYPES:
-        raise ForedraftError(f"--dtype must be one of {', '.join(AUTOCAST_DTYPES)}, not {dtype!r}")
+    if dtype not in known:
+        raise ForedraftError(f"--dtype must be one of {', '.join(known)}, not {dtype!r}")
 
 
 def check_budget(seconds: float | None) -> None:

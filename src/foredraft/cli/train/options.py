@@ -12,7 +12,7 @@ from foredraft.cli.inputs import parse_budget, parse_seconds
 from foredraft.cli.models import DeviceOption, ThreadsOption
 from foredraft.cli.train.app import parse_named
 from foredraft.errors import ForedraftError
-from foredraft.utils.arguments import check_autocast, check_threads
+from foredraft.utils.arguments import AUTOCAST_CHOICES, check_autocast, check_threads
 
 if TYPE_CHECKING:
     from foredraft.train import Data, LearningRates, Recipe
@@ -129,7 +129,13 @@ class RecipeOptions:
     ] = None
     warm_up: Annotated[float, Option("--warm-up", help="The share of the run in which the rates rise.")] = 0.02
     clip: Annotated[float, Option(help="The largest norm of a gradient.")] = 1.0
-    dtype: Annotated[str, Option("--dtype", help="float32, or bfloat16 for mixed precision.")] = "float32"
+    dtype: Annotated[
+        str,
+        Option(
+            "--dtype",
+            help="float32, bfloat16 for mixed precision, or auto: bfloat16 where the device has instructions for it.",
+        ),
+    ] = "float32"
     device: DeviceOption = "auto"
     seed: Annotated[int, Option(help="Of initial weights, of the order of the data and of generated texts.")] = 0
     checkpoint_every: Annotated[str, Option("--checkpoint-every", help="How often to save, as 60s or 5m.")] = "60s"
@@ -138,7 +144,7 @@ class RecipeOptions:
     def check(self) -> None:
         """Refuse what can be refused without importing PyTorch. Raises ForedraftError."""
         check_threads(self.num_threads)
-        check_autocast(self.dtype)
+        check_autocast(self.dtype, AUTOCAST_CHOICES)
         if self.budget is not None:
             parse_budget(self.budget)
         parse_seconds(self.checkpoint_every)
@@ -146,7 +152,7 @@ class RecipeOptions:
     def recipe(self, *, is_new: bool, loss: str | None = None, **settings: Any) -> Recipe:
         """is_new: whether training starts from no other model; defaults depend on it. settings: fields of Recipe that are
         not among these options. Raises ForedraftError for a value that is out of range."""
-        from foredraft.train import Recipe
+        from foredraft.train import Recipe, fastest_autocast
 
         return Recipe(
             steps=self.steps,
@@ -157,7 +163,7 @@ class RecipeOptions:
             optimiser=self.optimiser,
             rates=self._rates(is_new),
             clip=self.clip,
-            dtype=self.dtype,
+            dtype=fastest_autocast(self.device) if self.dtype == "auto" else self.dtype,
             device=self.device,
             seed=self.seed,
             loss=loss or ("kl+tv" if is_new else "tv"),
