@@ -20,6 +20,7 @@ from foredraft.engine.contract import check_proposal
 from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal
 from foredraft.engine.token_tree import ROOT, TreeShape, depths_of, tokens_to
 from foredraft.errors import DrafterError, ForedraftError
+from foredraft.sampling import TokenProbs
 from foredraft.verify import walk
 from tests.verify.test_trees import as_proposed, distance, law_of_walks, shapes_of, target_law
 
@@ -368,8 +369,8 @@ def test_it_needs_two_that_grow_trees(parts: list[Drafter]) -> None:
 def test_a_part_must_not_draw(make_request: MakeRequest) -> None:
     class Drawing(Fixed):
         def propose(self, requests: list[DraftRequest]) -> Proposal:
-            probs = torch.full((1, 16), 1 / 16)
-            return replace(Proposal.of([[3]] * len(requests), [[0]] * len(requests)), probs=probs)
+            laws = TokenProbs(torch.full((1, 16), 1 / 16))
+            return Proposal.of([[3]] * len(requests), [[0]] * len(requests), laws)
 
     with pytest.raises(DrafterError, match="part 1 drew tokens of a merged tree"):
         merged(Fixed([5]), Drawing([])).propose([make_request(0, [1, 2], 4, temperature=1.0)])
