@@ -91,9 +91,7 @@ def sampled() -> Proposal:
 
 def with_(field: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Proposal]:
     def make() -> Proposal:
-        fields = ("ids", "lens", "prob_rows", "probs", "kept_ids", "parents")
-        answer = {name: getattr(sampled(), name) for name in fields}
-        return Proposal(**answer | {field: value(answer[field])})
+        return sampled().replaced(**{field: value(getattr(sampled(), field))})
 
     return make
 

@@ -232,5 +232,5 @@ def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> 
 def test_bfloat16_is_chosen_where_the_processor_multiplies_it(
     features: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foredraft.train.objectives.cpu_features", lambda: features)
+    monkeypatch.setattr("foredraft.utils.machine.cpu_features", lambda: features)
     assert fastest_autocast("cpu") == expected

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -179,9 +179,12 @@ class Proposal:
 
     def reread(self) -> Proposal:
         """The same, without what was derived from its tensors: a drafter may have filled them anew."""
-        if not self._has_tensors:
-            return self
-        return Proposal(self.ids, self.lens, self.prob_rows, self.probs, self.kept_ids, self.parents)
+        return self.replaced() if self._has_tensors else self
+
+    def replaced(self, **tensors: Any) -> Proposal:
+        """Made of its tensors, but for those that are given by the names of the constructor's arguments."""
+        names = ("ids", "lens", "prob_rows", "probs", "kept_ids", "parents")
+        return Proposal(**{name: getattr(self, name) for name in names} | tensors)
 
     @property
     def num_rows(self) -> int:

@@ -26,7 +26,7 @@ from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
 from foredraft.model.stored import StoredEmbedding
-from foredraft.utils.machine import cpu_features
+from foredraft.utils.machine import multiplies_bfloat16
 
 AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit | MtpHead
 
@@ -86,7 +86,7 @@ def attach_mtp(
 def block_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """In which a block drafter runs, for a target in this dtype: PyTorch's products in bfloat16 take four times as long as in float32
     on a CPU without instructions for them."""
-    is_slow = device.type == "cpu" and dtype == torch.bfloat16 and not any("bf16" in each for each in cpu_features())
+    is_slow = device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16()
     return torch.float32 if is_slow else dtype
 
 

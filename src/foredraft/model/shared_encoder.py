@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from foredraft.engine.sources import SourceKeys
 from foredraft.model.encoder_decoder import EncoderDecoderBody
+from foredraft.model.source_attention import encoded_rows
 
 _KEY, _KIND = "spd_type", "shared_encoder"
 MARK: Mapping[str, Any] = {_KEY: _KIND}
@@ -25,6 +24,4 @@ class SharedEncoderBody(EncoderDecoderBody):
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
-        rows = [source.encoded for source in sources if source.encoded is not None]
-        assert len(rows) == len(sources)
-        self.project(sources, torch.cat(rows))
+        self.project(sources, encoded_rows(sources))

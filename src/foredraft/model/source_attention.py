@@ -155,6 +155,13 @@ def rows_of_sources(sources: Sequence[SourceKeys]) -> Iterator[slice]:
     return (slice(*pair) for pair in pairwise(ends))
 
 
+def encoded_rows(sources: Sequence[SourceKeys]) -> Tensor:
+    """What these bring of another model's encoder, [T, width], one behind the other."""
+    rows = [source.encoded for source in sources if source.encoded is not None]
+    assert len(rows) == len(sources)
+    return torch.cat(rows)
+
+
 def readable(states: Tensor) -> Tensor:
     """A copy of keys or values [.., N, D], behind which the kernels may read: they take sixteen keys at a time."""
     memory = states.new_zeros(states.numel() + (KEY_MULTIPLE - 1) * states.shape[-1])

@@ -36,7 +36,7 @@ from foredraft.model.generation import Generated
 from foredraft.model.layers import Packer, joined_bias, take_mlp
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back, mapped_files
-from foredraft.model.source_attention import readable, rows_of_sources
+from foredraft.model.source_attention import encoded_rows, readable, rows_of_sources
 from foredraft.model.source_families import (
     LayerParts,
     SourceFamily,
@@ -80,7 +80,7 @@ class DecoderStackBody:
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
-        self._project(sources, torch.cat([keys.encoded for keys in sources if keys.encoded is not None]))
+        self._project(sources, encoded_rows(sources))
 
     def _project(self, sources: Sequence[SourceKeys], encoded: Tensor) -> None:
         """encoded: [R, hidden] bfloat16, of all their tokens in order"""

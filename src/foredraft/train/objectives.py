@@ -14,7 +14,7 @@ from foredraft.model import LoadOptions
 from foredraft.train.blocks import IGNORED, Blocks
 from foredraft.train.losses import DistillationLoss, LossSums, next_token_loss
 from foredraft.utils.arguments import check_autocast
-from foredraft.utils.machine import cpu_features
+from foredraft.utils.machine import multiplies_bfloat16
 
 _MAX_LOGITS = 1 << 23
 """Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
@@ -123,9 +123,9 @@ def fastest_autocast(device: str) -> str:
     """The name of the precision that is faster there: bfloat16 where there are instructions for it. Elsewhere a step in bfloat16 takes
     many times as long as in float32. device: as in LoadOptions."""
     where = LoadOptions(device=device).torch_device()
-    if where.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_features()) else "float32"
+    is_on_gpu = where.type == "cuda"
+    multiplies = torch.cuda.is_bf16_supported(including_emulation=False) if is_on_gpu else multiplies_bfloat16()
+    return "bfloat16" if multiplies else "float32"
 
 
 def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:

@@ -11,7 +11,7 @@ from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTOCAST_DTYPES = ("float32", "bfloat16")
-AUTOCAST_CHOICES = ("auto", *AUTOCAST_DTYPES)
+AUTOCAST_CHOICES = (AUTO, *AUTOCAST_DTYPES)
 
 DEVICE_MAPS = (AUTO, "balanced", "balanced_low_0", "sequential")
 """How transformers may spread a model over devices by itself."""

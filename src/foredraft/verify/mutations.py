@@ -215,9 +215,7 @@ def weighs_by_a_power(power: float) -> Verifier:
             return inputs.verify()
         laws = probs.double().pow(power)
         laws = (laws / laws.sum(-1, keepdim=True)).to(probs.dtype)
-        old = inputs.proposal
-        proposal = Proposal(old.ids, old.lens, old.prob_rows, laws, old.kept_ids, old.parents)
-        return replace(inputs, proposal=proposal).verify()
+        return replace(inputs, proposal=inputs.proposal.replaced(probs=laws)).verify()
 
     return broken
 
@@ -247,8 +245,7 @@ def drops_unlikely_drafts(inputs: Inputs) -> Verdict:
     lens = (likely & proposal.drafted).long().cumprod(1).sum(1)
     kept = torch.cat([torch.arange(int(s), int(s) + int(n) + 1) for s, n in zip(inputs.starts, lens, strict=True)])
     logits = inputs.logits[kept.to(inputs.logits.device)]
-    cut = Proposal(proposal.ids, lens, proposal.prob_rows, proposal.probs, proposal.kept_ids, proposal.parents)
-    return replace(inputs, logits=logits, proposal=cut).verify()
+    return replace(inputs, logits=logits, proposal=proposal.replaced(lens=lens)).verify()
 
 
 def with_params(**changes: Any) -> Verifier:

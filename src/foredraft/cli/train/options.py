@@ -12,6 +12,7 @@ from foredraft.cli.inputs import parse_budget, parse_seconds
 from foredraft.cli.models import DeviceOption, ThreadsOption
 from foredraft.cli.train.app import parse_named
 from foredraft.errors import ForedraftError
+from foredraft.sampling import AUTO
 from foredraft.utils.arguments import AUTOCAST_CHOICES, check_autocast, check_threads
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class RecipeOptions:
             optimiser=self.optimiser,
             rates=self._rates(is_new),
             clip=self.clip,
-            dtype=fastest_autocast(self.device) if self.dtype == "auto" else self.dtype,
+            dtype=fastest_autocast(self.device) if self.dtype == AUTO else self.dtype,
             device=self.device,
             seed=self.seed,
             loss=loss or ("kl+tv" if is_new else "tv"),
