@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foredraft.kernels import load_kernels
 from foredraft.train import losses
-from foredraft.train.losses import LossSums, TargetDistribution, distillation_loss, next_token_loss
+from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution, distillation_loss, next_token_loss
 
 
 def logits(seed: int, rows: int = 5, vocab: int = 7) -> torch.Tensor:
@@ -113,3 +114,33 @@ def test_logits_in_bfloat16_get_a_gradient_in_bfloat16() -> None:
     found = distilled(ours, logits(8).bfloat16(), 1.0, 0.5)
     found.loss.backward()
     assert ours.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("progress", [0.0, 0.2, 1.0])
+def test_compiled_kernels_give_the_same_loss_and_gradient(dtype: torch.dtype, progress: float) -> None:
+    """With rows that are compared twice, and rows behind those that count."""
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("no compiled kernels here")
+    theirs, ours = logits(13, rows=6, vocab=300).to(dtype), logits(14, rows=8, vocab=300).to(dtype).requires_grad_()
+    places = torch.tensor([5, 0, 0, 3, 2])
+    found, expected = [], []
+    for loss, results in ((DistillationLoss(kernels=kernels), found), (DistillationLoss(), expected)):
+        sums = loss(ours, loss.distribution(theirs).select(places), progress)
+        (gradient,) = torch.autograd.grad(2 * sums.loss, ours)
+        results += [sums.loss.detach(), torch.tensor(sums.acceptance), torch.tensor(sums.agreement), gradient]
+    for ours_, theirs_ in zip(found, expected, strict=True):
+        assert torch.allclose(
+            ours_.double(), theirs_.double(), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
+        )
+    assert not found[3][5:].any()
+
+
+def test_only_a_processors_float32_and_bfloat16_are_given_to_the_kernels() -> None:
+    """float64 has no kernel, and is computed as without them."""
+    ours, theirs = logits(15), logits(16)
+    loss, plain = DistillationLoss(kernels=load_kernels()), DistillationLoss()
+    assert float(loss(ours, loss.distribution(theirs), 0.2).loss) == float(
+        plain(ours, plain.distribution(theirs), 0.2).loss
+    )

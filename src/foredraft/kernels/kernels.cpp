@@ -9,6 +9,7 @@
 
 #include <sys/mman.h>
 
+#include "losses.h"
 #include "stack.h"
 #include "verification.h"
 
@@ -76,6 +77,32 @@ void top(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, 
     for (int64_t r = 0; r < num_rows; r++) {
         std::vector<float> values(count);
         top_of(row_of(logits, is_float, width, r), width, temperatures[r], count, probs + r * count, values.data(), ids + r * count);
+    }
+}
+
+// softmax(logits / temperature), for training. probs: [num_rows, width]; negative_entropies, likeliest: [num_rows]
+void softmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, double temperature, float* probs,
+             float* negative_entropies, int64_t* likeliest, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
+    for (int64_t r = 0; r < num_rows; r++)
+        negative_entropies[r] = (float)softmax_of(row_of(logits, is_float, width, r), width, (float)temperature, probs + r * width, likeliest + r);
+}
+
+// See distill_row. probs, negative_entropies, likeliest: of the target, as softmax gives them; places: [num_rows], which of its rows each
+// row of logits is compared with; null: all, in order. gradient: like logits. sums: [num_rows, 3]
+void distill(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, double temperature, const float* probs,
+             const float* negative_entropies, const int64_t* likeliest, const int64_t* places, double kl_share, void* gradient, double* sums,
+             int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads) if (num_rows * width > WORTH_A_TEAM)
+    {
+        std::vector<float> terms(width);
+#pragma omp for
+        for (int64_t r = 0; r < num_rows; r++) {
+            const int64_t at = places ? places[r] : r;
+            const Gradient slope = {(char*)gradient + r * width * (is_float ? 4 : 2), is_float != 0};
+            distill_row(row_of(logits, is_float, width, r), width, (float)temperature, probs + at * width, negative_entropies[at],
+                        likeliest[at], kl_share, terms.data(), slope, sums + r * 3);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_char, c_int64, c_void_p
+from ctypes import POINTER, c_char, c_double, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -92,6 +92,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "choose": (None, [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
     "verify": (None, [c_void_p, c_int64, c_int64, _VERIFICATION_BATCH, c_void_p, c_void_p, c_void_p, c_int64]),
     "token_probs": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
+    "softmax": (None, [c_void_p, *[c_int64] * 3, c_double, *[c_void_p] * 3, c_int64]),
+    "distill": (None, [c_void_p, *[c_int64] * 3, c_double, *[c_void_p] * 4, c_double, *[c_void_p] * 2, c_int64]),
     "argmax": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]),
     "top": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
 }
@@ -437,6 +439,65 @@ class Kernels:
         )
         return probs, ids
 
+    def softmax(self, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """softmax(logits / T), the sums of p log p in nats, and the likeliest ids. logits: [R, V] -> float32 [R, V], float32 [R], int64 [R]"""
+        logits = _checked_logits(logits)
+        num_rows, width = logits.shape
+        probs, negative_entropy = torch.empty(num_rows, width), torch.empty(num_rows)
+        likeliest = torch.empty(num_rows, dtype=torch.int64)
+        self._library.softmax(
+            logits.data_ptr(),
+            logits.dtype == torch.float32,
+            num_rows,
+            width,
+            temperature,
+            probs.data_ptr(),
+            negative_entropy.data_ptr(),
+            likeliest.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return probs, negative_entropy, likeliest
+
+    def distill(
+        self,
+        logits: Tensor,
+        temperature: float,
+        target: tuple[Tensor, Tensor, Tensor],
+        places: Tensor | None,
+        kl_share: float,
+        gradient: Tensor,
+    ) -> Tensor:
+        """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q) of each row, where q = softmax(logits / T). logits: [R, V]. target: as softmax
+        gives it, for N rows. places: [R], which of them a row is compared with; None: all, in order. gradient: [R, V], like logits and
+        contiguous, is written -> for each row its loss, the sum of min(p, q), and whether both have one likeliest id, [R, 3] float64
+
+        Raises ValueError for shapes that do not fit, and places that are not there.
+        """
+        logits = _checked_logits(logits)
+        probs, negative_entropy, likeliest = (each.contiguous() for each in target)
+        places = None if places is None else places.to(torch.int64).contiguous()
+        _check_places(logits, probs, places)
+        if gradient.shape != logits.shape or gradient.dtype != logits.dtype or not gradient.is_contiguous():
+            raise ValueError(f"a contiguous gradient {list(logits.shape)} is needed, of {logits.dtype}")
+        num_rows, width = logits.shape
+        sums = torch.empty(num_rows, 3, dtype=torch.float64)
+        self._library.distill(
+            logits.data_ptr(),
+            logits.dtype == torch.float32,
+            num_rows,
+            width,
+            temperature,
+            probs.data_ptr(),
+            negative_entropy.data_ptr(),
+            likeliest.data_ptr(),
+            address(places),
+            kl_share,
+            gradient.data_ptr(),
+            sums.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return sums
+
     def _room(self, num_bytes: int) -> int:
         """Memory that every call of a thread uses again: fresh memory costs more than most calls."""
         if self._workspaces.memory.numel() < num_bytes:
@@ -491,3 +552,12 @@ def _checked_logits(logits: Tensor) -> Tensor:
     if logits.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"logits must be bfloat16 or float32, not {logits.dtype}")
     return logits.contiguous()
+
+
+def _check_places(logits: Tensor, probs: Tensor, places: Tensor | None) -> None:
+    """Raises ValueError unless each row of logits [R, V] has one of probs [N, V] that it is compared with."""
+    num_rows, width = probs.shape
+    if width != logits.shape[1] or len(logits) != (num_rows if places is None else len(places)):
+        raise ValueError(f"logits {list(logits.shape)} are compared with probabilities {list(probs.shape)}")
+    if places is not None and len(places) and not 0 <= int(places.min()) <= int(places.max()) < num_rows:
+        raise ValueError(f"places go from 0 to {num_rows - 1}: {int(places.min())} to {int(places.max())} are given")

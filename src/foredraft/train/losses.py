@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ForedraftError
+from foredraft.kernels import Kernels
 
 LOSSES = ("tv", "kl", "kl+tv")
 _CHUNK = 1 << 18
@@ -47,8 +48,10 @@ class TargetDistribution:
     places: Tensor | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, temperature: float) -> TargetDistribution:
-        """logits: [N, V]. temperature: above 0."""
+    def of(cls, logits: Tensor, temperature: float, kernels: Kernels | None = None) -> TargetDistribution:
+        """logits: [N, V]. temperature: above 0. kernels: see DistillationLoss."""
+        if kernels is not None and _can_compile(logits):
+            return cls(temperature, *kernels.softmax(logits, temperature))
         probabilities = torch.empty(logits.shape, dtype=_at_least_float32(logits[:0]).dtype, device=logits.device)
         negative_entropy = probabilities.new_empty(len(logits))
         for rows in _chunks(logits):
@@ -79,11 +82,13 @@ class TargetDistribution:
 class DistillationLoss:
     """How far a student is from the target's distribution at a temperature above 0. name: "tv", "kl", or "kl+tv", which moves
     from KL to total variation: far from the target the gradient of total variation is weak. kl_until: the share of the run in
-    which KL's weight falls to 0."""
+    which KL's weight falls to 0. kernels: the compiled ones, for float32 and bfloat16 on a CPU; elsewhere, and for None, PyTorch
+    computes it."""
 
     name: str = "kl+tv"
     temperature: float = 1.0
     kl_until: float = 0.5
+    kernels: Kernels | None = None
 
     def __post_init__(self) -> None:
         check_loss(self.name)
@@ -96,11 +101,11 @@ class DistillationLoss:
 
     def distribution(self, target_logits: Tensor) -> TargetDistribution:
         """What the student is compared with. target_logits: [R, V]"""
-        return TargetDistribution.of(target_logits, self.temperature)
+        return TargetDistribution.of(target_logits, self.temperature, self.kernels)
 
     def __call__(self, logits: Tensor, target: TargetDistribution, progress: float) -> LossSums:
         """logits: [R, V], of the student; rows behind those of the target count for nothing"""
-        return distillation_loss(logits, target, self.kl_share(progress))
+        return distillation_loss(logits, target, self.kl_share(progress), self.kernels)
 
 
 def check_loss(name: str) -> None:
@@ -111,39 +116,59 @@ def check_loss(name: str) -> None:
 
 def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
     """Cross-entropy in nats. logits: [R, V]; next_ids: [R]."""
-    return _sums(logits, len(logits), lambda rows, gradient: _next_token_rows(logits[rows], next_ids[rows], gradient))
-
-
-def distillation_loss(logits: Tensor, target: TargetDistribution, kl_share: float) -> LossSums:
-    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student; rows behind
-    those of the target count for nothing."""
     return _sums(
         logits,
-        target.num_rows,
-        lambda rows, gradient: _distilled_rows(logits[rows], target.chunk(rows), kl_share, gradient),
+        len(logits),
+        lambda gradient: _by_chunks(gradient, lambda rows, part: _next_token_rows(logits[rows], next_ids[rows], part)),
     )
 
 
-_RowsLoss: TypeAlias = Callable[[slice, Tensor], Tensor]
-"""(rows, where their gradient is written [N, V]) -> sums over them: of the loss, acceptance and agreement, float64"""
+def distillation_loss(
+    logits: Tensor, target: TargetDistribution, kl_share: float, kernels: Kernels | None = None
+) -> LossSums:
+    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student; rows behind
+    those of the target count for nothing. kernels: see DistillationLoss."""
+
+    def by_torch(gradient: Tensor) -> Tensor:
+        return _by_chunks(
+            gradient, lambda rows, part: _distilled_rows(logits[rows], target.chunk(rows), kl_share, part)
+        )
+
+    def compiled(gradient: Tensor) -> Tensor:
+        assert kernels is not None
+        of_target = (target.probabilities, target.negative_entropy, target.likeliest)
+        rows = logits.detach()[: len(gradient)]
+        return kernels.distill(rows, target.temperature, of_target, target.places, kl_share, gradient).sum(0)
+
+    return _sums(logits, target.num_rows, by_torch if kernels is None or not _can_compile(logits) else compiled)
 
 
-def _sums(logits: Tensor, num_rows: int, rows_loss: _RowsLoss) -> LossSums:
+def _can_compile(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
+
+
+_WriteGradient: TypeAlias = Callable[[Tensor], Tensor]
+"""(where the gradient of the rows that count is written [N, V]) -> sums over them: of the loss, acceptance and agreement, float64"""
+
+
+def _by_chunks(gradient: Tensor, rows_loss: Callable[[slice, Tensor], Tensor]) -> Tensor:
+    """rows_loss: of some rows and their part of the gradient. See _WriteGradient."""
+    return torch.stack([rows_loss(rows, gradient[rows]) for rows in _chunks(gradient)]).sum(0)
+
+
+def _sums(logits: Tensor, num_rows: int, write_gradient: _WriteGradient) -> LossSums:
     """Over the first num_rows rows."""
-    loss, acceptance, agreement = _Loss.apply(logits, num_rows, rows_loss)  # type: ignore[no-untyped-call]
+    loss, acceptance, agreement = _Loss.apply(logits, num_rows, write_gradient)  # type: ignore[no-untyped-call]
     return LossSums(loss, float(acceptance), float(agreement), num_rows)
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, num_rows: int, rows_loss: _RowsLoss) -> tuple[Tensor, Tensor, Tensor]:
-        gradient = torch.empty_like(logits)
+    def forward(ctx: Any, logits: Tensor, num_rows: int, write_gradient: _WriteGradient) -> tuple[Tensor, ...]:
+        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
         gradient[num_rows:] = 0
-        sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
-        for rows in _chunks(logits[:num_rows]):
-            sums += rows_loss(rows, gradient[rows])
+        loss, acceptance, agreement = write_gradient(gradient[:num_rows])
         ctx.save_for_backward(gradient)
-        loss, acceptance, agreement = sums
         ctx.mark_non_differentiable(acceptance, agreement)
         return loss.to(torch.float32), acceptance, agreement
 

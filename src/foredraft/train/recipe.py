@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from foredraft.errors import ForedraftError
+from foredraft.kernels import load_kernels
 from foredraft.train.corpus import SEPARATOR
 from foredraft.train.losses import DistillationLoss, check_loss
 from foredraft.train.optimiser import OPTIMISERS, LearningRates
@@ -153,8 +154,9 @@ class Outcome:
 def losses_of(recipe: Recipe) -> tuple[list[DistillationLoss], DistillationLoss]:
     """One for each served temperature, and what validation measures."""
     temperatures = [loss_temperature(served) for served in recipe.temperatures]
-    losses = [DistillationLoss(recipe.loss, temperature, recipe.kl_until) for temperature in temperatures]
-    return losses, DistillationLoss("kl", max(temperatures))
+    kernels = load_kernels()
+    losses = [DistillationLoss(recipe.loss, temperature, recipe.kl_until, kernels) for temperature in temperatures]
+    return losses, DistillationLoss("kl", max(temperatures), kernels=kernels)
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
