@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pty
 import select
@@ -11,13 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
 import foredraft
+from foredraft.__main__ import main
 from foredraft.cli import app
 
 PROMPT = "def read_lines(path):"
@@ -58,6 +61,21 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")} | {
         "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": ""
     }  # fmt: skip
+
+
+def forked_commands() -> ForkServerContext:
+    """Makes processes of run_command that begin as copies of one that has imported everything, which takes each of its own ten seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["foredraft.cli", "foredraft.cli.train", "foredraft.train", "transformers.models.llama"])
+    return context
+
+
+def run_command(args: Sequence[str], errors: Path) -> None:
+    """In a process of its own. errors: a file that gets what it writes to standard error."""
+    with errors.open("w") as stream:
+        os.dup2(stream.fileno(), sys.stderr.fileno())
+    sys.argv = ["foredraft", *args]
+    main()
 
 
 def heed_interrupts() -> None:

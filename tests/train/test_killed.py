@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 from foredraft.train.records import read_log
 from foredraft.train.run_folder import RunFolder, load_trainer
+from tests.command_line import forked_commands, run_command
 
 KINDS = {
     "draft model": ("distill", "--layers", "1"),
@@ -31,18 +31,30 @@ LONGEST_WAIT = 0.05
 def command(kind: str, toy: Path, text: Path, out: Path) -> list[str]:
     name, *args = KINDS[kind]
     return [
-        *(sys.executable, "-m", "foredraft.cli", "train", name, "--target", str(toy), "--data", str(text)),
+        *("train", name, "--target", str(toy), "--data", str(text)),
         *("--out", str(out), "--context", "16", "--batch-size", "2", "--num-threads", "1", *args),
         *("--steps", str(NUM_STEPS.get(kind, FEW_STEPS)), "--checkpoint-every", "0s", "--validation-share", "0.2"),
     ]
 
 
-def kill_at_a_random_moment(line: list[str], out: Path, moments: random.Random) -> int:
+def start(kind: str, toy: Path, text: Path, out: Path) -> ForkServerProcess:
+    args = command(kind, toy, text, out)
+    process = forked_commands().Process(target=run_command, args=(args, out.with_suffix(".errors")))
+    process.start()
+    return process
+
+
+def finish(kind: str, toy: Path, text: Path, out: Path) -> None:
+    process = start(kind, toy, text, out)
+    process.join(300)
+    assert process.exitcode == 0, out.with_suffix(".errors").read_text()
+
+
+def kill_at_a_random_moment(process: ForkServerProcess, out: Path, moments: random.Random) -> int | None:
     """While it loads, or behind its first, second or third step. -> exit code"""
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     num_before = len(read_log(out / "log.jsonl"))
     num_steps, wait, deadline = moments.randrange(4), moments.uniform(0, LONGEST_WAIT), time.monotonic() + 120
-    while num_steps and process.poll() is None and time.monotonic() < deadline:
+    while num_steps and process.is_alive() and time.monotonic() < deadline:
         # a log is cut back to its checkpoint before it grows
         num_before = min(num_before, (now := len(read_log(out / "log.jsonl"))))
         if now >= num_before + num_steps:
@@ -50,20 +62,19 @@ def kill_at_a_random_moment(line: list[str], out: Path, moments: random.Random) 
         time.sleep(0.001)
     time.sleep(wait)
     process.kill()
-    process.communicate(timeout=120)
-    return process.returncode
+    process.join(120)
+    return process.exitcode
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(kind: str, toy: Path, text: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = subprocess.run(command(kind, toy, text, whole), check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    finish(kind, toy, text, whole)
     moments = random.Random(kind)
     codes, progress = [], []
     for _ in range(NUM_KILLS):
-        codes.append(kill_at_a_random_moment(command(kind, toy, text, cut), cut, moments))
+        codes.append(kill_at_a_random_moment(start(kind, toy, text, cut), cut, moments))
         checkpoints = RunFolder(cut).checkpoints if cut.exists() else []
         progress.append(load_trainer(checkpoints[-1])["step"] if checkpoints else 0)
         if codes[-1] != -signal.SIGKILL:
@@ -71,8 +82,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(kind: str, toy: Path
     assert progress == sorted(progress)
     assert codes.count(-signal.SIGKILL) >= NUM_KILLS // 2, (codes, progress)
     assert len(set(progress)) > 2, progress
-    done = subprocess.run(command(kind, toy, text, cut), check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    finish(kind, toy, text, cut)
     logs = [
         [{key: value for key, value in step.items() if key != "seconds"} for step in read_log(out / "log.jsonl")]
         for out in (cut, whole)
