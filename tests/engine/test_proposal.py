@@ -24,8 +24,21 @@ def test_laws_of_few_ids_and_of_all_stay_with_their_tokens() -> None:
 
 def test_nobody_answers() -> None:
     merged = Proposal.merged([], 3)
+    assert merged.is_certain
     assert merged.lens.tolist() == [0, 0, 0]
     assert merged.token_probs is None
+
+
+def test_a_merged_proposal_is_certain_where_all_its_parts_are() -> None:
+    certain = Proposal.certain([[1, 2]], [[-1, -1]])
+    drawn = Proposal.of([[4]], [[0]], TokenProbs(torch.ones(1, 5) / 5))
+    both = Proposal.merged([([0], certain), ([2], Proposal.certain([[3]]))], 3)
+    assert both.is_certain
+    assert (both.draft_ids, both.parents) == ([[1, 2], [], [3]], [[-1, -1], None, None])
+    assert both.draft_prob_rows == [[-1, -1], [], [-1]]
+    mixed = Proposal.merged([([0], certain), ([2], drawn)], 3)
+    assert not mixed.is_certain
+    assert mixed.draft_prob_rows == [[-1, -1], [], [0]]
 
 
 def test_tensors_and_lists_say_the_same() -> None:

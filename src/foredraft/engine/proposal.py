@@ -246,7 +246,8 @@ class Proposal:
                 ids[row], parents[row] = part_ids, part_parents
                 drawn_from[row] = [i if i == CERTAIN else first + i for i in part_prob_rows]
             token_probs += [] if part.token_probs is None else [part.token_probs]
-        return Proposal.of(ids, drawn_from, joined(token_probs) if token_probs else None, trees_of(parents))
+        prob_rows = None if all(part.is_certain for _, part in parts) else drawn_from
+        return Proposal.of(ids, prob_rows, joined(token_probs) if token_probs else None, trees_of(parents))
 
 
 def trees_of(parents: Parents) -> Parents | None:
