@@ -66,7 +66,9 @@ def environment() -> dict[str, str]:
 def forked_commands() -> ForkServerContext:
     """Makes processes of run_command that begin as copies of one that has imported everything, which takes each of its own ten seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["foredraft.cli", "foredraft.cli.train", "foredraft.train", "transformers.models.llama"])
+    context.set_forkserver_preload(
+        ["foredraft.cli", "foredraft.cli.train", "foredraft.train", "transformers.models.llama"]
+    )
     return context
 
 
