@@ -1,4 +1,6 @@
-"""An EAGLE-3 head for a widened target that drafts what the small one drafts, and costs what a head of that width costs.
+"""A head for a widened target that drafts what the small one drafts. An EAGLE-3 head is widened alike, and costs what a head of that
+width costs; an EAGLE-1 head that projects the target's states keeps its own width, but for an epsilon that its norms share: what it drafts changes by
+some thousandths.
 
     python -m benchmarks.common.wide_heads SMALL_HEAD SMALL_TARGET WIDE_TARGET OUT
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
 from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
-from foredraft.heads.saving import save_eagle3
+from foredraft.heads.saving import save_eagle1, save_eagle3
 from foredraft.model import LanguageModel, LoadOptions, load_model
 
 _WRITES_BACK = ("o_proj.weight", "down_proj.weight")
@@ -33,23 +35,28 @@ def wide_taps(taps: tuple[int, ...], num_layers: int, wide_layers: int) -> tuple
 def widen_head(head: EagleHead, num_layers: int, target: LanguageModel, seed: int = 0) -> EagleHead:
     """num_layers: of the target that the head is for. target: the widened one. In float32.
 
-    Raises ValueError for a head that is not EAGLE-3, or has embeddings or an lm_head of its own.
+    Raises ValueError for an EAGLE-3 head that has embeddings or an lm_head of its own, and for other heads.
     """
     config = head.config
-    if config.kind != "eagle3" or config.owns_embeddings or config.owns_lm_head or config.fc_norm:
-        raise ValueError("only EAGLE-3 heads with the target's embeddings and lm_head can be widened")
+    is_plain = config.kind == "eagle3" and not (config.owns_embeddings or config.owns_lm_head or config.fc_norm)
+    if not is_plain and not config.projects_features:
+        raise ValueError("only EAGLE-3 heads with the target's embeddings and lm_head, and EAGLE-1 heads that project")
     ends = TargetEnds(target.hf)
     wide = EagleHead(_wide_config(config, num_layers, target.hf.config), ends.embed, ends.lm_head)
     generator = torch.Generator().manual_seed(seed)
     small = {name: weight.float() for name, weight in head.state_dict().items()}
     weights = {
-        name: _wide_weight(name, small[name], weight.shape, generator) for name, weight in wide.state_dict().items()
+        name: _wide_weight(name, small[name], weight.shape, len(config.taps), generator)
+        for name, weight in wide.state_dict().items()
     }
     wide.load_state_dict(weights, assign=True)
     return wide
 
 
 def _wide_config(config: EagleConfig, num_layers: int, target: LlamaConfig) -> EagleConfig:
+    taps = wide_taps(config.taps, num_layers, target.num_hidden_layers)
+    if config.projects_features:
+        return replace(config, taps=taps, target_hidden_size=target.hidden_size)
     layer = copy.deepcopy(config.layer)
     ratio = target.hidden_size // layer.hidden_size
     groups = layer.num_attention_heads // layer.num_key_value_heads
@@ -57,21 +64,22 @@ def _wide_config(config: EagleConfig, num_layers: int, target: LlamaConfig) -> E
     layer.hidden_size, layer.intermediate_size = target.hidden_size, target.intermediate_size
     layer.num_attention_heads = target.num_attention_heads
     layer.num_key_value_heads = target.num_attention_heads // groups
-    taps = wide_taps(config.taps, num_layers, target.num_hidden_layers)
     return replace(config, layer=layer, taps=taps, target_hidden_size=target.hidden_size)
 
 
-def _wide_weight(name: str, small: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _wide_weight(name: str, small: Tensor, shape: torch.Size, num_taps: int, generator: torch.Generator) -> Tensor:
     """What is not the small one's costs time and changes nothing: random, where no zeros of the stream have to stay zeros."""
+    if small.shape == shape:
+        return small
     if small.ndim == 1:
         ratio = shape[0] / small.shape[0]
         return torch.cat([small * ratio**-0.5, torch.ones(shape[0] - small.shape[0])])
-    if name == "fc.weight" or name.endswith(_WRITES_BACK):
+    if name in ("fc.weight", "feature_fc.weight") or name.endswith(_WRITES_BACK):
         wide = torch.zeros(shape)
     else:
         wide = 0.5 * shape[1] ** -0.5 * torch.randn(shape, generator=generator)
         wide[: small.shape[0]] = 0
-    parts = _num_parts(name, small)
+    parts = _num_parts(name, num_taps)
     width, wide_width = small.shape[1] // parts, shape[1] // parts
     for part in range(parts):
         columns = small[:, part * width : (part + 1) * width]
@@ -79,10 +87,10 @@ def _wide_weight(name: str, small: Tensor, shape: torch.Size, generator: torch.G
     return wide
 
 
-def _num_parts(name: str, small: Tensor) -> int:
+def _num_parts(name: str, num_taps: int) -> int:
     """Vectors as wide as the stream that a matrix reads, side by side: states of several layers, or an embedding and a state."""
-    if name == "fc.weight":
-        return small.shape[1] // small.shape[0]
+    if name in ("fc.weight", "feature_fc.weight"):
+        return num_taps
     return 2 if name.startswith("layers.0.self_attn.") and not name.endswith(_WRITES_BACK) else 1
 
 
@@ -97,7 +105,8 @@ def main() -> None:
     ends = TargetEnds(target.hf)
     wide = widen_head(EagleHead.of(checkpoint, ends.embed, ends.lm_head), config.num_hidden_layers, target)
     args.out.mkdir(parents=True, exist_ok=True)
-    save_eagle3(wide, args.out, args.target.name, [type(target.hf).__name__])
+    save = save_eagle1 if wide.config.projects_features else save_eagle3
+    save(wide, args.out, args.target.name, [type(target.hf).__name__])
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medus
         (
             SPECULATORS,
             {"speculators_model_type": "hydra"},
-            "'hydra': only early_exit, dflash, dflash2, dspark, xpress, peagle, eagle3 are",
+            "'hydra': only early_exit, eagle1, dflash, dflash2, dspark, xpress, peagle, eagle3 are",
         ),
         (SPECULATORS, {"fc_norm": True, "norm_before_fc": True}, "at most one of them"),
         (SPECULATORS, {"draft_head": 1}, "draft_head"),
@@ -353,7 +353,7 @@ def test_a_path_that_leads_nowhere_is_refused() -> None:
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:
     case = Golden({"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(4, 4)})
-    assert "no head of a known form (early exit, speculators, " in refusal(case, tmp_path)
+    assert "no head of a known form (early exit, foredraft's EAGLE-1, speculators, " in refusal(case, tmp_path)
 
 
 class Payload:

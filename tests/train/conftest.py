@@ -15,10 +15,10 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 WORDS = ["the", "cat", "sat", "on", "a", "red", "mat", "and", "saw", "one", "more", "dog", "run", "home"]
 
 
-def make_toy(folder: Path, *, num_layers: int = 3, seed: int = 0) -> Path:
+def make_toy(folder: Path, *, num_layers: int = 3, width: int = 16, seed: int = 0) -> Path:
     config = LlamaConfig(
         vocab_size=4096,
-        hidden_size=16,
+        hidden_size=width,
         intermediate_size=24,
         num_hidden_layers=num_layers,
         num_attention_heads=2,

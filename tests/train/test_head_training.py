@@ -186,7 +186,7 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
     [
         (
             ("--kind", "hydra", "--steps", "1"),
-            "--kind must be one of eagle3, medusa, dflash, dspark, exit, decoder, not 'hydra'",
+            "--kind must be one of eagle3, eagle1, medusa, dflash, dspark, exit, decoder, not 'hydra'",
         ),
         (("--taps", "3", "--steps", "1"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
         (("--unroll", "0", "--steps", "1"), "--unroll, --layers and --intermediate-size must be at least 1"),

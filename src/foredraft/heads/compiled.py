@@ -140,7 +140,9 @@ class CompiledEagle:
         fusion = copy(head)
         names = ("input_norm", "fc_norm", "rotary_emb")
         fusion._modules = {name: module for name, module in head._modules.items() if name in names}
-        if head.config.kind != "eagle1" and head.config.applies_fc:
+        if head.config.projects_features:
+            fusion.add_module("feature_fc", NativeLinear(self._pack(head.feature_fc), self._kernels))
+        elif head.config.kind != "eagle1" and head.config.applies_fc:
             fusion.add_module("fc", NativeLinear(self._pack(head.fc), self._kernels))
         return fusion
 

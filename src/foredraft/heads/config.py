@@ -114,6 +114,8 @@ class EagleConfig(LayeredConfig):
     norm_before_residual: whether the residual of a fused layer is the normalized state.
     norm_output: whether the state fed back has passed the final norm (EAGLE-3.1).
     input_norm: whether layer 0 normalizes its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
+    projects_features: whether the features pass through a matrix of their own before the fc of EAGLE-1. Then they may be of several
+    layers, and of a target of another width.
     mask_token: the id of rows that stand for tokens not written yet, in a head that drafts in one pass (P-EAGLE, arXiv:2602.01469);
     None: it does not.
     training_len: the longest text it was trained on, where the file gives one. No limit on positions.
@@ -129,6 +131,7 @@ class EagleConfig(LayeredConfig):
     norm_output: bool = False
     input_norm: bool = True
     final_norm: bool = True
+    projects_features: bool = False
     mask_token: int | None = None
     training_len: int | None = None
 

@@ -115,6 +115,8 @@ class EagleHead(WindowedHead):
                 self.input_norm = LlamaRMSNorm(config.feature_size, eps)
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(LlamaRMSNorm(config.target_hidden_size, eps) for _ in config.taps)
+            if config.projects_features:
+                self.feature_fc = nn.Linear(config.feature_size, hidden_size, bias=False)
             self.fc = nn.Linear(self._fc_width(), hidden_size, bias=config.fc_bias)
             if config.mask_token is not None:
                 self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.feature_size))
@@ -128,16 +130,20 @@ class EagleHead(WindowedHead):
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features at the head's width. features: [R, feature_size] -> states [R, H]
 
-        For EAGLE-1 they are states already: its fc reads them together with the embedding of each row's token.
+        For EAGLE-1 they are states already, unless it projects them: its fc reads them together with the embedding of each row's token.
         """
-        if self.config.kind == "eagle1":
+        if self.config.kind == "eagle1" and not self.config.projects_features:
             return features
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
             parts = features.chunk(len(self.fc_norm), dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(features) if self.config.applies_fc else features
+        if self.config.projects_features:
+            features = self.feature_fc(features)
+        elif self.config.applies_fc:
+            features = self.fc(features)
+        return features
 
     @property
     def mask_state(self) -> Tensor:

@@ -1,6 +1,5 @@
 """Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators` and in SafeAILab's, block drafters in that of
-`speculators`, Medusa in vLLM's. Early
-exits have a form like that of `speculators`."""
+`speculators`, Medusa in vLLM's. Early exits and EAGLE-1 have forms like those of `speculators`."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from foredraft.heads.config import DFlashConfig, EagleConfig, Markov
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
-from foredraft.heads.formats import early_exit
+from foredraft.heads.formats import early_exit, projected_eagle1
 from foredraft.heads.formats.dflash import CORRECTION_PREFIXES
 from foredraft.heads.medusa import MedusaHead
 from foredraft.model.checkpoint import CONFIG
@@ -80,6 +79,34 @@ def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = to
         },
     }
     _write(folder, _stored(weights, dtype) | _tables(config), fields)
+
+
+def save_eagle1(
+    head: EagleHead,
+    folder: Path,
+    verifier: str,
+    architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """verifier, architectures: see save_eagle3.
+
+    Raises ValueError for a head that the form cannot hold.
+    """
+    config = head.config
+    if config.kind != "eagle1" or not config.projects_features or config.target_ids is not None:
+        raise ValueError(f"this form holds EAGLE-1 that projects features and drafts all ids, not {config.kind}")
+    fields = {
+        "architectures": ["Eagle1DraftModel"],
+        "speculators_model_type": projected_eagle1.KIND,
+        "dtype": str(dtype).removeprefix("torch."),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "aux_hidden_state_layer_ids": list(config.taps),
+        "tie_word_embeddings": False,
+        "transformer_layer_config": config.layer.to_dict(),
+        "speculators_config": _speculators_config(projected_eagle1.KIND, verifier, architectures, 5),
+    }
+    _write(folder, _stored(head.state_dict(), dtype), fields)
 
 
 def save_block_head(

@@ -2,6 +2,7 @@
 
 from foredraft.train.block_heads import DFlashKind, DSparkKind
 from foredraft.train.decoder_head import DecoderKind
+from foredraft.train.eagle1 import Eagle1Kind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.evaluate import KindReport, SpeedPrediction, evaluate, predict_speed
 from foredraft.train.exit_head import ExitKind
@@ -23,6 +24,7 @@ __all__ = [
     "DSparkKind",
     "Data",
     "DecoderKind",
+    "Eagle1Kind",
     "Eagle3Kind",
     "ExitKind",
     "Expectation",

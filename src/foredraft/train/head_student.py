@@ -54,7 +54,7 @@ def new_eagle3(
     ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a
     target that has no such hidden states."""
     config = target.hf.config.get_text_config()
-    _check_taps(taps, config.num_hidden_layers)
+    check_taps(taps, config.num_hidden_layers)
     vocab_size = int(config.vocab_size)
     ends = TargetEnds(target.hf)
     head = EagleHead(
@@ -88,7 +88,7 @@ def new_block_head(
     """Random weights in the target's widths: DFlash, or DSpark with a correction, whose rows draft from the pending token's on. It drafts
     all ids with the target's lm_head, and borrows its embeddings. See new_eagle3."""
     config = target.hf.config.get_text_config()
-    _check_taps(taps, config.num_hidden_layers)
+    check_taps(taps, config.num_hidden_layers)
     ends = TargetEnds(target.hf)
     head = DFlashHead(
         DFlashConfig(
@@ -121,7 +121,8 @@ def _fill(head: EagleHead | DFlashHead, lm_head_rows: Tensor, seed: int) -> None
     head.lm_head.weight.data.copy_(lm_head_rows)
 
 
-def _check_taps(taps: Sequence[int], num_layers: int) -> None:
+def check_taps(taps: Sequence[int], num_layers: int) -> None:
+    """Raises ForedraftError unless they are inputs of layers."""
     if not taps or min(taps) < 0 or max(taps) >= num_layers:
         raise ForedraftError(f"--taps must be inputs of layers, 0 to {num_layers - 1}, not {list(taps)}")
 

@@ -1,4 +1,4 @@
-"""A widened EAGLE-3 head over a widened target drafts what the small one drafts."""
+"""A widened head over a widened target drafts what the small one drafts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from benchmarks.common.wide_heads import wide_taps, widen_head
 from foredraft.heads import EagleHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
 from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.train.eagle1 import Eagle1Kind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.unrolled_drafts import TargetStates
 from tests.train.conftest import make_toy
@@ -24,11 +25,17 @@ def loaded(folder: Path) -> LanguageModel:
     return load_model(folder, LoadOptions(dtype="float32", device="cpu", kernels="torch"))
 
 
-def saved_head(target: LanguageModel, folder: Path) -> EagleHead:
-    """A new head as it is saved: without the target's lm_head."""
-    kind, ends = Eagle3Kind(shares_lm_head=True), TargetEnds(target.hf)
-    folder.mkdir()
-    kind.save(kind.new(target, [], seed=3), target, "small", folder, torch.float32)
+def saved_head(kind: str, target: LanguageModel, folder: Path) -> EagleHead:
+    """A new head as it is saved: EAGLE-3 without the target's lm_head. Its states count."""
+    ends, made = TargetEnds(target.hf), Eagle3Kind(shares_lm_head=True)
+    if kind == "eagle1":
+        made = Eagle1Kind(str(make_toy(folder / "draft", num_layers=1, width=32, seed=5)))  # type: ignore[assignment]
+    head = made.new(target, [], seed=3)
+    torch.nn.init.normal_(head.fc.weight, std=0.1)
+    head.config.layer.rms_norm_eps = (
+        1e-12  # its norms share one, and only those of the target's states would need another
+    )
+    made.save(head, target, "small", folder, torch.float32)
     return EagleHead.of(load_head(str(folder), TargetShape.of(target.hf.config)), ends.embed, ends.lm_head)
 
 
@@ -39,11 +46,12 @@ def logits_of(head: EagleHead, target: LanguageModel, ids: torch.Tensor) -> torc
 
 
 @pytest.mark.skipif(not WIDENER.exists(), reason="the widener of targets is not there")
-def test_its_logits_are_the_small_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_its_logits_are_the_small_ones(kind: str, tmp_path: Path) -> None:
     make_toy(tmp_path / "small")
     runpy.run_path(str(WIDENER))["widen"](tmp_path / "small", tmp_path / "wide", 64, 5, 80, 8)
     small, wide = loaded(tmp_path / "small"), loaded(tmp_path / "wide")
-    head = saved_head(small, tmp_path / "head")
+    head = saved_head(kind, small, tmp_path / "head")
     wide_head = widen_head(head, 3, wide)
     ids = torch.randint(1, 4096, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -51,7 +59,8 @@ def test_its_logits_are_the_small_ones(tmp_path: Path) -> None:
     for step in range(3):
         rows = slice(0, ids.shape[1] - 1 - step)
         assert torch.allclose(found[step][:, rows], expected[step][:, rows], atol=1e-4)
-    assert sum(p.numel() for p in wide_head.parameters()) > 8 * sum(p.numel() for p in head.parameters())
+    sizes = [sum(p.numel() for p in each.parameters()) for each in (wide_head, head)]
+    assert sizes[0] > sizes[1] if kind == "eagle1" else sizes[0] > 8 * sizes[1]
 
 
 def test_taps_are_where_the_widened_target_has_the_small_ones_layers() -> None:

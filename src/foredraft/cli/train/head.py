@@ -27,6 +27,7 @@ _BLOCK = ("taps", "layers", "intermediate_size", "block_size", "mask_token", "an
 _EAGLE3 = ("taps", "draft_vocab_size", "layers", "intermediate_size", "shares_lm_head", "num_steps", "decay")
 _KINDS = {
     "eagle3": _Kind("Eagle3Kind", _EAGLE3),
+    "eagle1": _Kind("Eagle1Kind", ("draft_model", "taps", "num_steps", "decay")),
     "medusa": _Kind("MedusaKind", ("num_heads", "layers", "draft_vocab_size", "own_lm_heads", "decay")),
     "dflash": _Kind("DFlashKind", _BLOCK),
     "dspark": _Kind("DSparkKind", (*_BLOCK, "markov_rank", "markov_kind")),
@@ -42,7 +43,9 @@ class HeadKindOptions:
 
     taps: Annotated[
         list[int] | None,
-        Option(help="EAGLE-3, DFlash, DSpark: a layer whose input the head reads; repeatable. Default: three of them."),
+        Option(
+            help="EAGLE-1, EAGLE-3, DFlash, DSpark: a layer whose input the head reads; repeatable. Default: three of them."
+        ),
     ] = None
     draft_vocab_size: Annotated[
         int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
@@ -58,7 +61,11 @@ class HeadKindOptions:
         bool, Option("--share-lm-head", help="EAGLE-3: keep the target's lm_head: a smaller file, and less to learn.")
     ] = False
     num_steps: Annotated[
-        int | None, Option("--unroll", help="EAGLE-3: how many drafted tokens deep the loss goes. Default: 5.")
+        int | None, Option("--unroll", help="EAGLE-1, EAGLE-3: how many drafted tokens deep the loss goes. Default: 5.")
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Option("--draft-model", help="EAGLE-1: a draft model with the target's tokenizer, which the head begins as."),
     ] = None
     num_heads: Annotated[
         int | None, Option("--heads", help="Medusa: heads, each for one more drafted token. Default: 4.")
@@ -124,8 +131,8 @@ def head(
     kind: Annotated[
         str,
         Option(
-            help="What to train: eagle3, medusa, dflash, dspark, exit (an early exit), or decoder (over an encoder-decoder's own "
-            "encoder)."
+            help="What to train: eagle3, eagle1 (out of a draft model), medusa, dflash, dspark, exit (an early exit), or decoder (over "
+            "an encoder-decoder's own encoder)."
         ),
     ] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
@@ -142,7 +149,7 @@ def head(
 
     head_kind = getattr(training, _KINDS[kind].name)(**given, init=init)
     with watching() as watch:
-        settings = recipe.recipe(is_new=init is None, **distillation.recipe_fields())
+        settings = recipe.recipe(is_new=init is None and options.draft_model is None, **distillation.recipe_fields())
         outcome = training.train_head(target, data.of(documents), head_kind, settings, out, watch)
     report(outcome, out, as_json)
 

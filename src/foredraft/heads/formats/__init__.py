@@ -11,6 +11,7 @@ from foredraft.heads.formats import (
     medusa_legacy,
     medusa_vllm,
     nemo,
+    projected_eagle1,
     safeailab_eagle1,
     safeailab_eagle3,
     speculators,
@@ -20,6 +21,7 @@ from foredraft.heads.formats.base import HeadFormat
 
 FORMATS: Sequence[HeadFormat] = (
     early_exit.FORMAT,
+    projected_eagle1.FORMAT,
     dflash.SPECULATORS,
     dflash.FORMAT,
     speculators.PARALLEL,

@@ -1,0 +1,50 @@
+"""EAGLE-1 heads as `foredraft train head --kind eagle1` writes them: a configuration like speculators'."""
+
+from __future__ import annotations
+
+from foredraft.errors import ModelError
+from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats.base import KIND_KEY, HeadFormat
+from foredraft.heads.formats.layers import count_layers, read_layers
+from foredraft.heads.settings import Settings
+
+KIND = "eagle1"
+_WITHOUT_EFFECT = ("architectures", "dtype", "speculators_config", "tie_word_embeddings")
+
+
+def matches(files: HeadFiles) -> bool:
+    return files.config.get(KIND_KEY) == KIND
+
+
+def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
+    settings = Settings(files.config)
+    settings.expect(**{KIND_KEY: KIND}, draft_vocab_size=target.vocab_size)
+    taps = settings.integers("aux_hidden_state_layer_ids")
+    if taps is None or min(taps) < 0 or max(taps) >= target.num_layers:
+        raise ModelError(
+            f"it reads the inputs of the layers {taps}, and the target has {target.num_layers}: it belongs to another target"
+        )
+    inner = settings.nested("transformer_layer_config")
+    layer = read_layers(inner, count_layers(files.tensors))
+    config = EagleConfig(
+        kind="eagle1",
+        layer=layer,
+        taps=taps,
+        target_hidden_size=settings.integer("target_hidden_size"),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        num_fused_layers=0,
+        fc_norm=True,
+        norm_output=True,
+        projects_features=True,
+        owns_embeddings=True,
+        training_len=layer.max_position_embeddings,
+    )
+    settings.take(_WITHOUT_EFFECT)
+    settings.refuse_unread()
+    inner.refuse_unread()
+    return HeadCheckpoint(config, files.tensors)
+
+
+FORMAT = HeadFormat("foredraft's EAGLE-1", matches, read, kinds=(KIND,))

@@ -1,0 +1,164 @@
+"""EAGLE-1 heads that begin as a draft model: a kind of head to train."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
+from foredraft.heads.saving import save_eagle1
+from foredraft.model import LanguageModel
+from foredraft.train.head_kinds import MakeObjective, architectures_of
+from foredraft.train.head_student import check_taps, default_taps
+from foredraft.train.model_card import Student, distilled_by
+from foredraft.train.recipe import Recipe
+from foredraft.train.students import load_for_training
+from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+
+_WRITES = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")
+"""What adds to the sum that goes from layer to layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle1Kind:
+    """The layers, embeddings and lm_head of a draft model, which read hidden states of the target beside each token's embedding
+    (arXiv:2401.15077), of several layers as EAGLE-3 does. At first the fc in front of them leaves these out, so that the head drafts
+    what the draft model drafts, and training can only add to it.
+
+    draft_model: what it begins as, of the target's vocabulary. taps: inputs of the target's layers that it reads; None: an early, a
+    middle and the last. num_steps, decay: see UnrolledDrafts. init: a head to train further, in place of draft_model.
+
+    The result is in a form of our own: other engines' EAGLE-1 heads have neither norms nor a matrix for the states.
+    """
+
+    draft_model: str | None = None
+    taps: tuple[int, ...] | None = None
+    num_steps: int = 5
+    decay: float = 0.8
+    init: str | None = None
+    reads_pairs: ClassVar[bool] = False
+    kernels: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1 or not 0 < self.decay <= 1:
+            raise ForedraftError("--unroll must be at least 1, and --decay above 0 and at most 1")
+        if (self.draft_model is None) == (self.init is None):
+            raise ForedraftError("give --kind eagle1 a --draft-model to begin as, or a head to --init from")
+
+    def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
+        """See HeadKind."""
+        assert self.draft_model is not None
+        draft, ends, shape = (
+            load_for_training(self.draft_model),
+            TargetEnds(target.hf),
+            TargetShape.of(target.hf.config),
+        )
+        _check_draft(draft.config, self.draft_model, shape)
+        taps = self.taps or default_taps(shape.num_layers)
+        check_taps(taps, shape.num_layers)
+        factor = 1 / _rms(draft.get_input_embeddings().weight)
+        head = EagleHead(_config(draft, factor, taps, shape), ends.embed, ends.lm_head)
+        head.load_state_dict(_weights(draft, factor) | _new_weights(head, seed), assign=True)
+        return head.requires_grad_(True)
+
+    def load(self, source: str, target: LanguageModel) -> EagleHead:
+        """See HeadKind."""
+        checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
+        config = checkpoint.config
+        if not isinstance(config, EagleConfig) or not config.projects_features:
+            raise ForedraftError(f"{source}: a head that was made by --kind eagle1 is needed")
+        return EagleHead.of(checkpoint, ends.embed, ends.lm_head).requires_grad_(True)
+
+    def num_logits(self, head: EagleHead, target: LanguageModel) -> int:
+        """See HeadKind."""
+        return head.config.draft_vocab_size * self.num_steps
+
+    def objectives(self, head: EagleHead, target: LanguageModel) -> MakeObjective:
+        """See HeadKind."""
+        states = TargetStates(target, head.config.taps)
+        rows = TargetEnds(target.hf).lm_head_rows(None)
+        return lambda loss: UnrolledDrafts(states, rows, self.num_steps, self.decay, loss)
+
+    def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
+        """See HeadKind."""
+        save_eagle1(head, folder, target_name, architectures_of(target), dtype)
+
+    def describe(self, head: EagleHead, target_name: str, recipe: Recipe) -> Student:
+        """For the model card."""
+        origin = f"the draft model `{self.draft_model}`" if self.init is None else f"`{self.init}`"
+        reads = ", ".join(str(tap) for tap in head.config.taps)
+        return Student(
+            "head",
+            f"An EAGLE-1 head for `{target_name}`",
+            f"{origin}; it reads the inputs of the target's layers {reads} beside each token's embedding",
+            ("tags: [speculative-decoding, eagle]",),
+            f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep, each weighing {self.decay:g} of the one before",
+        )
+
+
+def _check_draft(draft: PretrainedConfig, name: str, target: TargetShape) -> None:
+    if draft.model_type != "llama":
+        raise ForedraftError(
+            f"{name} is of the family {draft.model_type}: a head can begin as a model of the family llama"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise ForedraftError(
+            f"{name} has {draft.vocab_size} ids, and the target {target.vocab_size}: a head begins as a draft model of "
+            "the target's vocabulary"
+        )
+
+
+def _config(draft: PreTrainedModel, factor: float, taps: tuple[int, ...], target: TargetShape) -> EagleConfig:
+    """factor: see _weights."""
+    layer = copy.deepcopy(draft.config)
+    layer.rms_norm_eps *= factor**2
+    return EagleConfig(
+        kind="eagle1",
+        layer=layer,
+        taps=taps,
+        target_hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        num_fused_layers=0,
+        fc_norm=True,
+        norm_output=True,
+        projects_features=True,
+        owns_embeddings=True,
+    )
+
+
+def _weights(draft: PreTrainedModel, factor: float) -> dict[str, Tensor]:
+    """The draft's, by the names of a head, and an fc that passes on the embedding alone.
+
+    factor: by which what is added up from layer to layer grows, so that it is as large as the states beside it. Norms undo it. A step
+    that changes fc would else weigh states many times as much as embeddings.
+    """
+    weights = {name.removeprefix("model."): weight.detach().clone() for name, weight in draft.state_dict().items()}
+    weights.setdefault("lm_head.weight", weights["embed_tokens.weight"].clone())
+    for name, weight in weights.items():
+        if name.endswith(_WRITES):
+            weight.mul_(factor)
+    width = draft.config.hidden_size
+    return {**weights, "fc.weight": torch.eye(width, 2 * width)}
+
+
+def _new_weights(head: EagleHead, seed: int) -> dict[str, Tensor]:
+    """Of what a draft model does not have: states come out as large as 1."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = head.feature_fc.weight.shape
+    norms = {
+        name: torch.ones(weight.shape) for name, weight in head.state_dict().items() if name.startswith("fc_norm.")
+    }
+    return {**norms, "feature_fc.weight": shape[1] ** -0.5 * torch.randn(shape, generator=generator)}
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.detach().square().mean().sqrt())
