@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import RefitSchedule, refits_of
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
+from foredraft.engine.embedded_pair import with_embedded_pair
 from foredraft.engine.engine import Engine
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import (
@@ -34,7 +35,7 @@ from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import AnyHead, HeadOptions
-from foredraft.model import EMBEDDED, LanguageModel, LoadOptions
+from foredraft.model import LanguageModel, LoadOptions
 from foredraft.policy import Guard, Policy
 from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO, SamplingParams
@@ -63,7 +64,8 @@ MAX_SPECULATIVE_TOKENS = 8
 class LLM:
     """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
 
-    model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair.
+    model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair,
+        and its head for method="eagle".
     draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or directory. MTP layers
         are found in the target's own checkpoint: method="mtp".
     heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the
@@ -155,7 +157,7 @@ class LLM:
         verification_rules: Mapping[str, Rule] | None = None,
         config: str | os.PathLike[str] | None = None,
     ) -> None:
-        settings = _with_embedded_pair(
+        settings = with_embedded_pair(
             _read_settings(config)
             .override(model=model, draft_model=draft_model, method=method, exit_layer=exit_layer, adapt=adapt)
             .override(speculative_tokens=speculative_tokens, max_speculative_tokens=max_speculative_tokens)
@@ -443,18 +445,6 @@ class LLM:
 
 def _read_settings(config: str | os.PathLike[str] | None) -> Settings:
     return Settings() if config is None else Settings.read(config)
-
-
-def _with_embedded_pair(settings: Settings) -> Settings:
-    """Where there is no model."""
-    if settings.model is not None:
-        return settings
-    has_another = settings.exit_layer is not None or settings.draft_server is not None
-    uses_draft = not has_another if settings.method is None else "draft_model" in names_of(settings.method)
-    draft_model = settings.draft_model
-    if draft_model is None and uses_draft:
-        draft_model = EMBEDDED / "draft"
-    return settings.override(model=EMBEDDED / "target", draft_model=draft_model)
 
 
 def _engine_settings(

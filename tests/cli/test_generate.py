@@ -250,3 +250,9 @@ def test_a_text_that_fails_half_way_ends_with_the_error(monkeypatch: pytest.Monk
     assert found.stderr.splitlines()[-1].startswith("error: ")
     assert "the device is gone" in found.stderr.splitlines()[-1]
     assert found.stdout
+
+
+def test_the_embedded_targets_head_drafts_where_no_model_is_named() -> None:
+    asked = ("--max-tokens", "12", "--temperature", "0", "--json")
+    (found,), (plain,) = (json_lines(generate(PROMPT, "--method", name, *asked)) for name in ("eagle", "none"))
+    assert found["text"] == plain["text"]

@@ -14,7 +14,8 @@ from typer import Option
 
 from foredraft.cli.groups import Without
 from foredraft.cli.inputs import parse_bytes, parse_seconds
-from foredraft.engine.methods import EARLY_EXIT, check_draft_server, choose_methods, names_of
+from foredraft.engine.embedded_pair import with_embedded_pair
+from foredraft.engine.methods import check_draft_server, choose_methods, names_of
 from foredraft.errors import ForedraftError, shown
 from foredraft.model.checkpoint import refuse_unusable
 from foredraft.remote import DraftServerAccess
@@ -282,15 +283,11 @@ class ModelOptions:
         arguments.check_heterogeneous_vocab(settings.heterogeneous_vocab)
         arguments.check_precision(self.dtype, settings.quantization, settings.draft_quantization)
         arguments.check_devices(self.device, self.device_places, self.tp_plan, settings.quantization)
-        exit_layer = settings.exit_layer
-        method = EARLY_EXIT if settings.method is None and exit_layer is not None else settings.method
-        is_embedded = settings.model is None and method in (None, "draft_model") and settings.draft_server is None
-        has_draft_model = settings.draft_model is not None or is_embedded
         has_draft_server = DraftServerAccess.of(settings.draft_server) is not None
         methods = choose_methods(
             settings.method,
-            has_draft_model=has_draft_model,
-            has_exit_layer=exit_layer is not None,
+            has_draft_model=with_embedded_pair(settings).draft_model is not None,
+            has_exit_layer=settings.exit_layer is not None,
             has_draft_server=has_draft_server,
         )
         check_draft_server(names_of(methods), is_given=has_draft_server)

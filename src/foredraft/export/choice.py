@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foredraft.engine.embedded_pair import with_embedded_pair
 from foredraft.engine.methods import NO_DRAFT, choose_methods
 from foredraft.errors import ForedraftError
-from foredraft.model.checkpoint import EMBEDDED, is_gguf, raw_config
+from foredraft.model.checkpoint import is_gguf, raw_config
 from foredraft.sampling import AUTO
 
 if TYPE_CHECKING:
@@ -75,10 +76,9 @@ def choice_of(settings: Settings) -> Choice:
         raise ForedraftError(
             "head_settings cannot be exported: other engines read the head's files; set them in its config.json"
         )
-    is_embedded = settings.model is None and settings.draft_model is None and settings.method in (None, "draft_model")
-    is_embedded = is_embedded and settings.draft_server is None
-    draft = str(EMBEDDED / "draft") if is_embedded else settings.draft_model
-    target = settings.model or str(EMBEDDED / "target")
+    settings = with_embedded_pair(settings)
+    target = str(settings.model)
+    draft = None if settings.draft_model is None else str(settings.draft_model)
     methods = _methods(settings, draft)
     tokens: int | str = AUTO if settings.speculative_tokens is None else settings.speculative_tokens
     if NO_DRAFT in methods or tokens == 0:
