@@ -144,3 +144,13 @@ def test_only_a_processors_float32_and_bfloat16_are_given_to_the_kernels() -> No
     assert float(loss(ours, loss.distribution(theirs), 0.2).loss) == float(
         plain(ours, plain.distribution(theirs), 0.2).loss
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_row_is_no_loss(dtype: torch.dtype) -> None:
+    """A block may have no token so many places behind one that is predicted."""
+    loss = DistillationLoss(kernels=load_kernels())
+    ours = torch.zeros(0, 7, dtype=dtype, requires_grad=True)
+    sums = loss(ours, loss.distribution(logits(17).to(dtype)).select(torch.tensor([], dtype=torch.int64)), 0.2)
+    sums.loss.backward()
+    assert (float(sums.loss.detach()), sums.acceptance, sums.num_rows) == (0.0, 0.0, 0)

@@ -153,7 +153,10 @@ _WriteGradient: TypeAlias = Callable[[Tensor], Tensor]
 
 def _by_chunks(gradient: Tensor, rows_loss: Callable[[slice, Tensor], Tensor]) -> Tensor:
     """rows_loss: of some rows and their part of the gradient. See _WriteGradient."""
-    return torch.stack([rows_loss(rows, gradient[rows]) for rows in _chunks(gradient)]).sum(0)
+    sums = torch.zeros(3, dtype=torch.float64, device=gradient.device)
+    for rows in _chunks(gradient):
+        sums += rows_loss(rows, gradient[rows])
+    return sums
 
 
 def _sums(logits: Tensor, num_rows: int, write_gradient: _WriteGradient) -> LossSums:
