@@ -17,6 +17,7 @@ from tests.command_line import forked_commands, run_command
 KINDS = {
     "draft model": ("distill", "--layers", "1"),
     "eagle3 with the target's lm_head": ("head", "--kind", "eagle3", "--share-lm-head", "--draft-vocab-size", "512"),
+    "eagle1": ("head", "--kind", "eagle1", "--draft-model", "TARGET"),
     "medusa": ("head", "--kind", "medusa", "--heads", "2"),
     "exit": ("head", "--kind", "exit", "--exit-layer", "1", "--adapter-size", "32"),
 }
@@ -29,7 +30,7 @@ LONGEST_WAIT = 0.05
 
 
 def command(kind: str, toy: Path, text: Path, out: Path) -> list[str]:
-    name, *args = KINDS[kind]
+    name, *args = [str(toy) if word == "TARGET" else word for word in KINDS[kind]]
     return [
         *("train", name, "--target", str(toy), "--data", str(text)),
         *("--out", str(out), "--context", "16", "--batch-size", "2", "--num-threads", "1", *args),
