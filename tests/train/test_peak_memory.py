@@ -128,11 +128,6 @@ def test_what_was_taken_before_may_be_the_most() -> None:
     assert MemoryForecast(100, 150, 10, 20, 30, 40).peak == 200
 
 
-def test_freed_memory_is_given_back_before_a_pass_could_end_far_above_the_peak() -> None:
-    told = MemoryForecast(before=100, highest_before=300, gradients=10, optimiser=20, activations=30, logits=40)
-    assert told.heap_limit == 100 + 10 + 20 + (30 + 40) // 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("args", [(), ("--dtype", "bfloat16"), ("--kind", "medusa")])
 def test_what_is_told_is_what_is_measured(text: Path, tmp_path: Path, args: tuple[str, ...]) -> None:

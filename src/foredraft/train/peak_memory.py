@@ -37,17 +37,8 @@ class MemoryForecast:
     @property
     def peak(self) -> int:
         """The most that the process takes, with what it took before."""
-        return max(self.highest_before, self._between_passes + self.activations + self.logits)
-
-    @property
-    def heap_limit(self) -> int:
-        """What the process may take when a pass is over. The next pass finds in the heap most of what it needs, so the process ends little
-        above the peak."""
-        return self._between_passes + (self.activations + self.logits) // 2
-
-    @property
-    def _between_passes(self) -> int:
-        return self.before + self.gradients + self.optimiser
+        added = self.gradients + self.optimiser + self.activations + self.logits
+        return max(self.highest_before, self.before + added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Schedule:
 class Trainer:
     """student: what is trained. logit_width: of its logits. save_student: writes it into a folder. tasks: what steps read and
     minimise. validation_objective: what held-out text is measured by, whatever objective a step has. validation: blocks by kind of
-    text. heap_limit: bytes of the process above which freed memory goes back to the system."""
+    text."""
 
     student: nn.Module
     logit_width: int
@@ -70,7 +70,6 @@ class Trainer:
     step: int = 0
     seconds: float = 0.0
     history: list[ValidationRecord] = field(default_factory=list)
-    heap_limit: int = 0
 
     def resume(self) -> None:
         """Restore the last checkpoint, if there is one. The student holds its weights already."""
@@ -91,11 +90,7 @@ class Trainer:
         shape = pass_shape(self.schedule.batch_size, task.blocks.ids.shape[1], self.logit_width)
         of_pass = pass_memory(self.student, task.objective, shape)
         memory = process_memory()  # now, since computing the shapes has imported modules
-        if memory is None:
-            return None
-        foretold = forecast(memory, self.optimiser, of_pass)
-        self.heap_limit = foretold.heap_limit
-        return foretold
+        return None if memory is None else forecast(memory, self.optimiser, of_pass)
 
     @property
     def progress(self) -> float:
@@ -135,7 +130,7 @@ class Trainer:
             part = task.objective(self.student, ids[rows], next_ids[rows], progress)
             (part.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(part)
-            self._trim_heap()
+            malloc_trim()  # passes differ in length, so the heap would grow to several times what one of them takes
         sums = total(parts)
         loss = float(sums.loss) / num_tokens
         norm = self.optimiser.clip_gradients()
@@ -153,13 +148,6 @@ class Trainer:
             progress,
             self.seconds,
         )
-
-    def _trim_heap(self) -> None:
-        """Passes differ in length, so the heap would grow to several times what one of them takes. The next pass has to ask for what was
-        given back, which makes it a fifth longer."""
-        memory = process_memory()
-        if memory is None or memory.resident > self.heap_limit:
-            malloc_trim()
 
     def _not_finite(self, loss: float, norm: float) -> str:
         checkpoints = self.folder.checkpoints
