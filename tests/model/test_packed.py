@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.kernels import linear_int8, quantize_int8
 from foredraft.model import EMBEDDED, LoadOptions, load_model
-from foredraft.model.packed import Int8Linear, PackedLinear, int8_is_exact, pack_linears, packs
+from foredraft.model.packed import Int8Linear, PackedLinear, dense_weights, int8_is_exact, pack_linears, packs
 
 
 def packs_here() -> bool:
@@ -75,3 +75,15 @@ def test_int8_without_kernels_is_exact_for_any_number_of_rows(bias: bool) -> Non
         for num_rows in (1, 2, 5, 16, 17, 65):
             rows = layer(x[:, 3 : 3 + num_rows])
             assert torch.equal(rows, whole[:, 3 : 3 + num_rows])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_packed_weights_are_read_as_they_were(bias: bool) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(256, 704, bias=bias), nn.LayerNorm(704), nn.Linear(704, 16, bias=bias)).bfloat16()
+    expected = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert pack_linears(model, PackedLinear.of) == 2  # type: ignore[arg-type]
+    found = dense_weights(model)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight)

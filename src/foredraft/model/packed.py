@@ -143,6 +143,20 @@ class PackedLinear(nn.Module):
         out: Tensor = self._product(x, self._packed, self._bias, "none", [], "")
         return out
 
+    def dense(self) -> dict[str, Tensor]:
+        """weight [out, in] and bias, if there is one, as they were: by products with the unit vectors, which are exact."""
+        unit = torch.eye(self.in_features, dtype=torch.bfloat16)
+        dense: dict[str, Tensor] = {"weight": self._product(unit, self._packed, None, "none", [], "").T}
+        if isinstance(self._bias, Tensor):
+            dense["bias"] = self._bias
+        return dense
+
+
+def dense_weights(hf: nn.Module) -> dict[str, Tensor]:
+    """Its state, with the weights of the layers that oneDNN has packed, which the state lacks."""
+    packed = {name: module.dense() for name, module in hf.named_modules() if isinstance(module, PackedLinear)}
+    return hf.state_dict() | {f"{name}.{key}": weight for name, kept in packed.items() for key, weight in kept.items()}
+
 
 def packs(dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> bool:
     """Whether a model loaded so is packed: in bfloat16, by the compiled kernels or by a processor that multiplies it itself.

@@ -22,6 +22,7 @@ from foredraft.model import LoadOptions, load_tokenizer
 from foredraft.model.formats import open_checkpoint
 from foredraft.model.loading import load_config, refuse_unsupported
 from foredraft.model.memory import refuse_if_too_big
+from foredraft.model.packed import dense_weights
 from foredraft.model.stored import materialize
 from foredraft.vocabulary import check_vocabulary
 
@@ -110,8 +111,9 @@ def with_own_head(student: PreTrainedModel) -> PreTrainedModel:
 
 
 def copy_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
-    """Copies every weight that the target has by the same name and shape. The student's layer i gets those of layers[i]."""
-    target_weights = target.state_dict()
+    """Copies every weight that the target has by the same name and shape, packed ones too. The student's layer i gets those of
+    layers[i]."""
+    target_weights = dense_weights(target)
     with torch.no_grad():
         for name, weight in student.state_dict().items():
             source = target_weights.get(_source_name(name, layers))
