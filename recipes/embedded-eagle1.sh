@@ -1,5 +1,5 @@
 #!/bin/sh
-# A head for the embedded target that begins as its draft model and reads the target's last hidden state besides (EAGLE-1), trained on
+# A head for the embedded target that begins as its draft model and reads hidden states of the target besides (EAGLE-1), trained on
 # texts of the target's own.
 #
 #   recipes/embedded-eagle1.sh CORPUS OUT [BUDGET [GENERATIONS]]

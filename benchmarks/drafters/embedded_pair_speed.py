@@ -54,7 +54,7 @@ class System:
         return ids
 
 
-def foredraft_system(llm: LLM, name: str, gamma: int, temperature: float) -> System:
+def foredraft_system(llm: LLM, name: str, gamma: int | str, temperature: float) -> System:
     def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
         params = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, ignore_eos=True, speculative_tokens=gamma

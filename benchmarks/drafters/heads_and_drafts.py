@@ -19,23 +19,11 @@ import torch
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import code_prompts, story_prompts
 from benchmarks.common.reports import save
-from benchmarks.drafters.embedded_pair_speed import System, interval, machine, run
-from foredraft import LLM, SamplingParams
-from foredraft.engine.stats import SpeculationStats
+from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, interval, machine, run
+from foredraft import LLM
 from foredraft.model import EMBEDDED
 
 PROMPTS = {"code": code_prompts, "stories": story_prompts}
-
-
-def system(llm: LLM, name: str, gamma: int | str, temperature: float) -> System:
-    def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, ignore_eos=True, speculative_tokens=gamma
-        )
-        (output,) = llm.generate([prompt], params)
-        return output.outputs[0].token_ids, output.metrics.stats
-
-    return System(name, write)
 
 
 def measure(
@@ -43,9 +31,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     tokenizer = llms["head"].text_tokenizer
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS[kind](args.prompts)]
-    plain = system(llms["draft model"], "plain decoding", 0, temperature)
+    plain = foredraft_system(llms["draft model"], "plain decoding", 0, temperature)
     drafting = {
-        (name, gamma): system(llm, f"{name}, γ = {gamma}", gamma, temperature)
+        (name, gamma): foredraft_system(llm, f"{name}, γ = {gamma}", gamma, temperature)
         for gamma in gammas
         for name, llm in llms.items()
     }

@@ -140,6 +140,24 @@ class EagleConfig(LayeredConfig):
         return str(self.layer.model_type)
 
 
+def projected_eagle1(layer: PretrainedConfig, taps: tuple[int, ...], target: TargetShape) -> EagleConfig:
+    """EAGLE-1 with the norms, embeddings and lm_head of a draft model, that reads states of several layers."""
+    return EagleConfig(
+        kind="eagle1",
+        layer=layer,
+        taps=taps,
+        target_hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        num_fused_layers=0,
+        fc_norm=True,
+        norm_output=True,
+        projects_features=True,
+        owns_embeddings=True,
+        training_len=layer.max_position_embeddings,
+    )
+
+
 class Markov(NamedTuple):
     """DSpark's correction (arXiv:2607.05147): the token drafted before a place adds to all its logits, by two factors of this rank.
     kind: "vanilla", "gated" by the place's state, or "rnn", which goes by all tokens drafted before."""

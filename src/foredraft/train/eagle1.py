@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import ForedraftError
 from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
+from foredraft.heads.config import projected_eagle1
 from foredraft.heads.saving import save_eagle1
 from foredraft.model import LanguageModel
 from foredraft.train.head_kinds import MakeObjective, architectures_of
@@ -21,7 +22,7 @@ from foredraft.train.head_student import check_taps, default_taps
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
 from foredraft.train.students import load_for_training
-from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+from foredraft.train.unrolled_drafts import unrolled_objectives
 
 _WRITES = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")
 """What adds to the sum that goes from layer to layer."""
@@ -83,9 +84,7 @@ class Eagle1Kind:
 
     def objectives(self, head: EagleHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states = TargetStates(target, head.config.taps)
-        rows = TargetEnds(target.hf).lm_head_rows(None)
-        return lambda loss: UnrolledDrafts(states, rows, self.num_steps, self.decay, loss)
+        return unrolled_objectives(head, target, self.num_steps, self.decay)
 
     def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
@@ -120,19 +119,7 @@ def _config(draft: PreTrainedModel, factor: float, taps: tuple[int, ...], target
     """factor: see _weights."""
     layer = copy.deepcopy(draft.config)
     layer.rms_norm_eps *= factor**2
-    return EagleConfig(
-        kind="eagle1",
-        layer=layer,
-        taps=taps,
-        target_hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        num_fused_layers=0,
-        fc_norm=True,
-        norm_output=True,
-        projects_features=True,
-        owns_embeddings=True,
-    )
+    return projected_eagle1(layer, taps, target)
 
 
 def _weights(draft: PreTrainedModel, factor: float) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from foredraft.train.head_kinds import MakeObjective, architectures_of
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
-from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+from foredraft.train.unrolled_drafts import unrolled_objectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,7 @@ class Eagle3Kind:
 
     def objectives(self, head: EagleHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states = TargetStates(target, head.config.taps)
-        rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
-        return lambda loss: UnrolledDrafts(states, rows, self.num_steps, self.decay, loss)
+        return unrolled_objectives(head, target, self.num_steps, self.decay)
 
     def save(self, head: EagleHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.heads import EagleHead
+from foredraft.heads import EagleHead, TargetEnds
 from foredraft.heads.unrolled import unroll_states
 from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
@@ -62,6 +62,15 @@ class UnrolledDrafts:
         features = torch.empty(*ids.shape, config.feature_size)
         for step, states in enumerate(unroll_states(head, features, ids, self.num_steps)):
             yield head.logits(compared_rows(states, step))
+
+
+def unrolled_objectives(
+    head: EagleHead, target: LanguageModel, num_steps: int, decay: float
+) -> Callable[[DistillationLoss], UnrolledDrafts]:
+    """What a step of this head minimises, for each loss. num_steps, decay: see UnrolledDrafts."""
+    states = TargetStates(target, head.config.taps)
+    rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
+    return lambda loss: UnrolledDrafts(states, rows, num_steps, decay, loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foredraft.errors import ModelError
-from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
+from foredraft.heads.config import HeadCheckpoint, TargetShape, projected_eagle1
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.formats.layers import count_layers, read_layers
@@ -27,20 +27,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
         )
     inner = settings.nested("transformer_layer_config")
     layer = read_layers(inner, count_layers(files.tensors))
-    config = EagleConfig(
-        kind="eagle1",
-        layer=layer,
-        taps=taps,
-        target_hidden_size=settings.integer("target_hidden_size"),
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        num_fused_layers=0,
-        fc_norm=True,
-        norm_output=True,
-        projects_features=True,
-        owns_embeddings=True,
-        training_len=layer.max_position_embeddings,
-    )
+    config = projected_eagle1(layer, taps, target._replace(hidden_size=settings.integer("target_hidden_size")))
     settings.take(_WITHOUT_EFFECT)
     settings.refuse_unread()
     inner.refuse_unread()
