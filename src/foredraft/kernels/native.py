@@ -334,13 +334,10 @@ class Kernels:
     def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
         """One token for each row, each with its own spec; -1 for a row with a NaN. logits: [R, V] -> [R]"""
         logits, packed = _checked_logits(logits), PackedDrawSpecs(specs)
-        num_rows, width = logits.shape
+        num_rows = len(logits)
         ids = torch.empty(num_rows, dtype=torch.int64)
         self._library.choose(
-            logits.data_ptr(),
-            logits.dtype == torch.float32,
-            num_rows,
-            width,
+            *_rows_of(logits),
             packed.rows,
             packed.uniforms,
             packed.keys,
@@ -364,10 +361,7 @@ class Kernels:
             probs = torch.empty(num_rows, room)
             ids = torch.empty(num_rows, room, dtype=torch.int64)
             most = self._library.token_probs(
-                logits.data_ptr(),
-                logits.dtype == torch.float32,
-                num_rows,
-                width,
+                *_rows_of(logits),
                 packed.rows,
                 room,
                 probs.data_ptr(),
@@ -406,13 +400,10 @@ class Kernels:
     def argmax(self, logits: Tensor) -> Tensor:
         """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
         logits = _checked_logits(logits)
-        num_rows, width = logits.shape
+        num_rows = len(logits)
         ids = torch.empty(num_rows, dtype=torch.int64)
         self._library.argmax(
-            logits.data_ptr(),
-            logits.dtype == torch.float32,
-            num_rows,
-            width,
+            *_rows_of(logits),
             ids.data_ptr(),
             torch.get_num_threads(),
         )
@@ -423,14 +414,11 @@ class Kernels:
         from bfloat16 as from those numbers in float32. logits: [R, V], temperatures: [R] -> float32 [R, count], [R, count]
         """
         logits, temperatures = _checked_logits(logits), temperatures.to(torch.float32).contiguous()
-        num_rows, width = logits.shape
+        num_rows = len(logits)
         probs = torch.empty(num_rows, count)
         ids = torch.empty(num_rows, count, dtype=torch.int64)
         self._library.top(
-            logits.data_ptr(),
-            logits.dtype == torch.float32,
-            num_rows,
-            width,
+            *_rows_of(logits),
             temperatures.data_ptr(),
             count,
             probs.data_ptr(),
@@ -446,10 +434,7 @@ class Kernels:
         probs, negative_entropy = torch.empty(num_rows, width), torch.empty(num_rows)
         likeliest = torch.empty(num_rows, dtype=torch.int64)
         self._library.softmax(
-            logits.data_ptr(),
-            logits.dtype == torch.float32,
-            num_rows,
-            width,
+            *_rows_of(logits),
             temperature,
             probs.data_ptr(),
             negative_entropy.data_ptr(),
@@ -479,13 +464,10 @@ class Kernels:
         _check_places(logits, probs, places)
         if gradient.shape != logits.shape or gradient.dtype != logits.dtype or not gradient.is_contiguous():
             raise ValueError(f"a contiguous gradient {list(logits.shape)} is needed, of {logits.dtype}")
-        num_rows, width = logits.shape
+        num_rows = len(logits)
         sums = torch.empty(num_rows, 3, dtype=torch.float64)
         self._library.distill(
-            logits.data_ptr(),
-            logits.dtype == torch.float32,
-            num_rows,
-            width,
+            *_rows_of(logits),
             temperature,
             probs.data_ptr(),
             negative_entropy.data_ptr(),
@@ -546,6 +528,11 @@ class _Workspaces(threading.local):
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
+
+
+def _rows_of(logits: Tensor) -> tuple[int, bool, int, int]:
+    """The library's first arguments: where they are, whether they are float32, how many rows and how wide. logits: [R, V], checked"""
+    return logits.data_ptr(), logits.dtype == torch.float32, logits.shape[0], logits.shape[1]
 
 
 def _checked_logits(logits: Tensor) -> Tensor:
