@@ -8,19 +8,14 @@
 # Two runs, the second on from the first with other texts and more weight on drawn ones: an hour on one core, and 80 minutes
 # on two, with bfloat16 products, of which the target's writing takes half an hour. The draft is in OUT/second.
 set -eu
+. "$(dirname "$0")/embedded_corpus.sh"
 corpus=$1 plain=$2 out=$3 first_steps=${4:-2445} second_steps=${5:-5745}
 target=$(dirname "$0")/../src/foredraft/embedded/target
 
-distill() {
-    foredraft train distill --target "$target" \
-        --data "$corpus/cpython311_stdlib.txt.gz" --licence cpython311_stdlib.txt.gz=PSF-2.0 \
-        --data "$corpus/thealgorithms.txt.gz" --licence thealgorithms.txt.gz=MIT \
-        --data "$corpus/keon_algorithms.txt.gz" --licence keon_algorithms.txt.gz=MIT \
-        --data "$corpus/tinystories_train.txt.gz" --licence tinystories_train.txt.gz=CDLA-Sharing-1.0 \
-        --separator-line "# ===== file: " --exclude "$corpus/heldout_code.txt.gz" \
-        --validation "code=$corpus/heldout_code.txt.gz" --validation "stories=$corpus/tinystories_val.txt.gz" \
+distill() (
+    train_on_corpus "$corpus" distill --target "$target" \
         --only-generations --dtype bfloat16 --loss tv --batch-size 8 --muon-learning-rate 0.01 --learning-rate 0.001 "$@"
-}
+)
 
 mkdir -p "$out"
 distill --init "$plain" --own-head --out "$out/first" --steps "$first_steps" --generations 18000 \
