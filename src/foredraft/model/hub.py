@@ -12,9 +12,11 @@ from foredraft.model.checkpoint import CONFIG, raw_config
 
 
 def config_of(name: str, revision: str | None = None) -> dict[str, Any]:
-    """name: a directory or a hub id. Defaults are left out; empty if it cannot be had."""
+    """name: a directory or a hub id. Defaults are left out; empty if it cannot be had, as of a file, which is no hub id."""
     if Path(name).is_dir():
         return raw_config(name)
+    if Path(name).exists():
+        return {}
     try:
         config = json.loads(Path(hf_hub_download(name, CONFIG, revision=revision)).read_bytes())
     except Exception:

@@ -1,0 +1,32 @@
+"""A configuration is asked of the hub only for what may be a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.model import hub
+
+
+def test_of_a_directory_its_own_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert hub.config_of(str(tmp_path))["model_type"] == "llama"
+
+
+def test_the_hub_is_not_asked_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(hub, "hf_hub_download", lambda name, *_, **__: asked.append(name))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert hub.config_of(str(file)) == {}
+    assert not asked
+
+
+def test_what_the_hub_does_not_have_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise OSError("not found")
+
+    monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    assert hub.config_of("somebody/something") == {}
