@@ -164,6 +164,18 @@ def test_a_head_keeps_the_targets_lm_head(toy: Path, text: Path, tmp_path: Path)
     assert again.exit_code == 0, again.stderr
 
 
+def test_a_head_in_eight_bits_drafts_and_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = head(toy, text, tmp_path / "head", "--steps", "2", "--quantization", "int8")
+    assert result.exit_code == 0, result.stderr
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    assert stored["fc.weight"].dtype == stored["layers.0.mlp.up_proj.weight"].dtype == torch.int8
+    llm = LLM(toy, tmp_path / "head", dtype="float32", speculative_tokens=2)
+    (output,) = llm.generate("the cat sat", SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    assert output.metrics.stats.num_draft_tokens > 0
+    again = head(toy, text, tmp_path / "again", "--steps", "2", "--init", tmp_path / "head")
+    assert again.exit_code == 0, again.stderr
+
+
 @pytest.mark.slow
 def test_training_brings_the_head_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
     result = head(toy, text, tmp_path / "head", "--steps", "40", "--unroll", "2", "--validation-share", "0.2", "--json")
@@ -192,6 +204,7 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
         (("--unroll", "0", "--steps", "1"), "--unroll, --layers and --intermediate-size must be at least 1"),
         (("--decay", "1.5", "--steps", "1"), "--decay above 0 and at most 1"),
         ((), "give one of --steps, --epochs and --budget"),
+        (("--quantization", "int3", "--steps", "1"), "a head is stored in bfloat16 or int8, not 'int3'"),
     ],
 )
 def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 from foredraft.errors import ModelError, one_line
 from foredraft.model.checkpoint import CONFIG, refuse_unusable
 from foredraft.model.diagnosis import why_not_found
+from foredraft.model.quantized.dense import read_dense
+from foredraft.model.quantized.tensors import UnreadableError
 
 _PATTERNS = (CONFIG, "*.safetensors", "*.bin", "*.pt", "*.index.json")
 _SINGLE = (
@@ -25,6 +27,9 @@ _SINGLE = (
     "pytorch_model.bin",
     "medusa_lm_head.pt",
 )
+QUANTIZATION = "quantization_config"
+"""In config.json: how matrices are quantized."""
+
 _BUFFER = ".rotary_emb.inv_freq"
 """Old files hold the angles of rotary embeddings, which follow from the configuration."""
 
@@ -33,7 +38,8 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """name: as the user gave it. config: of config.json. tensors: by their names in the file."""
+    """name: as the user gave it. config: of config.json. tensors: by their names in the file; quantized matrices are read into
+    floating point, and nothing is left in the configuration that says how they were quantized."""
 
     name: str
     config: dict[str, Any]
@@ -44,8 +50,11 @@ class HeadFiles:
         """name: a directory or a hub id. Raises ModelError for files that are missing or cannot be read."""
         folder = _folder_of(name, revision)
         try:
-            return cls(name, _config_of(folder), _tensors_of(folder))
-        except ModelError as error:
+            config = _config_of(folder)
+            settings = config.pop(QUANTIZATION, None)
+            tensors = _tensors_of(folder) if settings is None else read_dense(folder, settings)
+            return cls(name, config, _without_buffers(tensors))
+        except (ModelError, UnreadableError) as error:
             raise ModelError(f"{name}: {error}") from error
         except Exception as error:
             raise ModelError(f"{name}: the head cannot be read: {one_line(error)}; download it again") from error
@@ -119,6 +128,10 @@ def _tensors_of(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         tensors |= _read(path)
+    return tensors
+
+
+def _without_buffers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFER)}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from foredraft.errors import ForedraftError
+from foredraft.heads.quantized import quantize_head
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.model_card import model_card
@@ -28,14 +29,23 @@ from foredraft.train.written import Writer
 
 
 def train_head(
-    target: str, data: Data, kind: HeadKind[Any], recipe: Recipe, out: Path, watch: Watch = UNWATCHED
+    target: str,
+    data: Data,
+    kind: HeadKind[Any],
+    recipe: Recipe,
+    out: Path,
+    watch: Watch = UNWATCHED,
+    quantization: str | None = None,
 ) -> Outcome:
-    """Trains a head of this kind for a target, on the files and on texts that the target writes.
+    """Trains a head of this kind for a target, on the files and on texts that the target writes. quantization: "int8" stores the
+    finished head's matrices in eight bits.
 
     Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
     the loss is not finite, and if the disk is full; saved checkpoints are kept.
     """
-    return _HeadRun(target, data, kind, recipe, out, watch).execute()
+    if quantization not in (None, "int8"):
+        raise ForedraftError(f"a head is stored in bfloat16 or int8, not {quantization!r}")
+    return _HeadRun(target, data, kind, recipe, out, watch, quantization is not None).execute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,7 @@ class _HeadRun:
     recipe: Recipe
     out: Path
     watch: Watch
+    quantizes: bool
 
     def execute(self) -> Outcome:
         self.watch.stage("reading")
@@ -112,8 +123,10 @@ class _HeadRun:
         )
 
     def _publish(self, head: nn.Module, target: LanguageModel, card: str, folder: Path) -> None:
-        """In bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
-        self._save(head, target, folder, torch.bfloat16)
+        """As it will be served. The float32 weights stay in the last checkpoint."""
+        self._save(head, target, folder, torch.float32 if self.quantizes else torch.bfloat16)
+        if self.quantizes:
+            quantize_head(folder)
         (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
     def _save(self, head: nn.Module, target: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:

@@ -136,6 +136,9 @@ def head(
         ),
     ] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
+    quantization: Annotated[
+        str | None, Option(help="int8: store the finished head in eight bits, in half of the space. Default: bfloat16.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a head for a target: it drafts from the target's own hidden states.
@@ -150,7 +153,7 @@ def head(
     head_kind = getattr(training, _KINDS[kind].name)(**given, init=init)
     with watching() as watch:
         settings = recipe.recipe(is_new=init is None and options.draft_model is None, **distillation.recipe_fields())
-        outcome = training.train_head(target, data.of(documents), head_kind, settings, out, watch)
+        outcome = training.train_head(target, data.of(documents), head_kind, settings, out, watch, quantization)
     report(outcome, out, as_json)
 
 
