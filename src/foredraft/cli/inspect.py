@@ -14,8 +14,8 @@ from foredraft.cli.groups import Without, option_groups
 from foredraft.cli.inputs import read_text
 from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions, set_threads
 from foredraft.cli.options import JsonOption
+from foredraft.engine.embedded_pair import with_embedded_pair
 from foredraft.errors import ForedraftError
-from foredraft.model.checkpoint import EMBEDDED
 from foredraft.sampling import AUTO
 from foredraft.utils import startup
 
@@ -28,24 +28,12 @@ _NOT_INSPECTED = Without(
     "settings_file",
     "cache_memory",
     "draft_quantization",
-    "batch_invariant",
     "device_map",
     "tp_plan",
+    "batch_invariant",
     "head_window",
     "head_settings",
     "adapt",
-)
-
-
-_NOT_INSPECTED = Without(
-    "settings_file",
-    "cache_memory",
-    "draft_quantization",
-    "device_map",
-    "tp_plan",
-    "batch_invariant",
-    "head_window",
-    "head_settings",
 )
 
 
@@ -110,20 +98,22 @@ def inspect(
         raise ForedraftError(inspection.reason)
 
 
-def _target(models: ModelOptions) -> str:
-    return models.model or str(EMBEDDED / "target")
+def _named(models: ModelOptions) -> tuple[str, str | None]:
+    """Target and draft"""
+    settings = with_embedded_pair(models.settings())
+    return str(settings.model), None if settings.draft_model is None else str(settings.draft_model)
 
 
 def _inspect(models: ModelOptions, load: bool, text: str | None) -> Inspection:
     from foredraft.cli.render.progress import spinner
     from foredraft.tools.inspection import inspect_models
 
-    draft = models.draft_model or (None if models.model else str(EMBEDDED / "draft"))
+    target, draft = _named(models)
     startup.ready()
     set_threads(models.num_threads)
     with spinner("inspecting"):
         return inspect_models(
-            _target(models),
+            target,
             draft,
             models.load_options(),
             load=load,
@@ -137,7 +127,7 @@ def _measure_quality(models: ModelOptions, text: str, max_tokens: int) -> Qualit
     from foredraft.tools.quality import measure_quality
 
     with spinner("measuring quality"):
-        return measure_quality(_target(models), text, models.load_options(), max_tokens=max_tokens)
+        return measure_quality(_named(models)[0], text, models.load_options(), max_tokens=max_tokens)
 
 
 def _print(inspection: Inspection, quality: QualityReport | None) -> None:
