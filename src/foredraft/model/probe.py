@@ -27,6 +27,7 @@ from foredraft.model.batch import Read, Span
 from foredraft.model.diagnosis import why_not_finite
 from foredraft.model.input_rounding import GroupOf, never, rounded_inputs
 from foredraft.model.language_model import Body, LanguageModel, Traits, library_body
+from foredraft.model.pages import give_back
 from foredraft.model.progress import bar_of_layers, with_bar
 from foredraft.model.stored import StoredEmbedding
 from foredraft.model.trial_ids import random_ids
@@ -49,6 +50,9 @@ _TIMES_ROUNDING = 2.0
 _MOST_COLUMNS = 1 << 14
 """Of logits that are compared with the library's: a row of a large vocabulary takes as much memory as a layer."""
 
+_MOST_LOGITS = 1 << 21
+"""Whose bits are compared with those of another reading, and of at least one row."""
+
 _ROWS_AT_A_TIME = 1024
 
 _LONG, _SHORT = 1056, 64
@@ -68,6 +72,7 @@ def probe(
     """
     _refuse_unsound_embeddings(hf, name)
     draft, bytes_per_token = _compared(hf, name, context_len, prepare, group_of)
+    give_back([])  # two sets of a large vocabulary's logits, before the next ones
     traits = replace(draft.traits, bytes_per_token=bytes_per_token, row_exact=_is_row_exact(draft))
     return LanguageModel(hf, traits, draft.body)
 
@@ -125,10 +130,16 @@ def _references(
         logits: Tensor = out.logits
     except Exception as error:
         raise ModelError(f"{name}: its own forward pass fails: {one_line(error)}") from error
-    if bool((torch.isnan(logits) | torch.isposinf(logits)).any()):
+    if not _is_sound(logits):
         raise ModelError(f"{name}: {why_not_finite(hf)}")
     columns = _some_columns(logits)
     return logits.shape[-1], [rows[: len(tokens)] for rows, tokens in zip(columns, sequences, strict=True)]
+
+
+def _is_sound(logits: Tensor) -> bool:
+    """Whether there is neither NaN nor infinity; -inf bans a token. The largest is either if there is one, and takes no memory."""
+    largest = logits.amax()
+    return not bool(torch.isnan(largest) or torch.isposinf(largest))
 
 
 def _some_columns(logits: Tensor) -> Tensor:
@@ -198,7 +209,7 @@ def states_if_rows_agree(model: LanguageModel, sources: Sequence[Source] = ()) -
     """
     length = min(sum(_CUTS), model.traits.context_len)
     neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
-    num_compared = min(length, _CUTS[2])
+    num_compared = min(length, _CUTS[2], max(1, _MOST_LOGITS // model.traits.vocab_size))
     whole = model.scratch_cache([len(neighbour), length], sources=sources)
     with _UnorderedProducts() as products:
         expected = _digests(model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:])
