@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foredraft import LLM, SamplingParams
 from foredraft.errors import ModelError
 from foredraft.heads import MedusaHead, load_head
 from foredraft.heads.quantized import quantize_head
 from foredraft.heads.saving import save_eagle3, save_medusa
-from foredraft.kernels import quantize_int8
+from foredraft.kernels import load_kernels, quantize_int8
+from foredraft.model import EMBEDDED
 from tests.heads.checkpoints import TARGET, golden
 from tests.heads.test_eagle import head_of
 
@@ -54,6 +57,23 @@ def test_other_kinds_of_heads_are_rounded_likewise(tmp_path: Path) -> None:
     for name, weight in load_head(str(tmp_path / "saved"), TARGET).tensors.items():
         given_weight = given.tensors[name]
         assert torch.equal(weight, quantize_int8(given_weight).dequantized() if weight.dim() == 2 else given_weight)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels here")
+def test_they_run_in_eight_bits(tmp_path: Path) -> None:
+    """Also for a target that is not rounded, whose texts stay."""
+    head = tmp_path / "head"
+    shutil.copytree(EMBEDDED / "head", head)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    identities, texts = [], []
+    for _ in range(2):
+        llm = LLM(EMBEDDED / "target", head, dtype="bfloat16", num_threads=1, speculative_tokens=3)
+        identities.append(llm.head_identity)
+        texts.append(llm.generate("def add(a, b):", params)[0].outputs[0].token_ids)
+        if len(texts) == 1:
+            quantize_head(head)
+    assert [identity.quantization for identity in identities if identity is not None] == [None, "int8"]
+    assert texts[0] == texts[1] == llm.with_drafter("none").generate("def add(a, b):", params)[0].outputs[0].token_ids
 
 
 def test_other_quantizations_are_refused_in_one_line(saved: Path) -> None:

@@ -126,7 +126,7 @@ class LoadedModels:
             check_can_have_head(self.target)
         if has_head:
             self.head = self._attach_head(draft_source)
-            self.head_identity = _identity_of(self.head, os.fspath(draft_source), self.draft_options)  # type: ignore[arg-type]
+            self.head_identity = _identity_of(self.head, os.fspath(draft_source))  # type: ignore[arg-type]
         elif exit_layer is not None:
             self.head = EarlyExit.after(self.target, exit_layer)
 
@@ -303,8 +303,8 @@ def draft_method_of(
     return method or ("draft_model" if mask_token_of(config_of(name, revision)) is None else "pard")
 
 
-def _identity_of(head: AnyHead, name: str, options: LoadOptions) -> HeadIdentity:
-    is_rounded = options.is_rounded and isinstance(head, CompiledEagle)
+def _identity_of(head: AnyHead, name: str) -> HeadIdentity:
+    is_rounded = isinstance(head, CompiledEagle) and head.is_rounded
     return HeadIdentity(name, str(head.dtype).removeprefix("torch."), "int8" if is_rounded else None)
 
 

@@ -21,7 +21,7 @@ from foredraft.heads.loading import load_head, load_mtp
 from foredraft.heads.medusa import MedusaHead
 from foredraft.heads.mtp import MtpHead
 from foredraft.heads.options import HeadOptions, overridden, window_of
-from foredraft.kernels import WeightFormat, unquantized
+from foredraft.kernels import WeightFormat, quantize_int8, unquantized
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
@@ -46,11 +46,13 @@ def attach_head(
     """The head in a directory or under a hub id, in the target's precision and on its device. How its files were read is logged,
     where they leave something open.
 
+    weight_format: of its matrices, where the target's kernels run it; of one that is stored in few bits they are rounded to int8.
     text: tokens that the target reads, if the files leave something open, to find out what is right (see calibration.py); without
     it the format's own defaults hold. Raises ModelError, see load_head and overridden.
     """
     shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
     checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
+    weight_format = quantize_int8 if checkpoint.is_quantized else weight_format
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):

@@ -284,12 +284,14 @@ AnyHeadConfig = EagleConfig | DFlashConfig | MedusaConfig | ExitConfig | MtpConf
 @dataclass(frozen=True)
 class HeadCheckpoint:
     """A head that was read from a file. tensors: by their names in the module (heads/eagle.py, heads/medusa.py).
-    notes: what a user should know of how the file was read, a line each. form: whose files they are, by name."""
+    notes: what a user should know of how the file was read, a line each. form: whose files they are, by name. is_quantized: whether
+    the file has its matrices in few bits."""
 
     config: AnyHeadConfig
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
     form: str = ""
+    is_quantized: bool = False
 
     def with_settings(self, **settings: Any) -> HeadCheckpoint:
         """The same weights with other settings, such as a candidate of an ambiguity."""

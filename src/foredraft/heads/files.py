@@ -39,11 +39,12 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
     """name: as the user gave it. config: of config.json. tensors: by their names in the file; quantized matrices are read into
-    floating point, and nothing is left in the configuration that says how they were quantized."""
+    floating point, and nothing is left in the configuration that says how they were quantized. is_quantized: whether any were."""
 
     name: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    is_quantized: bool = False
 
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> HeadFiles:
@@ -53,7 +54,7 @@ class HeadFiles:
             config = _config_of(folder)
             settings = config.pop(QUANTIZATION, None)
             tensors = _tensors_of(folder) if settings is None else read_dense(folder, settings)
-            return cls(name, config, _without_buffers(tensors))
+            return cls(name, config, _without_buffers(tensors), settings is not None)
         except (ModelError, UnreadableError) as error:
             raise ModelError(f"{name}: {error}") from error
         except Exception as error:

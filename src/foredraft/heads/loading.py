@@ -34,7 +34,7 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
     files = HeadFiles.of(name, revision)
     try:
         form = format_of(files)
-        checkpoint = replace(form.read(files, target), form=form.name)
+        checkpoint = replace(form.read(files, target), form=form.name, is_quantized=files.is_quantized)
         _check_target(checkpoint, target)
         _check_tensors(checkpoint)
     except ModelError as error:

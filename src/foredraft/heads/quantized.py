@@ -1,7 +1,6 @@
 """Heads whose matrices are stored in eight bits: half the size of a file in bfloat16.
 
-The form is int-quantized of compressed-tensors: symmetric, a scale for each output. It is read back into floating point, so a head
-runs in whatever precision it is asked to run in.
+The form is int-quantized of compressed-tensors: symmetric, a scale for each output.
 """
 
 from __future__ import annotations
