@@ -48,7 +48,7 @@ LAYERS = (
     {"drafters", "policy", "engine.drafter_group"},
     {"engine.scheduler", "engine.faults", "engine.methods"},
     {"engine.engine", "engine.models", "engine.draft_sources"},
-    {"engine.build", "engine.embedded_pair", "engine.run"},
+    {"engine.build", "engine.embedded_models", "engine.run"},
     {"engine", "utils", "text", "tools"},
     {"text.token_kinds", "text.tokenizing", "text.outputs", "text.grammar"},
     {"text.byte_fallback", "text.chat_template"},

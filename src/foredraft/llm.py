@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foredraft.drafters import RefitSchedule, refits_of
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
-from foredraft.engine.embedded_pair import with_embedded_pair
+from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.engine.engine import Engine
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.methods import (
@@ -157,7 +157,7 @@ class LLM:
         verification_rules: Mapping[str, Rule] | None = None,
         config: str | os.PathLike[str] | None = None,
     ) -> None:
-        settings = with_embedded_pair(
+        settings = with_embedded_models(
             _read_settings(config)
             .override(model=model, draft_model=draft_model, method=method, exit_layer=exit_layer, adapt=adapt)
             .override(speculative_tokens=speculative_tokens, max_speculative_tokens=max_speculative_tokens)

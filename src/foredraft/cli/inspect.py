@@ -14,7 +14,7 @@ from foredraft.cli.groups import Without, option_groups
 from foredraft.cli.inputs import read_text
 from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions, set_threads
 from foredraft.cli.options import JsonOption
-from foredraft.engine.embedded_pair import with_embedded_pair
+from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.errors import ForedraftError
 from foredraft.sampling import AUTO
 from foredraft.utils import startup
@@ -100,7 +100,7 @@ def inspect(
 
 def _named(models: ModelOptions) -> tuple[str, str | None]:
     """Target and draft"""
-    settings = with_embedded_pair(models.settings())
+    settings = with_embedded_models(models.settings())
     return str(settings.model), None if settings.draft_model is None else str(settings.draft_model)
 
 

@@ -14,7 +14,7 @@ from typer import Option
 
 from foredraft.cli.groups import Without
 from foredraft.cli.inputs import parse_bytes, parse_seconds
-from foredraft.engine.embedded_pair import with_embedded_pair
+from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.engine.methods import check_draft_server, choose_methods, names_of
 from foredraft.errors import ForedraftError, shown
 from foredraft.model.checkpoint import refuse_unusable
@@ -286,7 +286,7 @@ class ModelOptions:
         has_draft_server = DraftServerAccess.of(settings.draft_server) is not None
         methods = choose_methods(
             settings.method,
-            has_draft_model=with_embedded_pair(settings).draft_model is not None,
+            has_draft_model=with_embedded_models(settings).draft_model is not None,
             has_exit_layer=settings.exit_layer is not None,
             has_draft_server=has_draft_server,
         )

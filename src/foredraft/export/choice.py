@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foredraft.engine.embedded_pair import with_embedded_pair
+from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.engine.methods import NO_DRAFT, choose_methods
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import is_gguf, raw_config
@@ -76,7 +76,7 @@ def choice_of(settings: Settings) -> Choice:
         raise ForedraftError(
             "head_settings cannot be exported: other engines read the head's files; set them in its config.json"
         )
-    settings = with_embedded_pair(settings)
+    settings = with_embedded_models(settings)
     target = str(settings.model)
     draft = None if settings.draft_model is None else str(settings.draft_model)
     methods = _methods(settings, draft)

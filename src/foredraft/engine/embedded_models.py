@@ -1,0 +1,79 @@
+"""What comes with the package for settings that leave it out: the embedded target, what drafts for it, and heads for other targets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foredraft.engine.methods import names_of
+from foredraft.model.checkpoint import EMBEDDED, is_gguf, raw_config
+from foredraft.settings import Settings
+
+_EAGLE = "eagle"
+_DRAFTS = {"draft_model": EMBEDDED / "draft", _EAGLE: EMBEDDED / "head"}
+
+
+class _TargetHead(NamedTuple):
+    """An EAGLE head, and the target that it is for. config: what tells its configuration from others."""
+
+    hub_id: str
+    config: Mapping[str, Any]
+    head: Path
+
+    def is_for(self, config: Mapping[str, Any]) -> bool:
+        return all(config.get(key) == value for key, value in self.config.items())
+
+
+_HEADS = (
+    _TargetHead(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152},
+        EMBEDDED / "smollm2-head",
+    ),
+)
+
+
+def with_embedded_models(settings: Settings) -> Settings:
+    """The settings with what they leave out. Without a model: the embedded target, and what the first method that needs a draft takes.
+    With one, and the method "eagle": the head that comes with the package for it, if one does. A draft that they name stays."""
+    if settings.draft_model is None and settings.model is not None and _EAGLE in _methods(settings):
+        return settings.override(draft_model=_head_for(settings.model))
+    if settings.model is not None:
+        return settings
+    draft_model = settings.draft_model
+    if draft_model is None:
+        draft_model = next((_DRAFTS[method] for method in _methods(settings) if method in _DRAFTS), None)
+    return settings.override(model=EMBEDDED / "target", draft_model=draft_model)
+
+
+def _methods(settings: Settings) -> list[str]:
+    if settings.method is not None:
+        return names_of(settings.method)
+    has_another = settings.exit_layer is not None or settings.draft_server is not None
+    return [] if has_another else ["draft_model"]
+
+
+def _head_for(model: object) -> Path | None:
+    """model: as in Settings. Of a hub id its name tells; else the configuration."""
+    named = next((head for head in _HEADS if head.hub_id == model), None)
+    if named is None:
+        config = _config_of(model)
+        named = next((head for head in _HEADS if head.is_for(config)), None)
+    return None if named is None else named.head
+
+
+def _config_of(model: object) -> Mapping[str, Any]:
+    """Of a model in memory, a directory or a GGUF file; empty for a hub id."""
+    config: Mapping[str, Any]
+    if not isinstance(model, str | os.PathLike):
+        config = model.config.to_dict()  # type: ignore[attr-defined]
+        return config
+    if not is_gguf(Path(model)):
+        return raw_config(os.fspath(model))
+    from foredraft.model import LoadOptions  # which imports PyTorch
+    from foredraft.model.gguf import GGUFCheckpoint
+
+    config = GGUFCheckpoint(os.fspath(model), LoadOptions()).config().to_dict()
+    return config
