@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from foredraft import ForedraftError
 from foredraft.export import ENGINES, Choice
 from foredraft.export.choice import head_of
 from foredraft.heads import EagleConfig, EagleHead, load_head
+from foredraft.heads.quantized import quantize_head
 from foredraft.heads.saving import save_eagle3, save_safeailab_eagle3
 from tests.export.exporting import TARGET, choice, options_of
 from tests.heads.checkpoints import TARGET as TOY
@@ -56,6 +58,20 @@ def test_for_others_it_is_written_in_their_form(name: str, trained: str, tmp_pat
     assert all(torch.equal(written.tensors[key], given.tensors[key]) for key in given.tensors)
     with pytest.raises(ForedraftError, match="is not empty: give another --head-output"):
         engine.export(with_head(trained), folder)
+
+
+def test_a_head_in_eight_bits_is_written_in_floating_point(trained: str, tmp_path: Path) -> None:
+    rounded, theirs = tmp_path / "rounded", tmp_path / "theirs"
+    shutil.copytree(trained, rounded)
+    quantize_head(rounded)
+    with pytest.raises(ForedraftError, match="in that of speculators, quantized: give --head-output DIR"):
+        ENGINES["vllm"].export(with_head(str(rounded)))
+    assert str(theirs) in ENGINES["vllm"].export(with_head(str(rounded)), theirs).text
+    given, written = head_of(TARGET, str(rounded)), head_of(TARGET, str(theirs))
+    assert not written.is_quantized
+    assert written.tensors.keys() == given.tensors.keys()
+    for key, weight in given.tensors.items():
+        assert torch.allclose(written.tensors[key].float(), weight.float(), rtol=2**-8, atol=0)  # the nearest bfloat16
 
 
 def test_layers_are_counted_as_their_readers_count_them(trained: str, tmp_path: Path) -> None:

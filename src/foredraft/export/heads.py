@@ -42,8 +42,10 @@ def eagle_kind(choice: Choice) -> str:
 
 
 def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
-    """Raises ForedraftError, with the option that helps, for a head in a form that the engine does not load."""
-    given = checkpoint_of(choice).form
+    """Raises ForedraftError, with the option that helps, for a head in a form that the engine does not load, or in few bits, which no
+    engine was seen to load."""
+    head = checkpoint_of(choice)
+    given = f"{head.form}, quantized" if head.is_quantized else head.form
     if given not in form.names:
         raise ForedraftError(
             f"{engine} loads heads in the form of {' or '.join(form.names)}, and {choice.draft} is in that of {given}: give "
@@ -67,7 +69,7 @@ def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
         form.save(head, choice.target, folder)
     except ValueError as error:
         raise ForedraftError(f"{choice.draft} cannot be written in that form: {error}") from None
-    return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0]))
+    return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0], is_quantized=False))
 
 
 def save_speculators(head: HeadCheckpoint, target: str, folder: Path) -> None:
