@@ -100,7 +100,9 @@ def test_any_object(client: openai.OpenAI) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_what_no_text_can_be_is_refused_by_its_field(server: Running, field: str, asked: Any) -> None:
-    answer = server.post("/v1/completions", {"prompt": "Once", field: asked})
+    answer = server.post(
+        "/v1/completions", {"prompt": "Once", "temperature": 0, field: asked}
+    )  # a drawn one may end before it is refused
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == field
     assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 2}).status_code == 200
