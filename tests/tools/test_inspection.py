@@ -20,6 +20,7 @@ from foredraft.cli.render.inspection import inspection_lines
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.heads import MedusaConfig
+from foredraft.heads.quantized import quantize_head
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LoadOptions
 from foredraft.model.packed import packs
@@ -262,6 +263,18 @@ def test_what_is_predicted_of_a_head_is_what_loading_finds(method: str, quantiza
     assert head.measured.cache_bytes_per_token == head.predicted.cache_bytes_per_token
     assert found.memory.cache_bytes_per_token == 8192 + head.predicted.cache_bytes_per_token
     assert found.memory.weight_bytes == found.target.measured.weight_bytes + head.measured.weight_bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_head_in_eight_bits_is_predicted_as_it_will_run(dtype: str, tmp_path: Path) -> None:
+    """In int8 by the kernels, which are for bfloat16."""
+    head = tmp_path / "head"
+    shutil.copytree(EMBEDDED / "head", head)
+    quantize_head(head)
+    found = inspect_models(TARGET, head, LoadOptions(dtype=dtype, device="cpu")).head
+    assert found is not None
+    assert found.measured is not None
+    assert found.measured.weight_bytes == pytest.approx(found.predicted.weight_bytes, rel=1e-3)
 
 
 def test_a_head_is_described_from_its_files() -> None:
