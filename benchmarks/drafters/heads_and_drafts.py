@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import code_prompts, story_prompts
-from benchmarks.common.reports import save
-from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, interval, machine, run
+from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, run
+from benchmarks.drafters.head_reports import Rows, over, report, sampling_title, table
 from foredraft import LLM
 from foredraft.model import EMBEDDED
 
@@ -28,7 +27,7 @@ PROMPTS = {"code": code_prompts, "stories": story_prompts}
 
 def measure(
     llms: dict[str, LLM], gammas: list[int | str], kind: str, temperature: float, args: argparse.Namespace
-) -> list[dict[str, Any]]:
+) -> Rows:
     tokenizer = llms["head"].text_tokenizer
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS[kind](args.prompts)]
     plain = foredraft_system(llms["draft model"], "plain decoding", 0, temperature)
@@ -46,29 +45,17 @@ def measure(
 
 
 def row(one: System, plain: System, rival: System | None, max_tokens: int) -> dict[str, Any]:
-    def over(other: System) -> dict[str, Any]:
-        ratios = [a / b for a, b in zip(other.seconds, one.seconds, strict=True)]
-        return {"median": statistics.median(ratios), "interval": interval(ratios)}
-
     return {
         "system": one.name,
         "tokens_per_second": max_tokens / statistics.median(one.seconds),
-        "over_plain": over(plain),
-        "over_draft_model": None if rival is None else over(rival),
+        "over_plain": over(one, plain),
+        "over_draft_model": None if rival is None else over(one, rival),
         "tau": one.stats.mean_acceptance_length,
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| system | tokens/s | over plain decoding | over the draft model | τ |", "|---|---|---|---|---|"]
-    for r in rows:
-        ratios = [
-            "" if ratio is None else "{:.2f} ({:.2f} to {:.2f})".format(ratio["median"], *ratio["interval"])
-            for ratio in (r["over_plain"], r["over_draft_model"])
-        ]
-        tau = "" if r["tau"] is None else f"{r['tau']:.2f}"
-        lines.append(f"| {r['system']} | {r['tokens_per_second']:.0f} | {ratios[0]} | {ratios[1]} | {tau} |")
-    return "\n".join(lines)
+def to_table(rows: Rows) -> str:
+    return table(rows, ("plain decoding", "the draft model"), lambda row: (row["over_plain"], row["over_draft_model"]))
 
 
 def main() -> None:
@@ -92,17 +79,12 @@ def main() -> None:
         )
         for name, draft in (("draft model", args.draft), ("head", args.head))
     }
-    report: dict[str, Any] = {"machine": machine(), "quantization": args.quantization, "max_tokens": args.max_tokens}
-    parts = []
-    for kind in args.texts:
-        for temperature in args.temperatures:
-            title = f"{kind}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
-            report[title] = measure(llms, gammas, kind, temperature, args)
-            parts.append(f"**{title}**\n\n{table(report[title])}")
-            print(parts[-1], flush=True)
-    parts.append("; ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    if args.save is not None:
-        save(report, "\n\n".join(parts) + "\n", RESULTS, args.save)
+    sections = (
+        (f"{kind}, {sampling_title(temperature)}", measure(llms, gammas, kind, temperature, args))
+        for kind in args.texts
+        for temperature in args.temperatures
+    )
+    report(sections, to_table, args)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any
 
 import torch
 
-from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import chat_ids
-from benchmarks.common.reports import save
-from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, interval, machine, run
+from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, run
+from benchmarks.drafters.head_reports import Rows, over, report, sampling_title, table
 from foredraft import LLM
 
 PLAIN, SUFFIX = "plain decoding", "suffix, auto"
@@ -37,7 +35,7 @@ def systems_of(head: LLM, gammas: list[int], temperature: float) -> list[System]
     ]
 
 
-def measure(systems: list[System], prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
+def measure(systems: list[System], prompts: list[list[int]], max_tokens: int) -> Rows:
     run(systems, prompts, max_tokens)
     references = {one.name: one for one in systems if one.name in (PLAIN, SUFFIX)}
     return [
@@ -51,20 +49,8 @@ def measure(systems: list[System], prompts: list[list[int]], max_tokens: int) ->
     ]
 
 
-def over(one: System, reference: System) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(reference.seconds, one.seconds, strict=True)]
-    return {"median": statistics.median(ratios), "interval": interval(ratios)}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| system | tokens/s | over plain decoding | over suffix | τ |", "|---|---|---|---|---|"]
-    for row in rows:
-        ratios = [
-            "{:.2f} ({:.2f} to {:.2f})".format(each["median"], *each["interval"]) for each in row["over"].values()
-        ]
-        tau = "" if row["tau"] is None else f"{row['tau']:.2f}"
-        lines.append(f"| {row['system']} | {row['tokens_per_second']:.0f} | {' | '.join(ratios)} | {tau} |")
-    return "\n".join(lines)
+def to_table(rows: Rows) -> str:
+    return table(rows, ("plain decoding", "suffix"), lambda row: row["over"].values())
 
 
 def main() -> None:
@@ -87,16 +73,11 @@ def main() -> None:
         enable_prefix_caching=False,
     )
     prompts = chat_ids(head.text_tokenizer, args.questions)
-    report: dict[str, Any] = {"machine": machine(), "quantization": args.quantization, "max_tokens": args.max_tokens}
-    parts = []
-    for temperature in args.temperatures:
-        title = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        report[title] = measure(systems_of(head, args.gammas, temperature), prompts, args.max_tokens)
-        parts.append(f"**{title}**\n\n{table(report[title])}")
-        print(parts[-1], flush=True)
-    parts.append("; ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    if args.save is not None:
-        save(report, "\n\n".join(parts) + "\n", RESULTS, args.save)
+    sections = (
+        (sampling_title(each), measure(systems_of(head, args.gammas, each), prompts, args.max_tokens))
+        for each in args.temperatures
+    )
+    report(sections, to_table, args)
 
 
 if __name__ == "__main__":
