@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +38,17 @@ _HEADS = (
 def with_embedded_models(settings: Settings) -> Settings:
     """The settings with what they leave out. Without a model: the embedded target, and what the first method that needs a draft takes.
     With one, and the method "eagle": the head that comes with the package for it, if one does. A draft that they name stays."""
-    if settings.draft_model is None and settings.model is not None and _EAGLE in _methods(settings):
-        return settings.override(draft_model=_head_for(settings.model))
-    if settings.model is not None:
-        return settings
-    draft_model = settings.draft_model
+    model, draft_model = settings.model, settings.draft_model
     if draft_model is None:
-        draft_model = next((_DRAFTS[method] for method in _methods(settings) if method in _DRAFTS), None)
-    return settings.override(model=EMBEDDED / "target", draft_model=draft_model)
+        draft_model = _draft_for(model, _methods(settings))
+    return settings.override(model=EMBEDDED / "target" if model is None else model, draft_model=draft_model)
+
+
+def _draft_for(model: object, methods: Sequence[str]) -> Path | None:
+    """model: as in Settings; None: the embedded target."""
+    if model is None:
+        return next((_DRAFTS[method] for method in methods if method in _DRAFTS), None)
+    return _head_for(model) if _EAGLE in methods else None
 
 
 def _methods(settings: Settings) -> list[str]:
@@ -66,14 +69,11 @@ def _head_for(model: object) -> Path | None:
 
 def _config_of(model: object) -> Mapping[str, Any]:
     """Of a model in memory, a directory or a GGUF file; empty for a hub id."""
-    config: Mapping[str, Any]
     if not isinstance(model, str | os.PathLike):
-        config = model.config.to_dict()  # type: ignore[attr-defined]
-        return config
+        return dict(model.config.to_dict())  # type: ignore[attr-defined]
     if not is_gguf(Path(model)):
         return raw_config(os.fspath(model))
     from foredraft.model import LoadOptions  # which imports PyTorch
     from foredraft.model.gguf import GGUFCheckpoint
 
-    config = GGUFCheckpoint(os.fspath(model), LoadOptions()).config().to_dict()
-    return config
+    return dict(GGUFCheckpoint(os.fspath(model), LoadOptions()).config().to_dict())
