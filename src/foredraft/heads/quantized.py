@@ -16,11 +16,12 @@ from foredraft.heads.files import QUANTIZATION
 from foredraft.heads.saving import WEIGHTS
 from foredraft.kernels import quantize_int8
 from foredraft.model.checkpoint import CONFIG
+from foredraft.model.quantized.compressed_tensors import COMPRESSED_TENSORS
 
 _WEIGHT = ".weight"
 _TABLE = "embed_tokens.weight"
 _SETTINGS: dict[str, Any] = {
-    "quant_method": "compressed-tensors",
+    "quant_method": COMPRESSED_TENSORS,
     "format": "int-quantized",
     "quantization_status": "compressed",
     "config_groups": {

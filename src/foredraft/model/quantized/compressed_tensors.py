@@ -23,6 +23,9 @@ from foredraft.model.quantized.packing import WORD, centered, group_size, input_
 from foredraft.model.quantized.plan import StoredMatrix
 from foredraft.model.quantized.tensors import LayerTensors, UnreadableError, read_values
 
+COMPRESSED_TENSORS = "compressed-tensors"
+"""Its `quant_method` in config.json."""
+
 _PACKED, _INTEGERS = "pack-quantized", ("int-quantized", "naive-quantized")
 _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")
 _STRATEGIES = ("group", "channel", "tensor")

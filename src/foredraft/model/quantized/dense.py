@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from foredraft.kernels import dequantized
-from foredraft.model.quantized.compressed_tensors import CompressedTensors
+from foredraft.model.quantized.compressed_tensors import COMPRESSED_TENSORS, CompressedTensors
 from foredraft.model.quantized.tensors import LayerTensors, TensorFiles, UnreadableError, read_values
-
-METHOD = "compressed-tensors"
 
 
 def read_dense(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -22,9 +20,9 @@ def read_dense(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Raises UnreadableError for other methods than compressed-tensors, and for tensors that are missing or of wrong shapes.
     """
-    if settings.get("quant_method") != METHOD:
+    if settings.get("quant_method") != COMPRESSED_TENSORS:
         raise UnreadableError(
-            f"quantization_config.quant_method is {settings.get('quant_method')!r}; supported: {METHOD}"
+            f"quantization_config.quant_method is {settings.get('quant_method')!r}; supported: {COMPRESSED_TENSORS}"
         )
     quantization, files = CompressedTensors(settings), TensorFiles(folder)
     layer_of = {name: quantization.layer_of(name, files.dtype(name)) for name in files}

@@ -20,7 +20,7 @@ from foredraft.model.diagnosis import why_half_loaded, why_not_found, why_not_lo
 from foredraft.model.options import LoadOptions
 from foredraft.model.quantized.awq import Awq
 from foredraft.model.quantized.bitsandbytes import BitsAndBytes
-from foredraft.model.quantized.compressed_tensors import CompressedTensors
+from foredraft.model.quantized.compressed_tensors import COMPRESSED_TENSORS, CompressedTensors
 from foredraft.model.quantized.format import QuantizedFormat, Settings
 from foredraft.model.quantized.gptq import Gptq
 from foredraft.model.quantized.hub import folder_of
@@ -33,7 +33,7 @@ from foredraft.model.stored import PermutedLinear, StoredLinear
 FORMATS: Mapping[str, Callable[[Settings], QuantizedFormat]] = {
     "gptq": Gptq,
     "awq": Awq,
-    "compressed-tensors": CompressedTensors,
+    COMPRESSED_TENSORS: CompressedTensors,
     "mxfp4": Mxfp4,
     "bitsandbytes": BitsAndBytes,
 }
