@@ -169,6 +169,7 @@ def test_a_head_in_eight_bits_drafts_and_is_trained_further(toy: Path, text: Pat
     assert result.exit_code == 0, result.stderr
     stored = load_file(tmp_path / "head" / "model.safetensors")
     assert stored["fc.weight"].dtype == stored["layers.0.mlp.up_proj.weight"].dtype == torch.int8
+    assert "stored in int8." in (tmp_path / "head" / "README.md").read_text()
     llm = LLM(toy, tmp_path / "head", dtype="float32", speculative_tokens=2)
     (output,) = llm.generate("the cat sat", SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert output.metrics.stats.num_draft_tokens > 0

@@ -45,7 +45,7 @@ def train_head(
     """
     if quantization not in (None, "int8"):
         raise ForedraftError(f"a head is stored in bfloat16 or int8, not {quantization!r}")
-    return _HeadRun(target, data, kind, recipe, out, watch, quantization is not None).execute()
+    return _HeadRun(target, data, kind, recipe, out, watch, quantization or "bfloat16").execute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _HeadRun:
     recipe: Recipe
     out: Path
     watch: Watch
-    quantizes: bool
+    stored_in: str
 
     def execute(self) -> Outcome:
         self.watch.stage("reading")
@@ -83,7 +83,9 @@ class _HeadRun:
         outcome = run_trainer(trainer, self.watch, _num_parameters(head))
         if outcome.complete:
             student = self.kind.describe(head, self.target, self.recipe)
-            card = model_card(student, self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome)
+            card = model_card(
+                student, self.target, self.data, self.recipe, texts.files, tasks.num_tokens, outcome, self.stored_in
+            )
             folder.publish(partial(self._publish, head, target, card))
         return outcome
 
@@ -124,9 +126,11 @@ class _HeadRun:
 
     def _publish(self, head: nn.Module, target: LanguageModel, card: str, folder: Path) -> None:
         """As it will be served. The float32 weights stay in the last checkpoint."""
-        self._save(head, target, folder, torch.float32 if self.quantizes else torch.bfloat16)
-        if self.quantizes:
+        if self.stored_in == "int8":
+            self._save(head, target, folder)
             quantize_head(folder)
+        else:
+            self._save(head, target, folder, torch.bfloat16)
         (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
     def _save(self, head: nn.Module, target: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:

@@ -49,8 +49,9 @@ def model_card(
     files: Sequence[SourceFile[Any]],
     num_tokens: int,
     outcome: Outcome,
+    stored_in: str = "bfloat16",
 ) -> str:
-    """A README.md in the Hugging Face hub's format. num_tokens: different ones to train on."""
+    """A README.md in the Hugging Face hub's format. num_tokens: different ones to train on. stored_in: of the matrices."""
     lines = [
         "---",
         *student.front_matter,
@@ -58,7 +59,7 @@ def model_card(
         "",
         f"# {student.title}, made with `foredraft train {student.command}`",
         "",
-        f"{outcome.num_parameters / 1e6:.2f} M parameters, stored in bfloat16.",
+        f"{outcome.num_parameters / 1e6:.2f} M parameters, stored in {stored_in}.",
         "",
         "## Data",
         "",
