@@ -96,6 +96,8 @@ class Ranks:
         """Wait for what the first rank sends. Raises RuntimeError if it has ended."""
         received: list[Any] = [None]
         dist.broadcast_object_list(received, src=0, group=self._messages)
+        if received[0] is None:
+            self._close()
         return received[0]
 
     def end(self) -> None:
@@ -103,6 +105,13 @@ class Ranks:
         if not self.is_broken:
             self.is_broken = True
             self.send(None)
+            self._close()
+
+    def _close(self) -> None:
+        """After the last message. The group's thread frees a message some time after it was sent, for which it needs the interpreter:
+        where that is about to end, the process would abort. Without references the group waits for its thread."""
+        dist.destroy_process_group(self._messages)
+        del self._messages
 
 
 def reason_of(error: Exception) -> str:
