@@ -13,6 +13,7 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.sources import TokenSource
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
 from foredraft.sampling import Row, adjusted, choose, token_probs_of
 from foredraft.testing.requests import request_for
@@ -64,6 +65,39 @@ def test_greedy_and_seeded_drafts_are_certain_and_what_the_model_itself_would_wr
     assert proposal.draft_ids == [expected_draft(draft, request) for request in requests]
     assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
     assert proposal.probs is None
+
+
+SHAPES = (
+    TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)),
+    TreeShape.chain(4),
+    TreeShape((ROOT, ROOT, 0, 1, 2, 3, 4)),
+)
+
+
+@pytest.mark.parametrize(
+    "params", [*KINDS[:3], {"temperature": 0.9}, {"temperature": 1.2, "seed": 4, "top_k": 3}], ids=str
+)
+def test_trees_in_one_call_are_those_level_by_level(
+    params: dict[str, Any], draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the next step finds in the cache does not depend on how they were made."""
+    if not (draft.can_grow and draft.traits.row_exact):
+        pytest.skip("this machine has no compiled kernels, or none with exact rows")
+    asked = [request_for(b, prompt, 10, **params) for b, prompt in enumerate(PROMPTS)]
+    first = [replace(each, shape=shape) for each, shape in zip(asked, SHAPES, strict=True)]
+    after = [
+        replace(each, tokens=[*each.tokens, 7, 8], shape=shape) for each, shape in zip(asked, SHAPES[::-1], strict=True)
+    ]
+
+    def trees() -> list[tuple[list[list[int]], Any]]:
+        drafter = drafter_of(draft)
+        return [(each.draft_ids, each.draft_parents) for each in (drafts_of(drafter, first), drafts_of(drafter, after))]
+
+    at_once = trees()
+    monkeypatch.setattr(draft, "_growing", None)
+    assert trees() == at_once
+    is_cut = {"top_k", "top_p"} & params.keys()
+    assert is_cut or [len(ids) for ids in at_once[0][0]] == [10, 4, 7]
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 7}, {"repetition_penalty": 1.3}, {"top_p": 0.8, "min_p": 0.01}])

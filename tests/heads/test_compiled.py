@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.heads import CompiledEagle, EagleHead
 from foredraft.kernels import (
     DrawSpec,
@@ -24,6 +25,8 @@ from foredraft.kernels import (
 )
 from foredraft.model import Read
 from foredraft.model.generation import Generated, generate_step_by_step
+from foredraft.sampling.noise import shared_scores
+from foredraft.sampling.token_probs import token_probs_under
 from tests.heads.checkpoints import golden
 from tests.heads.running import cache_for, run
 from tests.heads.test_eagle import FORMS, head_of, target_of
@@ -115,6 +118,75 @@ def test_a_draft_in_one_call_is_the_draft_token_by_token(name: str, spec: str, t
         for token in range(head.config.vocab_size):
             column = torch.full((4, 1), token)
             assert torch.allclose(at_once.token_probs.at(rows, column), by_step.token_probs.at(rows, column), atol=1e-5)
+
+
+TREES = {0: TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)), 1: TreeShape((ROOT, 0, 0))}
+
+
+@pytest.mark.parametrize("spec", ["greedy", "seeded", "seeded and truncated"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_tree_in_one_call_is_the_tree_node_by_node(name: str, spec: str, tmp_path: Path) -> None:
+    head, _ = compiled(name, tmp_path)
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    num_rows = len(features)
+    reads = [Read(0, ids[: num_rows - 1], 1), Read(1, ids[2:4], 1)]
+    parts = [head.fuse(features[: num_rows - 1]), head.fuse(features[2:4])]
+    keys = [11, -12, 13, 2**62]
+    specs = [
+        {"greedy": DrawSpec(), "seeded": DrawSpec(0.9, keys=keys)}.get(spec, DrawSpec(1.2, (6, 0.95, 0.0), keys=keys)),
+        DrawSpec(),
+    ]
+    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+    grown = head.grow(reads, torch.cat(parts), [*TREES.values()], head.config.vocab_size, cache, specs)
+    for read, states, own_spec, tokens in zip(reads, parts, specs, grown, strict=True):
+        shape = TREES[read.seq_id]
+        for node, children in shape.children.items():
+            path = [tokens[each] for each in path_to(shape.parents, node)]
+            if -1 not in path:
+                logits = logits_behind(head, read, states, path)
+                best = best_ids(logits, own_spec, len(path), len(children))
+                assert [tokens[child] for child in children if tokens[child] >= 0] == best
+    assert [cache.region(read.seq_id).tokens for read in reads] == [read.tokens for read in reads]
+    assert head.generate(
+        [Read(read.seq_id, [7], 1) for read in reads],
+        torch.cat([part[-1:] for part in parts]),
+        [2, 2],
+        head.config.vocab_size,
+        cache,
+        specs,
+    ).ids  # the next pass takes the slots where the trees were
+
+
+def logits_behind(head: CompiledEagle, read: Read, states: Tensor, path: list[int]) -> Tensor:
+    """[V], of a chain."""
+    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+    reading = head.read([read], states, cache)
+    for token in path:
+        reading = head.read([Read(read.seq_id, [token], 1)], reading.states, cache)
+    return head.on_target(reading.logits)[0]
+
+
+def best_ids(logits: Tensor, spec: DrawSpec, depth: int, count: int) -> list[int]:
+    scores = logits.double()
+    if spec.temperature > 0:
+        probs = token_probs_under(logits[None], [spec.temperature], spec.truncation).dense(len(logits))
+        scores = shared_scores(probs, [spec.keys[depth]])[0].log()
+    best = scores.sort(descending=True, stable=True)
+    possible = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [token for score, token in possible if score > -torch.inf][:count]
+
+
+def test_a_tree_needs_room_and_is_not_drawn(tmp_path: Path) -> None:
+    """Past this point nothing is checked."""
+    head, _ = compiled("speculators_llama", tmp_path)
+    states, reads, shape = torch.zeros(2, 16).bfloat16(), [Read(0, [1, 2], 1)], TreeShape.chain(80)
+    vocab_size = head.config.vocab_size
+    cache = cache_for(head, [96], torch.bfloat16)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="never drawn"):
+        head.grow(reads, states, [shape], vocab_size, cache, [DrawSpec(1.0, uniforms=[0.5] * 80)])
+    with pytest.raises(RuntimeError, match="no room reserved"):
+        head.grow(reads, states, [shape], vocab_size, cache_for(head, [4], torch.bfloat16), [DrawSpec()])  # type: ignore[arg-type]
 
 
 def token_by_token(

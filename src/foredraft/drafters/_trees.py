@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -12,8 +12,9 @@ from foredraft.drafters._drafts import Draft, fit_vocabulary
 from foredraft.engine.proposal import CERTAIN, DraftRequest
 from foredraft.engine.region import Regions
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
+from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, Read
-from foredraft.sampling import Row, select, top_choices
+from foredraft.sampling import Row, draw_specs, select, top_choices
 
 
 @dataclass(slots=True)
@@ -79,6 +80,35 @@ def grow_all(
         logits = read(going_on, depth + 1)
     for tree in trees:
         tree.finish()
+
+
+def split_trees(
+    trees: Sequence[DraftTree], is_able: Callable[[Draft], bool]
+) -> tuple[list[DraftTree], list[DraftTree]]:
+    """-> those that a model can grow in one call, and the others. is_able: whether it can for a draft whose logits nothing changes; a
+    constraint does too, since siblings are chosen among what it allows."""
+    at_once, others = list[DraftTree](), list[DraftTree]()
+    for tree in trees:
+        can = not tree.request.sampler.changes_logits and is_able(tree.draft)
+        (at_once if can else others).append(tree)
+    return at_once, others
+
+
+def grow_at_once(
+    trees: Sequence[DraftTree],
+    passes: Callable[[Sequence[Draft]], Iterable[list[Draft]]],
+    grow: Callable[[Sequence[Draft], Sequence[TreeShape], Sequence[DrawSpec]], list[list[int]]],
+) -> None:
+    """All trees of a pass in one call. passes: groups of drafts that make a pass each. grow: by a model, from what is left to read of
+    each draft -> the token of each node, -1 where none has grown"""
+    by_draft = {id(tree.draft): tree for tree in trees}
+    for drafts in passes([tree.draft for tree in trees]):
+        group = [by_draft[id(draft)] for draft in drafts]
+        specs = draw_specs([tree.row(ROOT) for tree in group], [tree.shape.depth for tree in group])
+        grown = grow(drafts, [tree.shape for tree in group], specs)
+        for tree, ids in zip(group, grown, strict=True):
+            tree.ids = {node: token for node, token in enumerate(ids) if token >= 0}
+            tree.finish()
 
 
 def grow_over(

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
 from foredraft.drafters._histories import HistoryReader
-from foredraft.drafters._trees import DraftTree, grow_over, trees_for
+from foredraft.drafters._trees import DraftTree, grow_at_once, grow_over, split_trees, trees_for
 from foredraft.drafters._vocabulary import SharedVocabulary
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
+from foredraft.kernels import DrawSpec
 from foredraft.model import Read
 from foredraft.sampling import (
     TokenProbs,
@@ -74,8 +76,16 @@ class DraftModelDrafter(HistoryReader):
             logits = self._model.read(reads, self._cache) if reads else None
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
-        if trees:
-            grow_over(self._model, self._cache, trees, self._read_rests([t.draft for t in trees]), self._vocab_size)
+        at_once, others = split_trees(trees, lambda _: self._model.can_grow)
+        grow_at_once(at_once, self._passes, self._grow_pass)
+        if others:
+            grow_over(self._model, self._cache, others, self._read_rests([t.draft for t in others]), self._vocab_size)
+
+    def _grow_pass(
+        self, drafts: Sequence[Draft], shapes: Sequence[TreeShape], specs: Sequence[DrawSpec]
+    ) -> list[list[int]]:
+        reads = [self._rest(draft) for draft in drafts]
+        return self._model.grow(reads, shapes, self._vocab_size, self._cache, specs)
 
     def _read_rests(self, drafts: list[Draft]) -> Tensor:
         """[len(drafts), V'], behind each request's tokens"""

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from foredraft.drafters._autoregressive import AutoregressiveReader
 from foredraft.drafters._drafts import Draft, is_written, take_generated
+from foredraft.drafters._trees import DraftTree, grow_at_once, split_trees
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead
+from foredraft.kernels import DrawSpec
 from foredraft.sampling import TokenProbs, draw_specs
 
 
@@ -32,6 +35,17 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
     def _is_written(self, draft: Draft) -> bool:
         """Whether the head writes it in one call."""
         return isinstance(self._head, CompiledEagle) and draft.request.num_forced == 0 and is_written(draft)
+
+    def _grow(self, trees: Sequence[DraftTree]) -> None:
+        at_once, others = split_trees(trees, self._is_written)
+        grow_at_once(at_once, self._passes, self._grow_pass)
+        super()._grow(others)
+
+    def _grow_pass(
+        self, drafts: Sequence[Draft], shapes: Sequence[TreeShape], specs: Sequence[DrawSpec]
+    ) -> list[list[int]]:
+        assert isinstance(self._head, CompiledEagle)
+        return self._head.grow(*self._fused(drafts), shapes, self._vocab_size, self._cache, specs)
 
     def _write(self, drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> None:
         """Each whole draft in one call."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
-from foredraft.drafters._trees import DraftTree, grow_over, trees_for
+from foredraft.drafters._trees import DraftTree, grow_at_once, grow_over, split_trees, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.region import Region
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit
+from foredraft.kernels import DrawSpec
 from foredraft.model import Read
 from foredraft.sampling import TokenProbs, draw_specs
 
@@ -74,9 +76,17 @@ class EarlyExitDrafter:
             reads = [Read(draft.request.seq_id, draft.ids[-1:], 1) for draft in drafts]
 
     def _grow(self, trees: Sequence[DraftTree], regions: _Regions) -> None:
-        if trees:
-            logits = self._model.read([regions.rest_of(tree.draft) for tree in trees], regions)
-            grow_over(self._model, regions, trees, logits, self._vocab_size)
+        def grow_pass(
+            drafts: Sequence[Draft], shapes: Sequence[TreeShape], specs: Sequence[DrawSpec]
+        ) -> list[list[int]]:
+            reads = [regions.rest_of(draft) for draft in drafts]
+            return self._model.grow(reads, shapes, self._vocab_size, regions, specs)
+
+        at_once, others = split_trees(trees, lambda _: self._model.can_grow)
+        grow_at_once(at_once, lambda drafts: [list(drafts)] if drafts else [], grow_pass)
+        if others:
+            logits = self._model.read([regions.rest_of(tree.draft) for tree in others], regions)
+            grow_over(self._model, regions, others, logits, self._vocab_size)
 
 
 class _Regions:

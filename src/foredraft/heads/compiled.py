@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.engine.cache import KVCache
+from foredraft.engine.token_tree import TreeShape
 from foredraft.heads.eagle import EagleHead, HeadReading
 from foredraft.heads.vocabulary import to_target_vocabulary
 from foredraft.kernels import (
@@ -124,6 +125,32 @@ class CompiledEagle:
         for read, span, tokens in zip(reads, batch.spans, ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+
+    @torch.inference_mode()
+    def grow(
+        self,
+        reads: Sequence[Read],
+        states: Tensor,
+        shapes: Sequence[TreeShape],
+        vocab_size: int,
+        cache: KVCache,
+        specs: Sequence[DrawSpec],
+    ) -> list[list[int]]:
+        """Read with these states [R, H], and grow a tree of shapes[i] after reads[i], whose tokens specs[i] chooses, greedily or with
+        shared noise. Nothing of the trees counts as read afterwards -> the token of each node, -1 where none has grown"""
+        batch = flatten(reads, cache, [len(shape) for shape in shapes])
+        depth = max(shape.depth for shape in shapes)
+        grown = self._kernels.grow(
+            self._stack,
+            self._located(batch),
+            self._rotation_for(batch, depth),
+            [shape.parents for shape in shapes],
+            vocab_size,
+            specs,
+            states.contiguous(),
+        )
+        remember(reads, batch)
+        return grown
 
     @property
     def weight_bytes(self) -> int:

@@ -226,8 +226,10 @@ void attend_many(const AttentionCall& call, const QueryBlock& block) {
 // Numbers from a query's scores to the next one's: a line more, so that not all lie in the same place of the first cache.
 int64_t score_stride(int64_t num_keys) { return round_up(num_keys, 16) + 16; }
 
-// That any of its rows sees.
-int64_t num_keys_of(const AttentionCall& call) { return call.num_seen ? call.num_seen : call.start + call.num_rows; }
+// That its rows see at most.
+int64_t num_keys_of(const AttentionCall& call) {
+    return call.num_seen ? call.num_seen : call.start + (call.paths == nullptr ? call.num_rows : call.path_stride);
+}
 
 // Queries of a block: of a long prompt as many as leave their scores in the cache, of a few rows so many that all threads work.
 int64_t block_queries(const AttentionCall& call, int num_threads) {

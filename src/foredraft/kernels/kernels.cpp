@@ -11,6 +11,7 @@
 
 #include "losses.h"
 #include "stack.h"
+#include "trees.h"
 #include "verification.h"
 
 namespace {
@@ -317,6 +318,54 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
              stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
     }
     return fill_up(token_probs, num_prob_rows);
+}
+
+// Reads a batch whose wanted rows are the last ones of its spans, and grows a tree behind each: tree i has sizes[i] >= 1 nodes, and
+// specs[i], greedy or with shared noise, chooses the children of a node from the first `vocabulary` ids. shapes: the parents of all
+// nodes, tree behind tree, see Tree; grown: the tokens of all nodes, -1 where none has grown. Slots must be null. Keys and values of
+// the trees are left behind the spans. workspace: for the batch, or for the longest and widest level, whichever is larger.
+void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_t* shapes, int64_t vocabulary, const DrawSpec* specs,
+          const int64_t* keys, int64_t* grown, char* workspace, int64_t num_threads) {
+    std::vector<Tree> trees;
+    std::vector<GrowingNode> nodes;
+    for (int64_t i = 0, at = 0; i < batch->num_spans; at += sizes[i++]) {
+        std::fill_n(grown + at, sizes[i], -1);
+        trees.push_back({sizes[i], shapes + at, grown + at, batch->spans[i].start + batch->spans[i].num_rows, {}, 0});
+        trees.back().paths.resize(sizes[i]);
+        nodes.push_back({i, -1, -1});
+    }
+    const bool has_states = batch->states != nullptr;
+    const int64_t* column_ids = s->column_ids;
+    const int64_t width = column_ids ? s->head.n : std::min(vocabulary, s->head.n);
+    std::vector<uint16_t> features;
+    Batch b = *batch;
+    Level level;
+    for (int64_t depth = 1; !nodes.empty(); depth++) {
+        if (has_states) {
+            features.resize(b.num_rows * s->hidden);
+            b.taps = &s->state_tap;
+            b.num_taps = 1;
+            b.features = features.data();
+        }
+        stack(s, &b, workspace, num_threads);
+        const int64_t count = (int64_t)nodes.size();
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && count * width > WORTH_A_TEAM)
+        for (int64_t r = 0; r < count; r++) {
+            Tree& tree = trees[nodes[r].tree];
+            const DrawSpec& spec = specs[nodes[r].tree];
+            Best best(tree.num_children(nodes[r].node));
+            choose_best(row_of(b.logits, 1, s->head.n, r), width, column_ids, spec, spec.kind == GREEDY ? 0 : keys[spec.first_noise + depth - 1], best);
+            std::vector<int64_t> found;
+            for (const auto& [_, column] : best.kept) {
+                const int64_t id = column_ids ? column_ids[column] : column;
+                if (id < vocabulary) found.push_back(id);
+            }
+            tree.grow(nodes[r].node, found);
+        }
+        nodes = next_level(trees, nodes, b.wanted);
+        level = Level(*s, *batch, trees, nodes, depth, has_states ? features.data() : nullptr);
+        b = level.batch(*batch, depth);
+    }
 }
 
 // Chains whose tokens are chosen from logits that are there, each corrected by the token before (a Markov factor): place i of chain c

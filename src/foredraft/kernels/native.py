@@ -5,14 +5,25 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_double, c_int64, c_void_p
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foredraft.kernels.decoder import AttentionShape, AttentionSpan, Stack, StackBatch, attention_struct, batch_struct
+from foredraft.engine.token_tree import ROOT, depths_of
+from foredraft.kernels.decoder import (
+    AttentionShape,
+    AttentionSpan,
+    CacheSpan,
+    Stack,
+    StackBatch,
+    attention_struct,
+    batch_struct,
+)
 from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
     Chains,
@@ -81,6 +92,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
+    "grow": (None, [_STACK, _BATCH, c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64]),
     "choose_chains": (
         c_int64,
         [
@@ -297,6 +309,61 @@ class Kernels:
         )
         return _written(generated, lens, most, probs, ids)
 
+    def grow(
+        self,
+        stack: Stack,
+        batch: StackBatch,
+        rotation: tuple[Tensor, Tensor],
+        shapes: Sequence[Sequence[int]],
+        vocab_size: int,
+        specs: Sequence[DrawSpec],
+        states: Tensor | None = None,
+    ) -> list[list[int]]:
+        """Read, wanting every span's last row, and grow a tree behind each span, level by level, in one call. shapes: for each span
+        the parents of its tree's nodes, as in Proposal. specs: greedy, or with keys, one for each level: they choose the children
+        of a node, best first, from the first vocab_size ids. states: as in generate. The span's store needs room for the nodes with
+        children.
+
+        -> for each span the token of each node, -1 where none has grown: behind a row with a NaN, or with fewer possible ids than
+        children. Raises ValueError if slots are not positions, and for specs that draw.
+        """
+        if batch.slots is not None:
+            raise ValueError("trees grow behind chains only: slots must equal positions")
+        if any(spec.is_drawn for spec in specs):
+            raise ValueError("the tokens of a tree are chosen greedily or with shared noise, never drawn")
+        levels = [_level_sizes(shape) for shape in shapes]
+        for span, sizes in zip(batch.spans, levels, strict=True):
+            _check_room(stack, span, sizes)
+        widest = max((sum(sizes) for sizes in zip_longest(*levels, fillvalue=0)), default=0)
+        logits = torch.empty(max(len(batch.wanted), widest), stack.vocab_size)
+        struct, _memory = batch_struct(stack, batch, rotation, logits, states=states)
+        packed, counts = PackedDrawSpecs(specs), array("q", map(len, shapes))
+        parents = array("q", chain.from_iterable(shapes))
+        grown = array("q", [-1]) * len(parents)
+        threads = torch.get_num_threads()
+        self._library.grow(
+            stack.struct,
+            struct,
+            counts.buffer_info()[0],
+            parents.buffer_info()[0],
+            min(vocab_size, stack.num_ids),
+            packed.rows,
+            packed.keys,
+            grown.buffer_info()[0],
+            self._room(self._levels_workspace(stack, struct, widest, max(map(len, levels)))),
+            threads,
+        )
+        return [grown[end - count : end].tolist() for end, count in zip(accumulate(counts), counts, strict=True)]
+
+    def _levels_workspace(self, stack: Stack, batch: BatchStruct, widest: int, depth: int) -> int:
+        """Bytes for a batch, and for levels of trees behind its spans."""
+        threads = torch.get_num_threads()
+        level = BatchStruct.from_buffer_copy(batch)
+        level.num_rows = level.num_wanted = max(batch.num_rows, widest)
+        more = _SCORES_OF_A_KEY * (depth + _KEY_UNIT) * threads
+        size: int = self._library.stack_workspace(stack.struct, level, threads)
+        return size + more
+
     def choose_chains(
         self, logits: Tensor, markov: MarkovFactors, chains: Chains, vocab_size: int, specs: Sequence[DrawSpec]
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
@@ -494,6 +561,24 @@ def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> No
     last = max(span.start + span.num_rows + count - 2 for span, count in zip(batch.spans, lens, strict=True))
     if last >= stack.num_positions:
         raise ValueError(f"positions go from 0 to {stack.num_positions - 1}: {last} would be generated")
+
+
+def _level_sizes(shape: Sequence[int]) -> list[int]:
+    """Of a tree: how many nodes with children each level has. shape: the parents of its nodes."""
+    depths = depths_of(shape)
+    sizes = Counter(depths[parent] for parent in set(shape) if parent != ROOT)
+    return [sizes[depth] for depth in sorted(sizes)]
+
+
+def _check_room(stack: Stack, span: CacheSpan, level_sizes: Sequence[int]) -> None:
+    """For the nodes of a tree that will be read."""
+    end = span.start + span.num_rows
+    if end + sum(level_sizes) > span.capacity:
+        raise ValueError(f"a tree of {sum(level_sizes)} nodes with children needs as many slots from {end} on")
+    if stack.num_positions is not None and end + len(level_sizes) > stack.num_positions:
+        raise ValueError(
+            f"positions go from 0 to {stack.num_positions - 1}: a tree reaches {end + len(level_sizes) - 1}"
+        )
 
 
 def _check_chains(logits: Tensor, markov: MarkovFactors, chains: Chains) -> None:

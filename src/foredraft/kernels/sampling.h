@@ -218,12 +218,43 @@ I512 mixed(I512 z) {
     return xor_si512(z, srli_epi64<31>(z));
 }
 
-// The first index of the largest probs / Exp(1), where the noise is a hash of key and id (the Gumbel-max trick). ids: null if
+// The best of what is offered, at most `room` of it: best first, of equals the first one offered.
+struct Best {
+    int64_t room;
+    std::vector<std::pair<double, int64_t>> kept;   // scores and what they are of
+    explicit Best(int64_t room) : room(room) { kept.reserve(room + 1); }
+    double bound() const { return (int64_t)kept.size() < room ? -INFINITY : kept.back().first; }
+    void offer(double score, int64_t index) {
+        if (!(score > bound())) return;
+        auto at = kept.end();
+        while (at != kept.begin() && std::prev(at)->first < score) --at;
+        kept.insert(at, {score, index});
+        if ((int64_t)kept.size() > room) kept.pop_back();
+    }
+};
+
+// The indices of the largest finite numbers; none if one is NaN.
+void largest_of(const Logits& row, int64_t width, Best& best) {
+    Mask16 nan = 0;
+    for (int64_t first = 0; first < width; first += BLOCK) {
+        const int64_t end = std::min(width, first + BLOCK);
+        F32x16 most = set1_ps(-INFINITY);
+        for (int64_t i = first; i < end; i += 16) {
+            const F32x16 x = row.load(i, lanes(end - i));
+            nan |= is_nan_ps(x);
+            most = max_ps(x, most);
+        }
+        if (!(reduce_max_ps(most) > best.bound())) continue;
+        for (int64_t i = first; i < end; i++) best.offer(row.at(i), i);
+    }
+    if (nan) best.kept.clear();
+}
+
+// The indices of the largest positive probs / Exp(1), where the noise is a hash of key and id (the Gumbel-max trick). ids: null if
 // index and id are the same
-int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int64_t key) {
+void gumbel_best(const float* probs, const int64_t* ids, int64_t count, int64_t key, Best& best) {
     const I512 counting = setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-    double best = 0, bound = INFINITY;
-    int64_t index = -1;
+    double bound = INFINITY;
     for (int64_t i = 0; i < count; i += 8) {
         const Mask8 mask = (Mask8)lanes(count - i);
         const I512 each = ids ? maskz_loadu_epi64(mask, ids + i) : add_epi64(counting, set1_epi64(i));
@@ -231,23 +262,25 @@ int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int
         const I512 z = srli_epi64<12>(mixed(add_epi64(set1_epi64(key), step)));
         const F64x8 u = mul_pd(add_pd(cvtepu52_pd(z), set1_pd(0.5)), set1_pd(0x1p-52));
         const F64x8 p = load_as_pd(mask, probs + i);
-        // p / -log(u) > best only where u > exp(-p / best) >= 1 - p / best: so few logarithms are needed
+        // p / -log(u) > b only where u > exp(-p / b) >= 1 - p / b: so few logarithms are needed
         const F64x8 least = fnmadd_pd(p, set1_pd(bound), set1_pd(1 - 1e-12));
-        Mask8 left = at_least(u, index < 0 ? setzero_pd() : least) & mask;
+        Mask8 left = at_least(u, bound == INFINITY ? setzero_pd() : least) & mask;
         if (!left) continue;
         alignas(ALIGN) double us[8], ps[8];
         store_pd(us, u);
         store_pd(ps, p);
         for (; left; left &= left - 1) {
             const int lane = __builtin_ctz(left);
-            const double score = ps[lane] / -std::log(us[lane]);
-            if (index >= 0 && score <= best) continue;
-            index = i + lane;
-            best = score;
-            bound = best > 0 ? 1 / best : INFINITY;
+            if (ps[lane] > 0) best.offer(ps[lane] / -std::log(us[lane]), i + lane);
         }
+        if (best.bound() > 0) bound = 1 / best.bound();
     }
-    return index;
+}
+
+int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int64_t key) {
+    Best best(1);
+    gumbel_best(probs, ids, count, key, best);
+    return best.kept.front().second;
 }
 
 // The `step`-th token of a spec, or -1 if the row has a NaN. token_probs: where the distribution of a drawn token is written;
@@ -286,6 +319,28 @@ int64_t choose_token(const Logits& row, int64_t width, const DrawSpec& spec, con
     const int64_t index = is_drawn ? draw_index(weights, count, noise.uniforms[spec.first_noise + step])
                                    : gumbel_argmax(weights, is_cut ? ids.data() : nullptr, count, noise.keys[spec.first_noise + step]);
     return is_cut ? ids[index] : index;
+}
+
+// The columns that a spec chooses first behind a row, greedily or with shared noise, into `best`; none if the row has a NaN.
+// column_ids: the id that each column stands for; null: its number. key: of the noise
+void choose_best(const Logits& row, int64_t width, const int64_t* column_ids, const DrawSpec& spec, int64_t key, Best& best) {
+    if (spec.kind == GREEDY) {
+        largest_of(row, width, best);
+        return;
+    }
+    thread_local std::vector<float> probs, kept_probs;
+    thread_local std::vector<int64_t> columns, ids;
+    if (!truncates(spec)) {
+        if ((int64_t)probs.size() < width) probs.resize(width);
+        softmax_of(row, width, spec.temperature, probs.data());
+        if (!std::isnan(probs[0])) gumbel_best(probs.data(), column_ids, width, key, best);
+        return;
+    }
+    const int64_t count = truncated_softmax(row, width, spec, kept_probs, columns);
+    ids.resize(count);
+    for (int64_t i = 0; i < count; i++) ids[i] = column_ids ? column_ids[columns[i]] : columns[i];
+    gumbel_best(kept_probs.data(), ids.data(), count, key, best);
+    for (auto& [_, index] : best.kept) index = columns[index];
 }
 
 }  // namespace

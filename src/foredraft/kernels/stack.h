@@ -41,8 +41,10 @@ int64_t widest(const Stack& s) {
 
 int64_t longest(const Batch& b) {
     int64_t most = 0;
-    for (int64_t i = 0; i < b.num_spans; i++)
-        most = std::max({most, b.spans[i].start + b.spans[i].num_rows, b.spans[i].source_len});
+    for (int64_t i = 0; i < b.num_spans; i++) {
+        const Span& span = b.spans[i];
+        most = std::max({most, span.start + (span.has_paths ? b.path_stride : span.num_rows), span.source_len});
+    }
     return most;
 }
 

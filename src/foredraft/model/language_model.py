@@ -15,6 +15,7 @@ from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.region import Region, Regions, padded
 from foredraft.engine.sources import NO_SOURCE, Source, SourceKeys, TokenSource
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError, ModelError
 from foredraft.kernels import DrawSpec, Kernels
 from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
@@ -96,6 +97,16 @@ class GeneratingBody(Body, Protocol):
 
 
 @runtime_checkable
+class GrowingBody(Body, Protocol):
+    """A body that grows trees of tokens in one call."""
+
+    def grow(
+        self, batch: RaggedBatch, shapes: Sequence[TreeShape], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> list[list[int]]:
+        """See LanguageModel.grow. batch: the last row of each span is wanted, and slots equal positions."""
+
+
+@runtime_checkable
 class SourceReadingBody(Body, Protocol):
     """A body whose decoder attends to sources."""
 
@@ -129,6 +140,7 @@ class LanguageModel:
         self.traits = traits
         self.body = body or library_body(hf)
         self._generating = self.body if isinstance(self.body, GeneratingBody) else None
+        self._growing = self.body if isinstance(self.body, GrowingBody) else None
         self._source_reading = self.body if isinstance(self.body, SourceReadingBody) else None
         self._new_region = self.body.new_region if isinstance(self.body, SharedBody) else Region
 
@@ -291,3 +303,30 @@ class LanguageModel:
         for read, span, tokens in zip(reads, batch.spans, generated.ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
         return generated
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether it grows trees in one call."""
+        return self._growing is not None
+
+    def grow(
+        self,
+        reads: Sequence[Read],
+        shapes: Sequence[TreeShape],
+        vocab_size: int,
+        cache: Regions,
+        specs: Sequence[DrawSpec],
+    ) -> list[list[int]]:
+        """Read, and grow a tree of shapes[i] after reads[i], of the first vocab_size ids, as specs[i] says: greedily or with shared
+        noise. The cache holds what was read, and nothing of the trees; it needs room for len(shapes[i]) - 1 tokens more. Only
+        where `can_grow`.
+
+        -> for each read the token of each node, -1 where none has grown
+        """
+        assert self._growing is not None
+        batch = flatten(reads, cache, [len(shape) for shape in shapes])
+        with torch.inference_mode():
+            self._read_sources(batch)
+            grown = self._growing.grow(batch, shapes, vocab_size, specs)
+        remember(reads, batch)
+        return grown

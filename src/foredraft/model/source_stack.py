@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from foredraft.engine.region import padded
 from foredraft.engine.sources import SourceKeys
+from foredraft.engine.token_tree import TreeShape
 from foredraft.kernels import (
     CacheSpan,
     DrawSpec,
@@ -107,6 +108,13 @@ class DecoderStackBody:
             self._decoder, self._located(batch), _NO_ROTATION, lens, vocab_size, specs
         )
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+
+    def grow(
+        self, batch: RaggedBatch, shapes: Sequence[TreeShape], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> list[list[int]]:
+        """See LanguageModel.grow."""
+        parents = [shape.parents for shape in shapes]
+        return self.kernels.grow(self._decoder, self._located(batch), _NO_ROTATION, parents, vocab_size, specs)
 
     def take_over(self) -> None:
         """The model runs nothing else already."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ModelError
 from foredraft.kernels import (
     SILU,
@@ -96,6 +97,14 @@ class StackBody:
             self._stack, self._located(batch), rotation, lens, vocab_size, specs
         )
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+
+    def grow(
+        self, batch: RaggedBatch, shapes: Sequence[TreeShape], vocab_size: int, specs: Sequence[DrawSpec]
+    ) -> list[list[int]]:
+        """See LanguageModel.grow."""
+        rotation = self._rotation_for(batch, max(shape.depth for shape in shapes))
+        parents = [shape.parents for shape in shapes]
+        return self.kernels.grow(self._stack, self._located(batch), rotation, parents, vocab_size, specs)
 
     @property
     def num_experts_read(self) -> int:
