@@ -1,19 +1,32 @@
 """Questions of many kinds for a chat model to answer, so that a head can be trained on its answers.
 
-    python recipes/chat_questions.py NUMBER > questions.txt
+    python recipes/chat_questions.py NUMBER > questions.jsonl
+    python recipes/chat_questions.py NUMBER TARGET > questions.jsonl
 
-NUMBER of distinct questions, one a line, drawn from the forms and subjects below. They are this project's own, and no question of a
-benchmark is among them.
+NUMBER of distinct questions, an object with "text" a line, drawn from the forms and subjects below. With TARGET, a chat model, of
+more forms: about words of its vocabulary, and about code and documentation of Python's standard library. The forms are this
+project's own, and no question of a benchmark is among them.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
-SEED = 0
+from foredraft.model import LoadOptions, load_tokenizer
+
+WORD_LEN = 5
+"""Of the shortest word of a vocabulary, in characters; shorter ones are often pieces of others."""
+
+PASSAGE_LENS = range(150, 700)
+"""Of code and documentation, in characters: a conversation has 512 tokens."""
 
 FORMS = """
 Write a short story about {person} who finds {thing}.
@@ -96,6 +109,198 @@ What does the proverb about {theme} teach us?
 Describe the character of {character}.
 How would the world look if {event}?
 What are the ethical questions of {issue}?
+"""
+
+WIDE_FORMS = """
+What is {word}?
+What does the word "{word}" mean? Use it in two sentences.
+Explain the connection between {word} and {other_word}.
+Write a short story with the words {word}, {other_word} and {third_word}.
+Write a paragraph about {word}.
+Write an essay about {word} and {other_word}.
+Write a haiku about {word}.
+Write a limerick that mentions {word}.
+Write a song about {word}, with two verses and a chorus.
+Write a product description for a {word}.
+Write a newspaper headline and a first paragraph about {word}.
+Write a scene in which two friends argue about {word}.
+Tell a fairy tale about a {word} and a {other_word}.
+Tell me five facts about {word}.
+Tell me about {word} as if I had never heard of it.
+Give me three synonyms of "{word}" and a sentence for each.
+What is the opposite of "{word}"? Explain.
+What is the difference between "{word}" and "{other_word}"?
+List the pros and cons of {word}.
+List ten words that have to do with {word}.
+Name three famous people who are connected with {word}, and say why.
+How has {word} changed over the last hundred years?
+How would you explain {word} to a child?
+How would you teach {word} in a class?
+How is {word} used in {field}?
+What can {word} tell us about {other_word}?
+What are common mistakes with {word}?
+What should every beginner know about {word}?
+Which tools do I need for {word}?
+Why is {word} important in {field}?
+Why do people care about {word}?
+Where does the word "{word}" come from?
+When was {word} most important in history?
+Who should know about {word}, and who should not?
+Is {word} good or bad? Argue for both sides.
+Do you think that {word} will matter in the future?
+Can {word} be measured? How?
+Compare {word} with {other_word} in a table.
+Make a quiz of four questions about {word}, with answers.
+Make a crossword clue for "{word}".
+Make a mind map about {word} as a nested list.
+Make a list of steps to improve {word}.
+Create a daily schedule for somebody who works with {word}.
+Create a slogan for a company that sells {word}.
+Create a character whose weakness is {word}.
+Design an experiment about {word}.
+Design a board game about {word}, and give its rules.
+Describe {word} with all five senses.
+Describe a world without {word}.
+Summarise the history of {word} in five sentences.
+Summarise the debate about {word} and {field}.
+Rewrite this sentence so that it sounds friendlier: "We need the {word} before the {other_word}, or else."
+Rewrite this sentence in the past tense: "The {word} goes to {city} and sees a {other_word}."
+Rewrite in the passive voice: "{name} moved the {word} to {city}."
+Rewrite "{name} has a {word}." as a question.
+Make this sentence longer and more vivid: "The {word} was near the {other_word}."
+Make this sentence shorter: "It was due to the fact of the {word} that {name} decided that the {other_word} had to be given back."
+Fix the spelling: "I recieved teh {word} yesterdey and definately liek it."
+Translate into Spanish: "Where is the {word}?"
+Translate into French: "My {word} is bigger than your {other_word}."
+Continue this story: "When {name} saw the {word}, everything in {city} changed."
+Continue: "The {word} had always been a secret, but"
+Finish the sentence in five ways: "A {word} is like a {other_word} because"
+Complete the analogy: {word} is to {other_word} as {third_word} is to what?
+Write a dictionary entry for "{word}".
+Write an encyclopedia article about {word}.
+Write a tweet about {word} with two hashtags.
+Write a letter of complaint about a {word} that arrived broken.
+Write a thank-you note for a {word}.
+Write an apology to {name} about the {word}.
+Write a cover letter for a position that has to do with {word}.
+Write a job advertisement for an expert in {word}.
+Write meeting notes about {word}, {other_word} and who does what.
+Write a checklist for a trip to {city} in which {word} plays a part.
+Write instructions for {goal} in numbered steps.
+Write a travel guide to {city} in four paragraphs.
+Write a horoscope that warns of {word}.
+Write a monologue of a {word}.
+Write a review of a restaurant in {city} that serves {food}.
+Write the minutes of a town hall meeting about {issue}.
+Write a debate between a supporter and an opponent of {issue}.
+Write a bedtime story about {animals} who find a {word}.
+Write three interview questions about {word}, with good answers.
+Write a regular expression that matches {word}, and explain it.
+Write a Python class that represents a {word}, with two methods.
+Write a Python program that reads a file and counts the lines with "{word}".
+Write a function that returns the first {number} multiples of {other_number}.
+Write a unit test for a function that {task}.
+Write a shell script that renames all files with "{word}" in their names.
+Write a JavaScript class for a {word} and a {other_word}.
+Write a Java program that {task}.
+Write a Rust function that {task}.
+Write pseudocode for a program that {task}.
+Write an SQL table for {goods} with their prices, and insert three rows.
+Write a YAML file that describes a {word} with three properties.
+Write CSS that shows "{word}" in large red letters.
+What does this print? for i in range({number}): print(i * {other_number})
+What is wrong with this code? def f(x): return x + "{word}" + {number}
+How do I install a program for {word} on Linux?
+How do I sort a list of {goods} by price in Python?
+Explain {algorithm} to {person}.
+Give an example of {algorithm} on the numbers {number}, {other_number} and {price}.
+What are the limits of {algorithm}?
+What is {number} times {other_number}?
+What is {price} divided by {number}? Show the steps.
+What is {number} percent of {price}?
+Add {number}, {other_number} and {price}, and explain how you did it.
+Convert {number} kilometres to miles.
+Convert {price} minutes to hours and minutes.
+Simplify: ({number}x + {other_number}) - ({price}x - 4).
+Factor x^2 + {number}x + {other_number}, if it can be done.
+What is the derivative of {number}x^3 + {other_number}x?
+A circle has a radius of {number}. What are its area and circumference?
+A triangle has sides of {number}, {other_number} and {price}. Can it exist? Why?
+{name} reads {number} pages a day. How long does a book of {price} pages take?
+{name} saves {number} dollars a week. After how many weeks can {name} buy a {word} for {price} dollars?
+{name} and {other_name} share {price} {goods} in the ratio {number} to {other_number}. How many does each get?
+In a class of {price} students, {number} like {hobby} and {other_number} like {word}. What can you say about the others?
+The average of three numbers is {number}. Two are {other_number} and {price}. What is the third?
+All {animals} are animals. Some animals can swim. Can all {animals} swim? Explain.
+If it rains, {name} stays at home. {name} is in {city}. Does it rain? Explain.
+There are {number} boxes, and each has {other_number} {goods}. {name} takes {price} away. How many are left?
+Order these events in time: {history}, {other_history}. Explain.
+What would have happened without {history}?
+What can we learn from {history} today?
+Describe the daily life of {person} during {history}.
+Explain how {process} works to {person}.
+What can go wrong in {process}?
+Which laws of physics explain {science}?
+Name an experiment that shows {science}.
+Is {science} the same as {word}? Explain.
+What do scientists not know yet about {science}?
+What is the relation between {economy} and {issue}?
+How does {economy} affect {person}?
+What would {figure} think about {issue}?
+Imagine a conversation between {figure} and {character}.
+Give a timeline of the life of {figure}.
+Which book should I read about {history}, and why?
+Recommend three films for people who like {word}.
+Recommend a hobby for somebody who likes {hobby} and {word}.
+Recommend a meal with {food} for {number} guests.
+Plan a budget of {price} dollars for {occasion}.
+Plan a workout for somebody who suffers from {ailment}.
+Plan a garden with {word} and {other_word}.
+I feel sad because of {word}. What should I do?
+I have an interview about {word} tomorrow. Help me to prepare.
+I am writing a novel about {word}. Suggest a title and a plot.
+My friend says that {claim}. Is that right?
+My boss wants a report about {word} by Friday. Where do I start?
+My {device} does not start. What can I do?
+Should I buy {device} or {other_device}?
+Is it safe to eat {food} every day?
+Hi, who are you and what can you do?
+Hello, I am {name} from {city}. Tell me something interesting about {word}.
+You are an expert in {word}. Answer in one paragraph: what matters most?
+You are a {word}. Describe your day.
+Pretend to be a {word} who talks to a {other_word}.
+Act as a travel agent and sell me a trip to {city}.
+Act as an interpreter: say "{word}" in five languages.
+Act as a critic and judge {work}.
+As {person}, write a diary entry about {word}.
+Extract all numbers from this text: "{name} bought {number} {goods} for {price} dollars and sold {other_number} of them."
+Extract the product, the price and the place: "In {city} a {word} costs {price} dollars, and in {other_city} it costs less."
+From this text, who is the oldest? "{name} is {number}, {other_name} is {price}, and their friend from {city} is between the two."
+Read this and answer: "{name} left {city} on Monday with a {word} and came to {other_city} on Friday." How long was the trip?
+Read this and say who has the {word}: "{name} gave a {word} to {other_name}, who wanted a {other_word}."
+Turn this into a table: {name}: {number} {goods}, {other_name}: {other_number}, total: {price}.
+Turn this list into a sentence: {word}, {other_word}, {third_word}.
+Put these words in alphabetical order: {word}, {other_word}, {third_word}.
+Which of these words is the longest: {word}, {other_word}, {third_word}?
+Find the odd one out: {word}, {other_word}, {city}, {other_city}. Explain.
+Group these: {word}, {city}, {other_word}, {other_city}, {name}.
+Is the tone of this message positive or negative? "The {word} was {quality}, but I liked the {other_word}."
+What is the main idea of this text? "People in {city} disagree about {issue}. Some fear for the {word}, others want more {other_word}."
+Give this text a title: "{name} never wanted a {word}. But when the {other_word} came to {city}, there was no choice."
+Summarise this text in one sentence: {passage}
+Summarise this text in a list of points: {passage}
+Explain this text in simple words: {passage}
+What questions does this text answer? {passage}
+Rewrite this text in a friendlier tone: {passage}
+Extract the most important words of this text: {passage}
+Translate this text into German: {passage}
+What does this code do?{code}
+Explain this code line by line:{code}
+Find a mistake in this code, or say that there is none:{code}
+Add comments to this code:{code}
+Write a test for this code:{code}
+Rewrite this code so that it is easier to read:{code}
+Write this code in JavaScript:{code}
 """
 
 SUBJECTS = {
@@ -187,36 +392,78 @@ SUBJECTS = {
 }
 
 
-def subjects_of(kind: str) -> list[str]:
-    """Of "other_city" and "third_city" those of "city"."""
-    base = re.sub("^(other|third)_", "", kind)
-    return [" ".join(subject.split()) for subject in SUBJECTS[base].split(";")]
+def listed_forms(listed: str) -> list[str]:
+    return listed.strip().split("\n")
 
 
-def question(form: str, draw: random.Random) -> str:
-    """A form with subjects drawn for its places, no two places with the same one."""
+Subjects = Mapping[str, Sequence[str]]
+
+
+def listed_subjects() -> dict[str, list[str]]:
+    return {kind: [" ".join(subject.split()) for subject in listed.split(";")] for kind, listed in SUBJECTS.items()}
+
+
+def wide_subjects(target: str) -> dict[str, list[str]]:
+    """The listed ones, words of the target's vocabulary, and passages of the standard library."""
+    documentation, code = standard_library()
+    return {**listed_subjects(), "word": vocabulary_words(target), "passage": documentation, "code": code}
+
+
+def vocabulary_words(target: str) -> list[str]:
+    """Those that a single id stands for, in lower case."""
+    tokenizer = load_tokenizer(target, LoadOptions())
+    texts = (tokenizer.decode([token]) for token in range(len(tokenizer)))
+    return sorted({text[1:] for text in texts if re.fullmatch(f" [a-z]{{{WORD_LEN},}}", text)})
+
+
+def standard_library() -> tuple[list[str], list[str]]:
+    """-> documentation, in one line, and the code of functions"""
+    documentation: set[str] = set()
+    code: set[str] = set()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                documentation.add(" ".join((ast.get_docstring(node) or "").split()))
+            if isinstance(node, ast.FunctionDef) and node.col_offset == 0:
+                code.add(f"\n\n{ast.get_source_segment(source, node)}")
+    return _of_good_length(documentation), _of_good_length(code)
+
+
+def _of_good_length(texts: set[str]) -> list[str]:
+    return sorted(text for text in texts if len(text) in PASSAGE_LENS)
+
+
+def question(form: str, subjects: Subjects, draw: random.Random) -> str:
+    """A form with subjects drawn for its places, no two places with the same one. {other_city} and {third_city} are cities too."""
     chosen: dict[str, str] = {}
     for kind in dict.fromkeys(re.findall(r"\{(\w+)\}", form)):
-        chosen[kind] = draw.choice([subject for subject in subjects_of(kind) if subject not in chosen.values()])
+        base = re.sub("^(other|third)_", "", kind)
+        chosen[kind] = draw.choice([subject for subject in subjects[base] if subject not in chosen.values()])
     return form.format(**chosen)
 
 
-def questions(draw: random.Random) -> Iterator[str]:
+def questions(forms: Sequence[str], subjects: Subjects, draw: random.Random) -> Iterator[str]:
     """Distinct ones, of each form in turn, without an end as long as there are more."""
-    forms = FORMS.strip().split("\n")
     seen: set[str] = set()
     while True:
         for form in draw.sample(forms, len(forms)):
-            new = question(form, draw)
+            new = question(form, subjects, draw)
             if new not in seen:
                 seen.add(new)
                 yield new
 
 
 def main() -> None:
-    wanted = int(sys.argv[1])
-    for _, text in zip(range(wanted), questions(random.Random(SEED)), strict=False):
-        print(text)
+    number, targets = int(sys.argv[1]), sys.argv[2:]
+    if targets:
+        drawn = questions(
+            [*listed_forms(FORMS), *listed_forms(WIDE_FORMS)], wide_subjects(targets[0]), random.Random(1)
+        )
+    else:
+        drawn = questions(listed_forms(FORMS), listed_subjects(), random.Random(0))
+    for text in islice(drawn, number):
+        print(json.dumps({"text": text}))
 
 
 if __name__ == "__main__":

@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from recipes.chat_questions import FORMS, SUBJECTS, question, questions, subjects_of
+from foredraft.model import EMBEDDED
+from recipes.chat_questions import (
+    FORMS,
+    WIDE_FORMS,
+    Subjects,
+    listed_forms,
+    listed_subjects,
+    question,
+    questions,
+    wide_subjects,
+)
 
 MT_BENCH = Path(__file__).parents[2].parent / "shared" / "data" / "prompts" / "mt_bench.jsonl"
-FIRST = list(islice(questions(random.Random(0)), 5000))
+TARGET = str(EMBEDDED / "target")
+CHOICES = ("narrow", "wide")
 
 
-def test_they_are_distinct_and_complete() -> None:
-    assert len(set(FIRST)) == len(FIRST)
-    assert not any("{" in text or "}" in text or "  " in text for text in FIRST)
+@cache
+def forms_and_subjects(choice: str) -> tuple[list[str], Subjects]:
+    if choice == "narrow":
+        return listed_forms(FORMS), listed_subjects()
+    return [*listed_forms(FORMS), *listed_forms(WIDE_FORMS)], wide_subjects(TARGET)
 
 
-def test_they_are_the_same_every_time() -> None:
-    assert list(islice(questions(random.Random(0)), 200)) == FIRST[:200]
-    assert list(islice(questions(random.Random(1)), 200)) != FIRST[:200]
+def drawn(choice: str, number: int, seed: int = 0) -> list[str]:
+    return list(islice(questions(*forms_and_subjects(choice), random.Random(seed)), number))
 
 
-def test_every_form_asks_once_a_round() -> None:
-    forms = FORMS.strip().split("\n")
+@pytest.mark.parametrize("choice", CHOICES)
+def test_they_are_distinct_and_complete(choice: str) -> None:
+    first = drawn(choice, 5000)
+    assert len(set(first)) == len(first)
+    assert not any(re.search(r"\{(\w+_)?(word|person|number|passage)\}", text) for text in first)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_they_are_the_same_every_time(choice: str) -> None:
+    assert drawn(choice, 200) == drawn(choice, 200)
+    assert drawn(choice, 200) != drawn(choice, 200, seed=1)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_form_asks_once_a_round(choice: str) -> None:
+    forms, _ = forms_and_subjects(choice)
     assert len(set(forms)) == len(forms)
-    patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(form))) for form in forms]
-    assert all(any(pattern.fullmatch(text) for text in FIRST[: len(forms)]) for pattern in patterns)
+    patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(form)), re.DOTALL) for form in forms]
+    first = drawn(choice, len(forms))
+    assert all(any(pattern.fullmatch(text) for text in first) for pattern in patterns)
 
 
 def test_a_form_does_not_name_a_subject_twice() -> None:
-    text = question("{city} and {other_city} and {third_city}", random.Random(3))
-    assert len({*text.split(" and ")} & {*subjects_of("city")}) == 3
+    subjects = {"city": ["Lima", "Oslo", "Rome"]}
+    text = question("{city} and {other_city} and {third_city}", subjects, random.Random(3))
+    assert sorted(text.split(" and ")) == subjects["city"]
 
 
-def test_subjects_are_listed_once() -> None:
-    for kind in SUBJECTS:
-        assert len(set(subjects_of(kind))) == len(subjects_of(kind))
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_subject_is_listed_once_and_used(choice: str) -> None:
+    forms, subjects = forms_and_subjects(choice)
+    for kind, listed in subjects.items():
+        assert len(set(listed)) == len(listed) > 3
+        assert choice == "narrow" or any(f"{{{kind}}}" in form for form in forms), kind
+
+
+def test_words_passages_and_code() -> None:
+    _, subjects = forms_and_subjects("wide")
+    assert all(word.isalpha() and word.islower() for word in subjects["word"])
+    assert all("\n" not in text for text in subjects["passage"])
+    assert all(ast.parse(text) for text in subjects["code"])
 
 
 def test_no_question_of_mt_bench_is_among_them() -> None:
     if not MT_BENCH.exists():
         pytest.skip("MT-bench's questions are not here")
     theirs = {turn.strip() for line in MT_BENCH.read_text().splitlines() for turn in json.loads(line)["turns"]}
-    assert not theirs & set(FIRST)
+    assert not theirs & {text for choice in CHOICES for text in drawn(choice, 5000)}
