@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +117,28 @@ def test_bytes_per_token_are_counted_from_what_was_written() -> None:
     region.resize(64)
     write(region, [1])
     assert region.bytes_per_token == 2 * (2 + 4) * 4
+
+
+@pytest.mark.parametrize("num_behind", [0, 1], ids=["in one piece", "with a layer behind"])
+def test_rows_move_and_grow_alike_however_layers_are_stored(num_behind: int) -> None:
+    """Kernels have all layers in one piece; a layer that is written later lies apart."""
+    region = Region()
+    region.resize(16)
+    region.addresses(3, torch.empty(2, 0, 4))
+    for layer in range(3 + num_behind):
+        numbers = torch.arange(2 * 16 * 4.0).view(2, 16, 4) + 1000 * layer
+        region.write(layer, numbers, -numbers, 0)
+    region.write_features(torch.arange(16.0)[:, None], 0)
+    region.tokens = list(range(6))
+    addresses = region.addresses(3, torch.empty(2, 0, 4))
+    before = [region.layer(layer)[0].clone() for layer in range(3 + num_behind)]
+    region.move_rows([2, 5], 1)
+    region.resize(32)
+    assert region.addresses(3, torch.empty(2, 0, 4)) != addresses
+    assert region.features is not None
+    assert region.features[:6, 0].tolist() == [0, 2, 5, 3, 4, 5]
+    for layer, keys in enumerate(before):
+        held = region.layer(layer)
+        assert torch.equal(held[0], keys[:, [0, 2, 5, 3, 4, 5]])
+        assert torch.equal(held[1], -held[0])
+        assert layer == 3 or held[0].data_ptr() == region.addresses(3, keys)[2 * layer]

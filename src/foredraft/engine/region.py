@@ -63,6 +63,7 @@ class Region:
         self.capacity = 0
         self.used_at = 0
         self._layers: _Layers = {}
+        self._block: Tensor | None = None  # [layers, 2, H, capacity, D], where all layers lie in one piece
         self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
@@ -128,6 +129,8 @@ class Region:
         """For kernels that write by themselves: the addresses of the keys and the values [H, capacity, D] of layers 0..,
         [num_layers * 2], valid until the next resize. like: [H, *, D], with their dtype and device."""
         if self._addresses is None or len(self._addresses) < 2 * num_layers:
+            if not self._layers:
+                self._take_block(like.new_zeros(num_layers, 2, like.shape[0], self.capacity, like.shape[2]))
             for layer in range(num_layers):
                 if layer not in self._layers:
                     self._layers[layer] = (self._blank(like), self._blank(like))
@@ -170,8 +173,13 @@ class Region:
     def move_rows(self, slots: Sequence[int], first: int) -> None:
         """What lies at these slots goes to the slots from first on, keys, values and features."""
         index, end = torch.tensor(slots), first + len(slots)
-        stores = [tensor for pair in self._layers.values() for tensor in pair]
-        for tensor in stores if self.features is None else [*stores, self.features[None]]:
+        stores = [] if self.features is None else [self.features[None]]
+        if self._is_one_piece:
+            assert self._block is not None
+            stores.append(self._block.flatten(0, 2))  # one operation in place of two for each layer
+        else:
+            stores += [tensor for pair in self._layers.values() for tensor in pair]
+        for tensor in stores:
             tensor[:, first:end] = tensor[:, index.to(tensor.device)]
 
     def shared_view(self) -> Region:
@@ -195,8 +203,23 @@ class Region:
     def copy_rows(self, source: Region, length: int, capacity: int) -> None:
         """Hold the keys, values and features of the first `length` tokens of a region, which may be this one, in a place for
         `capacity` tokens."""
-        self._layers, self.capacity, self._addresses = _moved(source._layers, length, capacity), capacity, None
+        self.capacity, self._addresses = capacity, None
+        if source._is_one_piece:
+            assert source._block is not None
+            moved = _moved_rows(source._block.flatten(0, 2), length, capacity)
+            self._take_block(moved.view(*source._block.shape[:3], *moved.shape[1:]))
+        else:
+            self._layers, self._block = _moved(source._layers, length, capacity), None
         self.features = _moved_features(source.features, length, capacity)
+
+    @property
+    def _is_one_piece(self) -> bool:
+        """Whether the block has all layers: some may have been added by a pass of another kind."""
+        return self._block is not None and len(self._block) == len(self._layers)
+
+    def _take_block(self, block: Tensor) -> None:
+        self._block = block
+        self._layers = {layer: (keys, values) for layer, (keys, values) in enumerate(block)}
 
     def _blank(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
