@@ -77,7 +77,8 @@ class BudgetPlanner:
             return plan[2]
         if len(self._plans) * len(sequences) > _MAX_REMEMBERED:
             self._plans.clear()
-        best = best_plan([self._candidate(sequence_key) for sequence_key in key[1]], self._costs, sampled=sampled)
+        candidates = {each: self._candidate(each) for each in dict.fromkeys(key[1])}
+        best = best_plan([candidates[each] for each in key[1]], self._costs, sampled=sampled)
         budgets = [NO_DRAFTING] * len(sequences) if best is None else best.budgets
         num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
         self._plans[key] = step + _PLAN_STEPS, self._num_drafts + num_new, budgets

@@ -76,6 +76,7 @@ class CostModel:
         self.steps = {sampled: _step_curve() for sampled in (False, True)}
         self.drafts: dict[_DraftKind, Curve] = {}
         self._tree_ratios = {sampled: deque[float](maxlen=MAX_SAMPLES) for sampled in (False, True)}
+        self._tree_factors: dict[bool, float] = {}  # of the ratios, as far as they were asked for
         self._reading: dict[str, deque[float]] = {}
         self._reading_bounds: dict[str, float] = {}
         self.num_samples = 0
@@ -105,6 +106,7 @@ class CostModel:
         if is_tree:
             expected = curve.at(num_sequences, num_rows)
             self._tree_ratios[sampled].extend([] if not expected else [seconds / expected])
+            self._tree_factors.pop(sampled, None)
             return
         curve.add(num_sequences, num_rows, seconds)
         self.num_samples += 1
@@ -142,10 +144,14 @@ class CostModel:
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False) -> float | None:
         """The time of such a step if nothing disturbs it; None if no step of this kind was measured."""
-        seconds, ratios = self.steps[sampled].at(num_sequences, num_rows), self._tree_ratios[sampled]
-        if seconds is None or not is_tree or not ratios:
-            return seconds
-        return seconds * max(1.0, undisturbed_time(ratios))
+        seconds = self.steps[sampled].at(num_sequences, num_rows)
+        return seconds if seconds is None or not is_tree else seconds * self._tree_factor(sampled)
+
+    def _tree_factor(self, sampled: bool) -> float:
+        if sampled not in self._tree_factors:
+            ratios = self._tree_ratios[sampled]
+            self._tree_factors[sampled] = max(1.0, undisturbed_time(ratios)) if ratios else 1.0
+        return self._tree_factors[sampled]
 
     def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
         """The mean time of plain steps, disturbed ones included, to compare single steps with; None if none was measured."""
@@ -186,6 +192,7 @@ class CostModel:
             self._draft_curve(draft_kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
         for kind, factor in self._stored.tree_factors.items():
             self._tree_ratios[kind].append(factor)
+            self._tree_factors.pop(kind, None)
         for name, seconds in self._stored.reading.items():
             samples = deque([STORED_DRAFT_FACTOR * seconds * now / before], maxlen=MAX_SAMPLES)
             self._reading.setdefault(name, samples)

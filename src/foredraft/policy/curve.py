@@ -44,6 +44,7 @@ class Curve:
         self._statistic = statistic
         self._far: deque[tuple[int, float]] = deque(maxlen=_MAX_FAR)
         self._samples: dict[int, dict[int, deque[float]]] = {}
+        self._lowest: dict[int, int] = {}  # x of each n
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
         self._point_times: dict[tuple[int, int], float] = {}
         self._num_added = 0
@@ -51,6 +52,7 @@ class Curve:
     def add(self, n: int, x: int, seconds: float) -> None:
         samples = self._samples.setdefault(n, {}).setdefault(x, deque(maxlen=MAX_SAMPLES))
         samples.append(seconds)
+        self._lowest[n] = min(x, self._lowest.get(n, x))
         self._point_times.pop((n, x), None)
         self._num_added += 1
         # drawing a line takes as long as many a small model's step, so one with known points is redrawn only now and then
@@ -83,8 +85,9 @@ class Curve:
         nearest n that was takes its place."""
         if not self._samples:
             return None
-        if n not in self._samples or min(self._samples[n]) > x:
-            n = min(self._samples, key=lambda known: (min(self._samples[known]) > x, abs(known - n) / max(known, n)))
+        lowest = self._lowest
+        if n not in lowest or lowest[n] > x:
+            n = min(lowest, key=lambda known: (lowest[known] > x, abs(known - n) / max(known, n)))
         xs, seconds = self._line(n)
         if len(xs) == 1:
             return max(seconds[0] + self._guessed_rise(xs[0], seconds[0]) * (x - xs[0]), 0.1 * seconds[0])

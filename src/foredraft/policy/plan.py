@@ -7,6 +7,7 @@ beside chains.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -109,7 +110,7 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
     """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown.
 
     First it finds the best draft that is the same for all, since a drafter reads for all of them in one pass. Then it finds
-    each candidate's own best draft, with that plan's rate as the price of time.
+    each candidate's own best draft, with that plan's rate as the price of time. Candidates that are one object are planned as one.
     """
     batch = _Batch(candidates, times, sampled)
     plain = batch.outlook(batch.uniform(NO_DRAFT))
@@ -123,12 +124,11 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
         if refined is not None and refined.rate > best.rate:
             best = refined
     chosen = best if best.rate > _MIN_GAIN * plain.rate else plain
-    budgets = [candidate.budget(draft) for candidate, draft in zip(candidates, chosen.drafts, strict=True)]
-    return Plan(budgets, chosen.num_tokens, chosen.seconds)
+    return Plan(batch.budgets(candidates, chosen.drafts), chosen.num_tokens, chosen.seconds)
 
 
 class _Outlook(NamedTuple):
-    """drafts: one for each candidate. num_rows: of draft tokens. num_tokens, seconds: expected of the step."""
+    """drafts: one for each distinct candidate. num_rows: of draft tokens. num_tokens, seconds: expected of the step."""
 
     drafts: list[Draft]
     num_rows: float
@@ -144,53 +144,66 @@ class _Batch:
     """The candidates of one step."""
 
     def __init__(self, candidates: Sequence[Candidate], times: TimeModel, sampled: bool) -> None:
-        self._candidates = candidates
+        counts = Counter(map(id, candidates))
+        by_id = {id(candidate): candidate for candidate in candidates}
+        self._distinct = [(by_id[key], count) for key, count in counts.items()]
+        self._size = len(candidates)
         self._times = times
         self._sampled = sampled
+        self._draft_times: dict[tuple[str, bool, int, int], float] = {}
 
     def common_drafts(self) -> list[Draft]:
         """All that any candidate could have."""
-        return list(dict.fromkeys(draft for candidate in self._distinct() for draft in candidate.drafts()))
+        kinds = {(c.max_draft, *c.forecasts, None, *c.trees): c for c, _ in self._distinct}
+        return list(dict.fromkeys(draft for candidate in kinds.values() for draft in candidate.drafts()))
 
-    def _distinct(self) -> list[Candidate]:
-        """One candidate for each set of drafts."""
-        return list({(c.max_draft, *c.forecasts, None, *c.trees): c for c in self._candidates}.values())
+    def budgets(self, candidates: Sequence[Candidate], drafts: Sequence[Draft]) -> list[DraftBudget]:
+        """One for each candidate. drafts: one for each distinct candidate."""
+        places = {id(candidate): place for place, (candidate, _) in enumerate(self._distinct)}
+        return [candidate.budget(drafts[places[id(candidate)]]) for candidate in candidates]
 
     def best(self, known: _Outlook, drafts: Iterable[Draft], min_gain: float = 1.0) -> _Outlook:
         """Of one of these drafts for all, where that promises min_gain times as much as what is known."""
-        outlooks = (self.outlook(self.uniform(draft)) for draft in drafts)
-        best = max((one for one in outlooks if one is not None), key=lambda one: one.rate, default=known)
-        return best if best.rate > min_gain * known.rate else known
+        best, least = known, min_gain * known.rate
+        for draft in drafts:
+            outlook = self.outlook(self.uniform(draft))
+            if outlook is not None and outlook.rate > least:
+                best, least = outlook, outlook.rate
+        return best
 
     def uniform(self, draft: Draft) -> list[Draft]:
         """The same draft for all, limited to what each can take."""
-        return [candidate.limited(draft) for candidate in self._candidates]
+        return [candidate.limited(draft) for candidate, _ in self._distinct]
 
     def outlook(self, drafts: list[Draft]) -> _Outlook | None:
         """The expected tokens and time of these drafts; None if the target's time is unknown."""
         num_tokens, num_rows, start_time = 0.0, 0.0, 0.0
         depths: dict[tuple[str, bool], tuple[int, int]] = {}
-        for candidate, draft in zip(self._candidates, drafts, strict=True):
+        for (candidate, number), draft in zip(self._distinct, drafts, strict=True):
             if not draft.num_nodes:
-                num_tokens += 1.0
+                num_tokens += number
                 continue
             own_tokens, own_rows = candidate.expected(draft)
-            num_tokens += own_tokens
-            num_rows += own_rows
-            start_time += candidate.start_times.get(draft.drafter, 0.0)
+            num_tokens += number * own_tokens
+            num_rows += number * own_rows
+            start_time += number * candidate.start_times.get(draft.drafter, 0.0)
             kind = draft.drafter, draft.is_tree
             count, depth = depths.get(kind, (0, 0))
-            depths[kind] = (count + 1, max(depth, draft.depth))
-        size = len(drafts)
+            depths[kind] = (count + number, max(depth, draft.depth))
         has_trees = any(is_tree for _, is_tree in depths)
-        step_time = self._times.step_time(size, size + num_rows, sampled=self._sampled, is_tree=has_trees)
+        step_time = self._times.step_time(self._size, self._size + num_rows, sampled=self._sampled, is_tree=has_trees)
         if step_time is None:
             return None
-        draft_time = sum(
-            self._times.draft_time(name, count, depth, sampled=self._sampled, is_tree=is_tree)
-            for (name, is_tree), (count, depth) in depths.items()
-        )
+        draft_time = sum(self._draft_time(*kind, *of_kind) for kind, of_kind in depths.items())
         return _Outlook(drafts, num_rows, num_tokens, step_time + draft_time + start_time)
+
+    def _draft_time(self, drafter: str, is_tree: bool, count: int, depth: int) -> float:
+        key = drafter, is_tree, count, depth
+        if key not in self._draft_times:
+            self._draft_times[key] = self._times.draft_time(
+                drafter, count, depth, sampled=self._sampled, is_tree=is_tree
+            )
+        return self._draft_times[key]
 
     def individual(self, outlook: _Outlook) -> list[Draft]:
         """Each candidate's best draft, where a second costs as many tokens as the outlook promises in one. A draft no deeper than
@@ -203,10 +216,10 @@ class _Batch:
         draft_times = {
             (name, depth, is_tree): 0.0
             if depth <= depths.get((name, is_tree), 0)
-            else self._times.draft_time(name, 1, depth, sampled=self._sampled, is_tree=is_tree)
+            else self._draft_time(name, is_tree, 1, depth)
             for name, depth, is_tree in {(each.drafter, each.depth, each.is_tree) for each in self.common_drafts()}
         }
-        return [self._best_draft(candidate, rate, row_time, draft_times) for candidate in self._candidates]
+        return [self._best_draft(candidate, rate, row_time, draft_times) for candidate, _ in self._distinct]
 
     def _best_draft(
         self, candidate: Candidate, rate: float, row_time: float, draft_times: Mapping[tuple[str, int, bool], float]
@@ -225,7 +238,7 @@ class _Batch:
 
     def _row_time(self, outlook: _Outlook) -> float:
         """The time that one more row adds to the pass, near the outlook's number of rows."""
-        size = len(outlook.drafts)
+        size = self._size
         num_rows = size + outlook.num_rows
         low, high = max(size, num_rows - size), num_rows + size
         below = self._times.step_time(size, low, sampled=self._sampled)
