@@ -97,15 +97,21 @@ def test_in_int8_states_and_logits_are_near_those_of_the_module(name: str, tmp_p
         assert error.max() < 0.2, part
 
 
+def two_reads(head: CompiledEagle, name: str) -> tuple[list[Read], list[Tensor]]:
+    """-> reads of two sequences, and the states of each"""
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
+    end = len(features) - 1
+    reads = [Read(0, ids[:end], 1), Read(1, ids[2:4], 1)]
+    return reads, [head.fuse(features[:end]), head.fuse(features[2:4])]
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_draft_in_one_call_is_the_draft_token_by_token(name: str, spec: str, tmp_path: Path) -> None:
     head, _ = compiled(name, tmp_path)
-    case = golden(name)
-    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
-    num_rows = len(features)
-    reads = [Read(0, ids[: num_rows - 1], 1), Read(1, ids[2:4], 1)]
-    states = torch.cat([head.fuse(features[: num_rows - 1]), head.fuse(features[2:4])])
+    reads, parts = two_reads(head, name)
+    states = torch.cat(parts)
     lens, specs = [4, 2], [SPECS[spec], DrawSpec()]
     cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
     at_once = head.generate(reads, states, lens, head.config.vocab_size, cache, specs)
@@ -127,11 +133,7 @@ TREES = {0: TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)), 1: TreeShape((RO
 @pytest.mark.parametrize("name", FORMS)
 def test_a_tree_in_one_call_is_the_tree_node_by_node(name: str, spec: str, tmp_path: Path) -> None:
     head, _ = compiled(name, tmp_path)
-    case = golden(name)
-    ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
-    num_rows = len(features)
-    reads = [Read(0, ids[: num_rows - 1], 1), Read(1, ids[2:4], 1)]
-    parts = [head.fuse(features[: num_rows - 1]), head.fuse(features[2:4])]
+    reads, parts = two_reads(head, name)
     keys = [11, -12, 13, 2**62]
     specs = [
         {"greedy": DrawSpec(), "seeded": DrawSpec(0.9, keys=keys)}.get(spec, DrawSpec(1.2, (6, 0.95, 0.0), keys=keys)),

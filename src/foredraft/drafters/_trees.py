@@ -101,6 +101,8 @@ def grow_at_once(
 ) -> None:
     """All trees of a pass in one call. passes: groups of drafts that make a pass each. grow: by a model, from what is left to read of
     each draft -> the token of each node, -1 where none has grown"""
+    if not trees:
+        return
     by_draft = {id(tree.draft): tree for tree in trees}
     for drafts in passes([tree.draft for tree in trees]):
         group = [by_draft[id(draft)] for draft in drafts]

@@ -83,7 +83,7 @@ class EarlyExitDrafter:
             return self._model.grow(reads, shapes, self._vocab_size, regions, specs)
 
         at_once, others = split_trees(trees, lambda _: self._model.can_grow)
-        grow_at_once(at_once, lambda drafts: [list(drafts)] if drafts else [], grow_pass)
+        grow_at_once(at_once, lambda drafts: [list(drafts)], grow_pass)
         if others:
             logits = self._model.read([regions.rest_of(tree.draft) for tree in others], regions)
             grow_over(self._model, regions, others, logits, self._vocab_size)

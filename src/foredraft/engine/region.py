@@ -174,9 +174,9 @@ class Region:
         """What lies at these slots goes to the slots from first on, keys, values and features."""
         index, end = torch.tensor(slots), first + len(slots)
         stores = [] if self.features is None else [self.features[None]]
-        if self._is_one_piece:
-            assert self._block is not None
-            stores.append(self._block.flatten(0, 2))  # one operation in place of two for each layer
+        block = self._one_piece
+        if block is not None:
+            stores.append(block.flatten(0, 2))  # one operation in place of two for each layer
         else:
             stores += [tensor for pair in self._layers.values() for tensor in pair]
         for tensor in stores:
@@ -204,18 +204,18 @@ class Region:
         """Hold the keys, values and features of the first `length` tokens of a region, which may be this one, in a place for
         `capacity` tokens."""
         self.capacity, self._addresses = capacity, None
-        if source._is_one_piece:
-            assert source._block is not None
-            moved = _moved_rows(source._block.flatten(0, 2), length, capacity)
-            self._take_block(moved.view(*source._block.shape[:3], *moved.shape[1:]))
+        block = source._one_piece
+        if block is not None:
+            moved = _moved_rows(block.flatten(0, 2), length, capacity)
+            self._take_block(moved.view(*block.shape[:3], *moved.shape[1:]))
         else:
             self._layers, self._block = _moved(source._layers, length, capacity), None
         self.features = _moved_features(source.features, length, capacity)
 
     @property
-    def _is_one_piece(self) -> bool:
-        """Whether the block has all layers: some may have been added by a pass of another kind."""
-        return self._block is not None and len(self._block) == len(self._layers)
+    def _one_piece(self) -> Tensor | None:
+        """The block, if it has all layers: some may have been added by a pass of another kind."""
+        return self._block if self._block is not None and len(self._block) == len(self._layers) else None
 
     def _take_block(self, block: Tensor) -> None:
         self._block = block
