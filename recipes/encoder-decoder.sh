@@ -27,7 +27,7 @@ train() {
     command=$1
     shift
     foredraft train "$command" --pairs "$out/data/train.jsonl" --licence "train.jsonl=$licence" \
-        --validation "$name=$out/data/val.jsonl" --context "$context" --batch-size 32 "$@"
+        --validation "$name=$out/data/val.jsonl" --context "$context" --batch-size 32 --dtype auto "$@"
 }
 
 train lm --architecture "$out/data/target.json" --tokenizer "$out/data/tokenizer" --out "$out/target" \

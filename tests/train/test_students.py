@@ -63,11 +63,12 @@ def test_an_architecture_is_random_by_its_seed_alone(toy: Path) -> None:
         from_architecture(toy, 5000, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 9))
-def test_muons_step_has_singular_values_near_one(height: int, width: int, seed: int) -> None:
+def test_muons_step_has_singular_values_near_one(dtype: torch.dtype, height: int, width: int, seed: int) -> None:
     """The iteration's own bounds; the smallest need not have come up yet where a random matrix is all but singular."""
     matrix = torch.randn(height, width, generator=torch.Generator().manual_seed(seed))
-    values = torch.linalg.svdvals(orthogonalise(matrix))
+    values = torch.linalg.svdvals(orthogonalise(matrix, dtype))
     assert float(values.max()) < 1.35
     assert float(values.median()) > 0.5
 

@@ -32,6 +32,12 @@ struct TiledBlock {
 
     int64_t num_tiles() const { return num_rows / tile_rows; }
     int64_t last_query(int64_t tile) const { return std::min((tile + 1) * tile_rows, block.count) - 1; }
+    // Behind the last query of the same row and of the same tile: they see the same keys.
+    int64_t end_of_row(int64_t query) const {
+        int64_t end = query + 1;
+        while (end <= last_query(query / tile_rows) && block.queries[end].row == block.queries[query].row) end++;
+        return end;
+    }
 };
 
 // Tiles 0 to 3 are sums, and 4 queries or their weights; 5 is keys or values. For one query: 6, and its products with sixteen keys, 7.
@@ -65,36 +71,66 @@ void score_one(const AttentionCall& call, const QueryBlock& block, const Query& 
     }
 }
 
-void score_by_tiles(const TiledBlock& b) {
+// What many queries and sixteen keys are unpacked to. queries: [num_rows, steps * PARTS], keys: [steps, PARTS, 16]
+struct Unpacked {
+    int64_t steps, stride;
+    Unit *queries, *keys;
+};
+
+// Products of a tile of queries with sixteen keys. between: bytes from a query's products to the next one's.
+void multiply_tile(const Unpacked& from, int64_t first_query, float* products, int64_t between) {
+    finish_stores();
+    _tile_zero(0);
+    for (int64_t step = 0; step < from.steps; step++) {
+        _tile_loadd(4, from.queries + first_query * from.stride + step * PARTS, from.stride * sizeof(Unit));
+        _tile_loadd(5, from.keys + step * PARTS * 16, TILE_BYTES);
+        _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, products, between);
+}
+
+// Queries of one row, from `query` to before `end`, with the keys on its path from the sixteen at `first` on: the others of the tile
+// are multiplied too, and their products left.
+void score_path(const TiledBlock& b, const Unpacked& unpacked, int64_t query, int64_t end, int64_t first) {
+    const Query& row = b.block.queries[query];
+    const int64_t first_query = query / b.tile_rows * b.tile_rows;
+    alignas(ALIGN) float products[TILE_ROWS][16];
+    for (int64_t j = std::max(first, row.first_block()); j <= row.position; j += 16) {
+        const uint16_t* keys[16];
+        for (int64_t i = 0; i < 16; i++)
+            keys[i] = b.block.keys + slot_of(b.call, row, std::min(j + i, row.position)) * b.call.key_dim;
+        unpack_keys(keys, b.call.key_dim, unpacked.keys);
+        multiply_tile(unpacked, first_query, products[0], sizeof products[0]);
+        for (int64_t i = query; i < end; i++) storeu_ps(b.block.queries[i].scores + j, load_ps(products[i - first_query]));
+    }
+}
+
+void score_many(const TiledBlock& b) {
     const AttentionCall& call = b.call;
     const QueryBlock& block = b.block;
-    int64_t in_order = 0;
-    if (block.count >= WORTH_TILES) {
-        thread_local std::vector<Unit> memory;
-        const int64_t steps = num_steps(call.key_dim), stride = steps * PARTS;
-        memory.assign((b.num_rows + 16) * stride + ALIGN, 0);
-        Unit *keys = (Unit*)round_up((int64_t)memory.data(), ALIGN), *units = keys + 16 * stride;
-        for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * stride);
-        in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
-        const int64_t between = (block.queries[1].scores - block.queries[0].scores) * sizeof(float);
-        for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
-            unpack_sixteen_keys(call, block, j, keys);
-            finish_stores();
-            for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
-                const Query *first = block.queries + tile * b.tile_rows, *last = block.queries + b.last_query(tile);
-                if (call.paths == nullptr && (j > last->position || j + 16 <= first->earliest)) continue;
-                const Unit* from = units + tile * b.tile_rows * stride;
-                _tile_zero(0);
-                for (int64_t step = 0; step < steps; step++) {
-                    _tile_loadd(4, from + step * PARTS, stride * sizeof(Unit));
-                    _tile_loadd(5, keys + step * PARTS * 16, TILE_BYTES);
-                    _tile_dpbf16ps(0, 4, 5);
-                }
-                _tile_stored(0, first->scores + j, between);
-            }
+    thread_local std::vector<Unit> memory;
+    const int64_t steps = num_steps(call.key_dim), stride = steps * PARTS;
+    memory.assign((b.num_rows + 16) * stride + ALIGN, 0);
+    Unit* keys = (Unit*)round_up((int64_t)memory.data(), ALIGN);
+    const Unpacked unpacked = {steps, stride, keys + 16 * stride, keys};
+    for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, unpacked.queries + i * stride);
+    const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
+    const int64_t between = (block.queries[1].scores - block.queries[0].scores) * sizeof(float);
+    for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
+        unpack_sixteen_keys(call, block, j, keys);
+        for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
+            const Query *first = block.queries + tile * b.tile_rows, *last = block.queries + b.last_query(tile);
+            if (call.paths == nullptr && (j > last->position || j + 16 <= first->earliest)) continue;
+            multiply_tile(unpacked, tile * b.tile_rows, first->scores + j, between);
         }
     }
-    for (int64_t i = 0; i < block.count && in_order < block.num_keys; i++) score_one(call, block, block.queries[i], in_order);
+    for (int64_t i = 0; i < block.count && in_order < block.num_keys; i = b.end_of_row(i))
+        score_path(b, unpacked, i, b.end_of_row(i), in_order);
+}
+
+void score_by_tiles(const TiledBlock& b) {
+    if (b.block.count >= WORTH_TILES) return score_many(b);
+    for (int64_t i = 0; i < b.block.count; i++) score_one(b.call, b.block, b.block.queries[i], 0);
 }
 
 // ------------------------------------------------------------------------------------------------------------- values
@@ -114,26 +150,32 @@ void split_weights(const TiledBlock& b, int64_t first, int64_t end) {
     }
 }
 
+// Two positions' values as tiles read them, zeros for nullptr -> whether any is not finite
+bool lay_out_pair(const uint16_t* even_values, const uint16_t* odd_values, int64_t width, uint16_t* to) {
+    const I512 exponent = set1_epi32(0x7f807f80);
+    const Mask16 has_even = even_values ? lanes(16) : 0, has_odd = odd_values ? lanes(16) : 0;
+    const uint16_t *evens = has_even ? even_values : to, *odds = has_odd ? odd_values : to;  // to read none at nullptr takes long
+    __mmask32 are_not_finite = 0;
+    for (int64_t i = 0; i < width; i += COLUMNS) {
+        const I512 even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_even, evens + i));
+        const I512 odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_odd, odds + i));
+        const I512 both = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+        are_not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
+        _mm512_storeu_si512(to + i / COLUMNS * VALUE_TILE, both);
+    }
+    return are_not_finite != 0;
+}
+
 // Values at positions first .. end - 1 as tiles read them. Later ones are 0, and so are those of paths.
 void lay_out_values(TiledBlock& b, int64_t first, int64_t end) {
     const int64_t width = b.call.value_dim, in_order = num_in_order(b.call, b.block.num_keys);
-    const I512 exponent = set1_epi32(0x7f807f80);
+    const auto values_at = [&](int64_t j) { return j < in_order ? b.block.values + j * width : nullptr; };
     for (int64_t at = first; at < end; at += KEYS) {
         uint16_t* to = b.values + (at - first) * width;
-        __mmask32 are_not_finite = 0;
-        for (int64_t pair = 0; pair < KEYS / 2; pair++) {
-            const int64_t j = at + 2 * pair;
-            const Mask16 has_even = j < in_order ? lanes(16) : 0, has_odd = j + 1 < in_order ? lanes(16) : 0;
-            const uint16_t* from = b.block.values + j * width;
-            for (int64_t i = 0; i < width; i += COLUMNS) {
-                const I512 even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_even, from + i));
-                const I512 odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_odd, from + width + i));
-                const I512 both = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
-                are_not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
-                _mm512_storeu_si512(to + i / COLUMNS * VALUE_TILE + pair * COLUMNS * 2, both);
-            }
-        }
-        b.is_finite[(at - first) / KEYS] = are_not_finite == 0;
+        bool is_finite = true;
+        for (int64_t j = at; j < at + KEYS; j += 2, to += 2 * COLUMNS)
+            is_finite &= !lay_out_pair(values_at(j), values_at(j + 1), width, to);
+        b.is_finite[(at - first) / KEYS] = is_finite;
     }
 }
 
@@ -156,20 +198,27 @@ void weigh_one(const TiledBlock& b, int64_t row, int64_t first, int64_t at) {
     }
 }
 
-// Adds the blocks from `from` to `to` of the chunk at `first` to a tile of queries, for 64 columns or fewer.
+// Weights of a tile of queries for consecutive blocks of positions, in two parts, and the values there. stride: bytes from a query's
+// weights to the next one's.
+struct Weighed {
+    const uint16_t *leading, *rest, *values;
+    int64_t stride, num_blocks;
+};
+
+// Adds them to the tile's sums, for 64 columns or fewer.
 template <int TILES>
-void weigh_columns(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to, int64_t column) {
-    const int64_t width = b.call.value_dim, row = tile * b.tile_rows, stride = width * sizeof(float);
-    float* sums = b.sums + row * width + column;
+void weigh_columns(const TiledBlock& b, int64_t tile, const Weighed& w, int64_t column) {
+    const int64_t width = b.call.value_dim, stride = width * sizeof(float);
+    float* sums = b.sums + tile * b.tile_rows * width + column;
     finish_stores();
     _tile_loadd(0, sums, stride);
     if constexpr (TILES > 1) _tile_loadd(1, sums + COLUMNS, stride);
     if constexpr (TILES > 2) _tile_loadd(2, sums + 2 * COLUMNS, stride);
     if constexpr (TILES > 3) _tile_loadd(3, sums + 3 * COLUMNS, stride);
-    for (int64_t at = from; at < to; at += KEYS) {
-        const uint16_t* values = b.values + (at - first) * width + column / COLUMNS * VALUE_TILE;
-        for (const uint16_t* part : {b.leading, b.rest}) {
-            _tile_loadd(4, part + row * CHUNK + at - first, CHUNK * sizeof(uint16_t));
+    for (int64_t block = 0; block < w.num_blocks; block++) {
+        const uint16_t* values = w.values + block * KEYS * width + column / COLUMNS * VALUE_TILE;
+        for (const uint16_t* part : {w.leading, w.rest}) {
+            _tile_loadd(4, part + block * KEYS, w.stride);
             _tile_loadd(5, values, TILE_BYTES);
             _tile_dpbf16ps(0, 4, 5);
             if constexpr (TILES > 1) {
@@ -192,15 +241,47 @@ void weigh_columns(const TiledBlock& b, int64_t tile, int64_t first, int64_t fro
     if constexpr (TILES > 3) _tile_stored(3, sums + 3 * COLUMNS, stride);
 }
 
-void weigh_tile(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to) {
+void weigh_tile(const TiledBlock& b, int64_t tile, const Weighed& w) {
     for (int64_t column = 0; column < b.call.value_dim; column += 4 * COLUMNS) {
         switch ((b.call.value_dim - column) / COLUMNS) {
-            case 1: weigh_columns<1>(b, tile, first, from, to, column); break;
-            case 2: weigh_columns<2>(b, tile, first, from, to, column); break;
-            case 3: weigh_columns<3>(b, tile, first, from, to, column); break;
-            default: weigh_columns<4>(b, tile, first, from, to, column);
+            case 1: weigh_columns<1>(b, tile, w, column); break;
+            case 2: weigh_columns<2>(b, tile, w, column); break;
+            case 3: weigh_columns<3>(b, tile, w, column); break;
+            default: weigh_columns<4>(b, tile, w, column);
         }
     }
+}
+
+// The blocks from `from` to `to` of the chunk at `first`, which all queries of a tile find at the same slots.
+Weighed in_order(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to) {
+    const int64_t place = tile * b.tile_rows * CHUNK + from - first;
+    return {b.leading + place, b.rest + place, b.values + (from - first) * b.call.value_dim, CHUNK * sizeof(uint16_t), (to - from) / KEYS};
+}
+
+// Queries of one row, from `query` to before `end`, with the block at `at` of its path: the tile's others weigh nothing there.
+void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, int64_t at) {
+    thread_local std::vector<uint16_t> memory;
+    const Query& row = b.block.queries[query];
+    const int64_t width = b.call.value_dim, tile = query / b.tile_rows;
+    memory.resize(KEYS * width + 2 * TILE_ROWS * KEYS);
+    uint16_t *values = memory.data(), *parts[] = {values + KEYS * width, values + KEYS * width + TILE_ROWS * KEYS};
+    const auto values_at = [&](int64_t j) {
+        return j >= row.earliest && j <= row.position ? b.block.values + slot_of(b.call, row, j) * width : nullptr;
+    };
+    bool is_finite = true;
+    for (int64_t j = at; j < at + KEYS; j += 2)
+        is_finite &= !lay_out_pair(values_at(j), values_at(j + 1), width, values + (j - at) * COLUMNS);
+    if (!is_finite) {  // zero times infinity is no zero
+        for (int64_t i = query; i < end; i++) weigh_one(b, i, first, at);
+        return;
+    }
+    std::fill_n(parts[0], 2 * TILE_ROWS * KEYS, 0);
+    for (int64_t i = query; i < end; i++) {
+        const int64_t from = i * CHUNK + at - first, to = (i - tile * b.tile_rows) * KEYS;
+        std::copy_n(b.leading + from, KEYS, parts[0] + to);
+        std::copy_n(b.rest + from, KEYS, parts[1] + to);
+    }
+    weigh_tile(b, tile, {parts[0], parts[1], values, KEYS * sizeof(uint16_t), 1});
 }
 
 // Whether a tile may weigh the block at `at`: values that some of its queries do not see are finite, and lie at their positions.
@@ -217,8 +298,13 @@ void weigh_chunk(const TiledBlock& b, int64_t tile, int64_t first, int64_t begin
     for (int64_t at = begin; at < end;) {
         int64_t to = at;
         while (to < end && is_shared(b, tile, first, to)) to += KEYS;
-        if (to > at) weigh_tile(b, tile, first, at, to);
-        for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile) && to < end; i++) weigh_one(b, i, first, to);
+        if (to > at) weigh_tile(b, tile, in_order(b, tile, first, at, to));
+        for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile) && to < end;) {
+            const int64_t next = b.call.paths == nullptr ? i + 1 : b.end_of_row(i);
+            if (b.call.paths == nullptr) weigh_one(b, i, first, to);
+            else weigh_path(b, i, next, first, to);
+            i = next;
+        }
         at = to + KEYS;
     }
 }

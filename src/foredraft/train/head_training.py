@@ -17,13 +17,12 @@ from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokeniz
 from foredraft.train.head_kinds import HeadKind
 from foredraft.train.model_card import model_card
 from foredraft.train.objectives import Objective, in_precision
-from foredraft.train.optimiser import Optimiser
 from foredraft.train.recipe import Data, Outcome, Recipe, losses_of
 from foredraft.train.run_folder import MODEL_CARD, RunFolder
 from foredraft.train.tasks import TaskRotation
 from foredraft.train.texts import TrainingData, read_data
 from foredraft.train.trainer import Trainer
-from foredraft.train.training import arguments_of, run_trainer, schedule_of
+from foredraft.train.training import arguments_of, optimiser_of, run_trainer, schedule_of
 from foredraft.train.watch import UNWATCHED, Watch
 from foredraft.train.written import Writer
 
@@ -116,7 +115,7 @@ class _HeadRun:
             head,
             self.kind.num_logits(head, target),
             partial(self._save, head, target),
-            Optimiser(head, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
+            optimiser_of(head, self.recipe),
             tasks,
             served,
             texts.validation,

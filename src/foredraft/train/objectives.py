@@ -18,6 +18,8 @@ from foredraft.utils.machine import multiplies_bfloat16
 
 _MAX_LOGITS = 1 << 23
 """Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
+_ROWS_STEP = 8
+"""Passes of short blocks read a multiple of this many: a processor's library compiles a product anew for every shape."""
 
 
 class Objective(Protocol):
@@ -128,11 +130,19 @@ def fastest_autocast(device: str) -> str:
     return "bfloat16" if multiplies else "float32"
 
 
-def micro_batches(num_blocks: int, length: int, vocab_size: int) -> Iterator[slice]:
-    """Slices of a batch that fit the memory of one pass."""
-    size = blocks_at_once(length, vocab_size)
-    for start in range(0, num_blocks, size):
-        yield slice(start, min(start + size, num_blocks))
+def micro_batches(ids: Tensor, logit_width: int) -> Iterator[list[int]]:
+    """The rows of a batch of blocks in pieces that fit the memory of one pass, blocks of like length together. ids: [B, L], with IGNORED
+    where a block ends early: no pass reads places that none of its blocks has. logit_width: logits for each token."""
+    used = ids != IGNORED
+    rest = used.sum(1).argsort(descending=True, stable=True)
+    while len(rest):
+        num_places = used[rest].cumsum(0).count_nonzero(dim=1).tolist()  # that the first 1, 2, 3, ... of them have
+        fitting = [n for n, length in enumerate(num_places, 1) if n <= blocks_at_once(length, logit_width)]
+        size = fitting[-1]
+        if _ROWS_STEP < size < len(rest):
+            size -= size % _ROWS_STEP
+        yield rest[:size].tolist()
+        rest = rest[size:]
 
 
 def blocks_at_once(length: int, vocab_size: int) -> int:

@@ -38,9 +38,16 @@ FINE_TUNING = LearningRates(0.005, 0.0006)
 
 class Optimiser:
     """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
-    AdamW; "adamw" everything to AdamW. clip: the largest norm of the gradient."""
+    AdamW; "adamw" everything to AdamW. clip: the largest norm of the gradient. dtype: of Muon's products."""
 
-    def __init__(self, model: nn.Module, name: str, rates: LearningRates, clip: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        rates: LearningRates,
+        clip: float,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         if name not in OPTIMISERS:
             raise ForedraftError(f"--optimiser must be one of {', '.join(OPTIMISERS)}, not {name!r}")
         self._rates, self._clip = rates, clip
@@ -50,7 +57,7 @@ class Optimiser:
         self._others = [p for p in self.parameters if id(p) not in ids]
         self._optimisers: list[tuple[torch.optim.Optimizer, float]] = []
         if self._matrices:
-            self._optimisers.append((Muon(self._matrices, lr=rates.matrices), rates.matrices))
+            self._optimisers.append((Muon(self._matrices, lr=rates.matrices, dtype=dtype), rates.matrices))
         if self._others:
             adam = torch.optim.AdamW(self._others, lr=rates.others, betas=(0.9, 0.95), weight_decay=0.0)
             self._optimisers.append((adam, rates.others))

@@ -18,6 +18,9 @@ from foredraft.text.tokenizing import encode_prompt
 from foredraft.train.blocks import IGNORED, Blocks
 from foredraft.train.corpus import Pair
 
+_WIDTH_STEP = 16
+"""Sources and texts are padded to a multiple of this many tokens: a processor's library compiles a product anew for every shape."""
+
 
 class PairIds(NamedTuple):
     """source: that the encoder reads. text: behind the decoder's start id, with its end-of-sequence token."""
@@ -80,7 +83,7 @@ class PairReader:
 
 
 def padded_pairs(ids: Tensor, start_id: int) -> PaddedPairs:
-    """ids: [B, L] of blocks, which are cut behind the longest source and the longest text."""
+    """ids: [B, L] of blocks, which are cut behind the longest source and the longest text, or a little behind them."""
     sources, texts = (_without_padding(half) for half in ids.chunk(2, dim=1))
     decoder_ids = torch.cat([texts.new_full((len(texts), 1), start_id), texts[:, :-1]], dim=1)
     return PaddedPairs(sources.clamp(min=0), (sources != IGNORED).long(), decoder_ids.clamp(min=0))
@@ -96,7 +99,7 @@ def start_id_of(config: Any) -> int:
 
 def _without_padding(ids: Tensor) -> Tensor:
     longest = int((ids != IGNORED).sum(1).max())
-    return ids[:, :longest]
+    return ids[:, : longest + -longest % _WIDTH_STEP]
 
 
 def _read(model: PreTrainedModel, pairs: PaddedPairs) -> Tensor:

@@ -126,7 +126,7 @@ class Trainer:
         ids, next_ids = task.blocks.ids.long().to(device), task.blocks.next_ids.long().to(device)
         num_tokens = int((next_ids != IGNORED).sum())
         parts = []
-        for rows in micro_batches(len(ids), ids.shape[1], self.logit_width):
+        for rows in micro_batches(task.blocks.ids, self.logit_width):
             part = task.objective(self.student, ids[rows], next_ids[rows], progress)
             (part.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(part)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
@@ -108,7 +109,7 @@ class _Run:
             student,
             self._num_logits(student, texts.reader),
             partial(save_model, student, self.tokenizer),
-            Optimiser(student, self.recipe.optimiser, self.recipe.rates, self.recipe.clip),
+            optimiser_of(student, self.recipe),
             tasks,
             served,
             texts.validation,
@@ -215,6 +216,12 @@ def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceF
     for name in ("checkpoint_every", "device", "licences", "files"):
         fields.pop(name)
     return {"data": {str(file.path): file.digest for file in files}, **fields}
+
+
+def optimiser_of(student: nn.Module, recipe: Recipe) -> Optimiser:
+    """Muon multiplies in the precision that the recipe multiplies in."""
+    dtype = torch.float32 if recipe.dtype == "float32" else torch.bfloat16
+    return Optimiser(student, recipe.optimiser, recipe.rates, recipe.clip, dtype)
 
 
 def schedule_of(recipe: Recipe, tasks: TaskRotation) -> Schedule:
