@@ -30,9 +30,11 @@ train() {
         --validation "$name=$out/data/val.jsonl" --context "$context" --batch-size 32 --dtype auto "$@"
 }
 
-train lm --architecture "$out/data/target.json" --tokenizer "$out/data/tokenizer" --out "$out/target" \
+# A T5's attention divides its scores by nothing: at Muon's usual rate for new models they grow until nothing more is learned.
+rate="--muon-learning-rate 0.005"
+train lm $rate --architecture "$out/data/target.json" --tokenizer "$out/data/tokenizer" --out "$out/target" \
     --budget "$target_budget"
 train head --kind decoder --target "$out/target" --out "$out/decoder" --budget "$draft_budget" \
     --generations 3000 --only-generations --temperature 0 --temperature 1
-train distill --target "$out/target" --architecture "$out/data/draft.json" --out "$out/draft" \
+train distill $rate --target "$out/target" --architecture "$out/data/draft.json" --out "$out/draft" \
     --budget "$draft_budget" --temperature 0 --temperature 1

@@ -15,6 +15,7 @@ from tests.export.exporting import TARGET, export, options_of
 from tests.peers import ask
 
 CHECKS = Path(__file__).parent / "vllm_checks.py"
+RAY_SERVICE_CHECKS = Path(__file__).parent / "ray_service_checks.py"
 LLAMACPP_CHECKS = Path(__file__).parent / "llamacpp_checks.py"
 
 METHODS = [*ENGINES["vllm"].methods, "suffix+ngram", "suffix+ngram+draft_model", "none"]
@@ -39,6 +40,19 @@ def test_a_wrong_key_would_be_found() -> None:
     wrong = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 4}}
     answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": {"wrong": wrong}})
     assert "disable_by_batch_size" in answers["wrong"]
+
+
+def test_ray_serves_what_is_exported_for_it(tmp_path: Path) -> None:
+    """One service, a model for each method; greedy texts are those that it writes without speculation."""
+    configs = {}
+    for method in ("none", "ngram", "suffix"):
+        (tmp_path / method).mkdir()
+        (application,) = yaml.safe_load(export("ray", method, tmp_path / method).text)["applications"]
+        (configs[method],) = application["args"]["llm_configs"]
+        configs[method]["engine_kwargs"]["dtype"] = "float32"  # in which rows are the same in any company
+    answers = ask("vllm", RAY_SERVICE_CHECKS, {"configs": configs, "prompt": "def area(width, height):"})
+    assert answers["none"]
+    assert answers == dict.fromkeys(configs, answers["none"])
 
 
 def test_llamacpps_server_answers_with_what_is_exported_for_it(tmp_path: Path) -> None:

@@ -263,8 +263,9 @@ void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, 
     thread_local std::vector<uint16_t> memory;
     const Query& row = b.block.queries[query];
     const int64_t width = b.call.value_dim, tile = query / b.tile_rows;
-    memory.resize(KEYS * width + 2 * TILE_ROWS * KEYS);
-    uint16_t *values = memory.data(), *parts[] = {values + KEYS * width, values + KEYS * width + TILE_ROWS * KEYS};
+    memory.resize(KEYS * width + 2 * TILE_ROWS * KEYS + ALIGN);
+    uint16_t* values = (uint16_t*)round_up((int64_t)memory.data(), ALIGN);
+    uint16_t* parts[] = {values + KEYS * width, values + KEYS * width + TILE_ROWS * KEYS};
     const auto values_at = [&](int64_t j) {
         return j >= row.earliest && j <= row.position ? b.block.values + slot_of(b.call, row, j) * width : nullptr;
     };

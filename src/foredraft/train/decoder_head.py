@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -91,7 +92,7 @@ class DecoderDistillation:
         half, width = ids.shape[1] // 2, pairs.decoder_ids.shape[1]
         mask = next_ids[:, half : half + width] != IGNORED
         with torch.no_grad():
-            encoded, target_logits = self._read(ids, mask.sum(1).tolist())
+            encoded, target_logits = self._read(ids, mask.sum(1).tolist(), pairs.sources.shape[1])
         outputs = student(
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
             attention_mask=pairs.attention_mask,
@@ -112,9 +113,9 @@ class DecoderDistillation:
         )
         yield outputs.logits.flatten(0, 1)
 
-    def _read(self, ids: Tensor, text_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As the target reads them when it serves -> what its encoder gives [B, S, width], padded, and its logits [R, V] behind the
-        start id and each token of a text but the last; float32"""
+    def _read(self, ids: Tensor, text_lens: Sequence[int], source_len: int) -> tuple[Tensor, Tensor]:
+        """As the target reads them when it serves -> what its encoder gives [B, source_len, width], padded, and its logits [R, V] behind
+        the start id and each token of a text but the last; float32"""
         halves = ids.chunk(2, dim=1)
         sources = [TokenSource(tuple(row[row != IGNORED].tolist())) for row in halves[0]]
         start_id = start_id_of(self.target.hf.config)
@@ -123,4 +124,5 @@ class DecoderDistillation:
         logits = self.target.read([Read(i, text, len(text)) for i, text in enumerate(texts)], cache)
         found = [source.encoded for i in range(len(texts)) if (source := cache.source(i)) is not None]
         encoded = [rows for rows in found if rows is not None]
-        return torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True).float(), logits.float()
+        padded = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True).float()
+        return functional.pad(padded, (0, 0, 0, source_len - padded.shape[1])), logits.float()
