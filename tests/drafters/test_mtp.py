@@ -38,7 +38,8 @@ NUM_LAYERS = [1, 3]
 
 
 def texts_of(llm: LLM, gammas: Sequence[int | str], preempted: int | None = None) -> list[list[int]]:
-    """Of every prompt in every kind, as many at a time as the LLM runs. gammas: of the requests in turn."""
+    """Of every prompt in every kind, as many at a time as the LLM runs. gammas: of the requests in turn. preempted: the step from which
+    on the first text that has begun is preempted."""
     engine, of_request = llm.engine, cycle(gammas)
     sequences = [
         engine.add(
@@ -50,10 +51,13 @@ def texts_of(llm: LLM, gammas: Sequence[int | str], preempted: int | None = None
     ]
     step = 0
     while engine.has_work:
-        if step == preempted:
-            engine.preempt(next(each for each in sequences if not each.is_finished and each.output_ids))
+        begun = [each for each in sequences if not each.is_finished and each.output_ids]
+        if preempted is not None and step >= preempted and begun:
+            engine.preempt(begun[0])
+            preempted = None
         engine.step()
         step += 1
+    assert preempted is None
     assert not any(sequence.error for sequence in sequences)
     assert engine.pool.used == engine.pool.bytes_retained
     return [sequence.output_ids for sequence in sequences]
