@@ -59,17 +59,22 @@ def loaded(name: str) -> LanguageModel:
 
 
 @torch.inference_mode()
-def reference(name: str, source: Sequence[int], text: Sequence[int]) -> Tensor:
-    """The library's logits in float32."""
+def reference(name: str, source: Sequence[int], text: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The library's logits."""
     ids, decoder_ids = torch.tensor([source]), torch.tensor([text])
     masks = {"attention_mask": torch.ones_like(ids), "decoder_attention_mask": torch.ones_like(decoder_ids)}
-    hf = made(name).float()
+    hf = made(name).to(dtype)
     logits: Tensor = hf(input_ids=ids, decoder_input_ids=decoder_ids, **masks, use_cache=False).logits[0]
     return logits
 
 
 def new_cache(model: LanguageModel, sources: Sequence[Sequence[int]], room: int = 64) -> KVCache:
     return model.scratch_cache([room] * len(sources), sources=[TokenSource(tuple(source)) for source in sources])
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Of each row."""
+    return (ours.double() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -84,13 +89,12 @@ def test_logits_are_those_of_the_library_in_float32(name: str) -> None:
         torch.split(model.read([Read(i, rows, len(rows)) for i, rows in enumerate(cut)], cache), list(map(len, cut)))
         for cut in zip(*([text[:n], text[n:]] for text, n in zip(texts, beginnings, strict=True)), strict=True)
     ]
-    errors = []
     for first, second, source, text in zip(*parts, sources, texts, strict=True):
         theirs = reference(name, source, text).double()
-        errors.append((torch.cat([first, second]).double() - theirs).norm(dim=-1) / theirs.norm(dim=-1))
-    error = torch.cat(errors)  # of all texts: the library's own in bfloat16 has a median of 0.03 too
-    assert error.median() < 0.03
-    assert error.max() < 0.12
+        error = relative_error(torch.cat([first, second]), theirs)
+        of_library = relative_error(reference(name, source, text, torch.bfloat16), theirs)
+        assert error.median() < max(0.03, float(of_library.median()))  # any bfloat16 is farther away on some texts
+        assert error.max() < 0.12
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
