@@ -124,8 +124,11 @@ void score_many(const TiledBlock& b) {
             multiply_tile(unpacked, tile * b.tile_rows, first->scores + j, between);
         }
     }
-    for (int64_t i = 0; i < block.count && in_order < block.num_keys; i = b.end_of_row(i))
-        score_path(b, unpacked, i, b.end_of_row(i), in_order);
+    if (call.paths == nullptr) return;
+    for (int64_t i = 0, end; i < block.count; i = end) {
+        end = b.end_of_row(i);
+        score_path(b, unpacked, i, end, in_order);
+    }
 }
 
 void score_by_tiles(const TiledBlock& b) {
@@ -294,18 +297,22 @@ bool is_shared(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
     return true;
 }
 
-// Blocks of the chunk at `first`, in order: runs of those that a tile weighs, and for each query those that it has to weigh by itself.
+// A block that the queries of a tile cannot weigh together.
+void weigh_apart(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
+    for (int64_t i = tile * b.tile_rows, end; i <= b.last_query(tile); i = end) {
+        end = b.call.paths == nullptr ? i + 1 : b.end_of_row(i);
+        if (b.call.paths == nullptr) weigh_one(b, i, first, at);
+        else weigh_path(b, i, end, first, at);
+    }
+}
+
+// Blocks of the chunk at `first`, in order: runs of those that a tile weighs, and between them those that it cannot.
 void weigh_chunk(const TiledBlock& b, int64_t tile, int64_t first, int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
         int64_t to = at;
         while (to < end && is_shared(b, tile, first, to)) to += KEYS;
         if (to > at) weigh_tile(b, tile, in_order(b, tile, first, at, to));
-        for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile) && to < end;) {
-            const int64_t next = b.call.paths == nullptr ? i + 1 : b.end_of_row(i);
-            if (b.call.paths == nullptr) weigh_one(b, i, first, to);
-            else weigh_path(b, i, next, first, to);
-            i = next;
-        }
+        if (to < end) weigh_apart(b, tile, first, to);
         at = to + KEYS;
     }
 }

@@ -137,8 +137,7 @@ def micro_batches(ids: Tensor, logit_width: int) -> Iterator[list[int]]:
     rest = used.sum(1).argsort(descending=True, stable=True)
     while len(rest):
         num_places = used[rest].cumsum(0).count_nonzero(dim=1).tolist()  # that the first 1, 2, 3, ... of them have
-        fitting = [n for n, length in enumerate(num_places, 1) if n <= blocks_at_once(length, logit_width)]
-        size = fitting[-1]
+        size = sum(n <= blocks_at_once(length, logit_width) for n, length in enumerate(num_places, 1))
         if _ROWS_STEP < size < len(rest):
             size -= size % _ROWS_STEP
         yield rest[:size].tolist()
