@@ -1,4 +1,4 @@
-"""Drafters: one file, one drafter. A new one is a new file and one line in REGISTRY."""
+"""Drafters, one per file. A new one needs a new file and one line in REGISTRY."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REGISTRY: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
         "self-int4": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
 )
-"""Drafters by name. To know the names must not cost an import of PyTorch, so each is imported when it is made."""
+"""Builders of drafters by name. Each imports its drafter only when called, so that listing the names does not import PyTorch."""
 
 _DRAFT_MODELS: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyType(
     {
@@ -81,16 +81,16 @@ _DRAFT_MODELS: Mapping[str, Callable[[DrafterContext], Drafter]] = MappingProxyT
         "tli": lambda context: __getattr__("DraftModelDrafter").build(context),
     }
 )
-"""How a draft model is used, by what its vocabulary is to the target's."""
+"""Builders of drafters that use a draft model, by `DrafterContext.vocabulary_method`."""
 
 SELF_DRAFTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"self-int8": {"quantization": "int8"}, "self-int4": {"quantization": "int4"}}
 )
-"""Methods whose draft model is the target itself, loaded once more with these LoadOptions changed."""
+"""Methods whose draft model is the target itself, loaded a second time with these LoadOptions changed."""
 
 
 def build(name: str, context: DrafterContext) -> Drafter:
-    """A new drafter by its name in REGISTRY. Raises ForedraftError for a name that is not there."""
+    """Build the drafter of this name in REGISTRY. Raises ForedraftError for an unknown name."""
     factory = REGISTRY.get(name)
     if factory is None:
         raise ForedraftError(f"unknown drafter {name!r}: known are {', '.join(sorted(REGISTRY))}")

@@ -1,10 +1,10 @@
-"""A suffix automaton that grows with its text, and a place in it that follows another text.
+"""A suffix automaton that grows with its text, and a cursor that matches another text against it.
 
 Blumer, Blumer, Haussler, Ehrenfeucht, Chen, Seiferas: "The smallest automaton recognizing the subwords of a text",
 Theoretical Computer Science 40, 1985.
 
-A state stands for all substrings that end at the same set of places in the text ("end positions"). They are suffixes of
-one another, of every length from `longest(suffix_link(state)) + 1` to `longest(state)`. The state of the whole text is
+A state stands for all substrings with the same set of end positions in the text. They are suffixes of one another, one
+of every length from `longest(suffix_link(state)) + 1` to `longest(state)`. The state of the whole text is
 the last one; its suffix link is the longest suffix that occurred before.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 ROOT = 0  # the empty string
 NOWHERE = -1
-NUM_REFRESHED = 2  # states whose last end position an `append` refreshes; more made no better drafts on code or stories
+NUM_REFRESHED = 2  # states whose last end position an `append` refreshes; more made drafts no better on code or stories
 
 
 class SuffixAutomaton:
@@ -22,7 +22,7 @@ class SuffixAutomaton:
 
     text: the tokens so far. Append with `append` only.
     match_state, match_len, match_end: the longest suffix of the text that also ends earlier, at text[match_end] (a
-        recent place, not always the most recent one); ROOT, 0 and -1 where there is none.
+        recent place, not always the most recent one); ROOT, 0 and -1 if there is none.
     """
 
     __slots__ = ("_last", "_lens", "_links", "_nexts", "ends", "match_end", "match_len", "match_state", "text")
@@ -43,15 +43,15 @@ class SuffixAutomaton:
         return self._nexts[state]
 
     def suffix_link(self, state: int) -> int:
-        """The state of its strings' longest suffix that ends at other places too; NOWHERE for ROOT."""
+        """The state of the longest suffix of this state's strings that also ends at other places; NOWHERE for ROOT."""
         return self._links[state]
 
     def longest(self, state: int) -> int:
-        """How many tokens the longest of its strings has."""
+        """The length of the state's longest string."""
         return self._lens[state]
 
     def append(self, token: int) -> None:
-        """Let the text grow by one token. O(1) amortised."""
+        """Append one token to the text. O(1) amortised."""
         nexts, links = self._nexts, self._links
         position = len(self.text)
         self.text.append(token)
@@ -70,8 +70,8 @@ class SuffixAutomaton:
         self._note_match(links[new], position)
 
     def _note_match(self, link: int, position: int) -> None:
-        """The suffix link of the whole text is its longest repeated suffix. It and its own suffixes end here now; to
-        refresh them all would cost more than O(1), and the longest ones are the ones that are asked for."""
+        """Set the match: the suffix link of the whole text is its longest repeated suffix. It and its own suffixes now end
+        here too. Refreshing all of them would cost more than O(1), and the longest are the ones that are looked up."""
         ends, links = self.ends, self._links
         self.match_state, self.match_len, self.match_end = link, self._lens[link], ends[link]
         for _ in range(NUM_REFRESHED):
@@ -81,7 +81,7 @@ class SuffixAutomaton:
             link = links[link]
 
     def _exactly(self, state: int, token: int) -> int:
-        """The state whose longest string is that of `state` followed by `token`; split off where there is none."""
+        """The state whose longest string is that of `state` followed by `token`; split off from another if there is none."""
         target = self._nexts[state][token]
         if self._lens[target] == self._lens[state] + 1:
             return target
@@ -98,13 +98,13 @@ class SuffixAutomaton:
 
 
 class Cursor:
-    """The longest suffix of some other text that this automaton's text contains, kept up token by token.
+    """The longest suffix of another text that an automaton's text contains, updated token by token.
 
     state, length: the suffix has `length` tokens and is one of the strings of `state`. O(1) amortised per token of the
     other text, plus one step per split of its own state since the last call.
 
-    The automaton may grow in between. A suffix that began to match only by that growth is not looked for: the match is
-    the longest one that is at most one token longer than it was a token ago.
+    The automaton may grow in between. A suffix that matches only because of that growth is not searched for: the match
+    is the longest one that is at most one token longer than the match one token ago.
     """
 
     __slots__ = ("length", "state")
@@ -113,14 +113,14 @@ class Cursor:
         self.state, self.length = ROOT, 0
 
     def settle(self, automaton: SuffixAutomaton) -> None:
-        """A split moves the shorter strings of a state to its clone, which becomes the state's suffix link: follow."""
+        """Follow splits: a split moves the shorter strings of a state to its clone, which becomes the state's suffix link."""
         links, lens, state = automaton._links, automaton._lens, self.state
         while state != ROOT and self.length <= lens[links[state]]:
             state = links[state]
         self.state = state
 
     def advance(self, automaton: SuffixAutomaton, token: int) -> None:
-        """The other text has grown by `token`."""
+        """Append `token` to the other text."""
         self.settle(automaton)
         nexts, state = automaton._nexts, self.state
         while token not in nexts[state]:

@@ -1,4 +1,4 @@
-"""Heads that draft token after token: rows of draft tokens have the head's own state in the place of the target's features."""
+"""Heads that draft token by token: rows of draft tokens have the head's own state in place of the target's features."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from foredraft.sampling import TokenProbs, select
 
 
 class AutoregressiveReader(FusedReader[Head]):
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities."""
+    """Greedy and seeded requests get certain draft tokens, the others sampled ones with their probabilities."""
 
     grows_trees = True
 
     def _drafted(self, requests: list[DraftRequest]) -> Proposal:
-        """Chains and trees, as each request asks for."""
+        """Draft chains or trees, as each request asks."""
         drafts = [Draft(request, request.max_len if request.has_all_features else 0) for request in requests]
         token_probs: list[TokenProbs] = []
         ready = [draft for draft in drafts if draft.max_len > 0 and self._has_room(draft)]
@@ -36,7 +36,7 @@ class AutoregressiveReader(FusedReader[Head]):
         self._extend_all(drafts, token_probs)
 
     def _catch_up(self, drafts: Sequence[Draft]) -> HeadReading:
-        """Read all tokens that the target's features are there for, then those that are forced -> the reading of each last row."""
+        """Read all tokens that have features of the target, then the forced tokens -> the reading of each draft's last row."""
         parts = [self._head.read(*self._fused(group), self._cache) for group in self._passes(drafts)]
         logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
         for place in range(max(draft.request.num_forced for draft in drafts)):
@@ -48,7 +48,7 @@ class AutoregressiveReader(FusedReader[Head]):
         return HeadReading(logits, states)
 
     def _extend_all(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
-        """A pass for each token."""
+        """Draft chains, one pass per token."""
         if not drafts:
             return
         reading = self._catch_up(drafts)
@@ -61,7 +61,7 @@ class AutoregressiveReader(FusedReader[Head]):
             reading = self._read_on(drafts, [draft.ids[-1] for draft in drafts], reading.states[rows])
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
-        """A pass for each level. It reads the levels before it anew: rows cost a head little."""
+        """Grow trees, one pass per level. Each pass reads the previous levels again, since rows cost a head little."""
         if not trees:
             return
         reading = self._catch_up([tree.draft for tree in trees])
@@ -80,7 +80,7 @@ class AutoregressiveReader(FusedReader[Head]):
         grow_all(trees, self._head.on_target(reading.logits), self._vocab_size, read)
 
     def _read_on(self, drafts: Sequence[Draft], tokens: Sequence[int], states: Tensor) -> HeadReading:
-        """A token more for each, with the head's own states. states: [len(drafts), H]"""
+        """Read one more token for each draft, with the head's own states. states: [len(drafts), H]"""
         reads = [Read(draft.request.seq_id, [token], 1) for draft, token in zip(drafts, tokens, strict=True)]
         return self._head.read(reads, states, self._cache)
 

@@ -1,4 +1,4 @@
-"""Holding what a model wrote freely to the constraint of its text."""
+"""Applying a text's constraint to tokens that a model drafted without it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from foredraft.sampling import Row, TokenProbs, inverse_cdf, refused_ids, unifor
 
 
 def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
-    """The tokens that a model wrote behind a row, up to the first that may not come.
+    """The tokens that a model drafted after a row, up to the first one that is not allowed.
 
-    token_probs: what they were drawn from, row i for ids[i]; None: nothing was drawn. A distribution q is overwritten with
-    q', which is q given that its token is allowed, and a token that is not allowed is drawn again, from q'. So each is drawn
-    from q': q(x) + q(all that are not allowed) q'(x) = q'(x) for every allowed x. What was written behind it is lost.
+    token_probs: the distributions they were drawn from, row i for ids[i]; None: nothing was drawn. A distribution q is overwritten
+    with q', which is q conditioned on allowed tokens, and the first token that is not allowed is drawn again, from q'. So each is
+    drawn from q': q(x) + q(not allowed) q'(x) = q'(x) for every allowed x. The tokens after a redrawn one are discarded.
     """
     sampler, history = row.sampler, row.history
     count = sampler.num_allowed(history, ids)
@@ -21,7 +21,7 @@ def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
         return ids[:count]
     try:
         masks = [sampler.constraint.allowed(history, ids[:i]) for i in range(min(count + 1, len(ids)))]
-    except Exception:  # the row that depends on it fails with that error; other texts are not concerned
+    except Exception:  # the row that depends on the constraint fails with that error; other texts are not affected
         return []
     with torch.inference_mode():
         mass = _given(token_probs, len(masks), refused_ids(masks, _width(token_probs)))
@@ -37,7 +37,7 @@ def _width(token_probs: TokenProbs) -> int:
 
 
 def _given(token_probs: TokenProbs, count: int, refused: Tensor) -> list[float]:
-    """Condition the first `count` distributions on what is not refused -> how much mass of each that was. refused: [count, V]"""
+    """Condition the first `count` distributions on the ids that are not refused -> the mass these had. refused: [count, V]"""
     probs = token_probs.probs[:count]
     refused = refused.to(probs.device)
     probs.masked_fill_(refused if token_probs.ids is None else refused.gather(1, token_probs.ids[:count]), 0)

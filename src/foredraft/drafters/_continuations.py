@@ -1,4 +1,4 @@
-"""What a suffix automaton's text says of the tokens behind a match: one continuation, or several."""
+"""What followed a match in a suffix automaton's text: one continuation, or a tree of several."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from foredraft.drafters._automaton import NOWHERE, ROOT, SuffixAutomaton
 from foredraft.drafters._lookups import look_up_tree, token_at
 from foredraft.engine.token_tree import TreeShape
 
-SEPARATOR = -1  # ends each text of the corpus; no request has such a token, so no match runs over it
+SEPARATOR = -1  # ends each text of the corpus; no request has such a token, so no match extends past it
 MAX_BRANCHES = 4
 
 
 class Match(NamedTuple):
-    """A suffix of the history that the automaton's text has too. state: the automaton's; None behind the text's end. length: of the
-    suffix. end: where it ends in the text."""
+    """A suffix of the history that also occurs in the automaton's text. state: the automaton's; None past the end of the text.
+    length: of the suffix. end: where it ends in the text."""
 
     state: int | None
     length: int
@@ -24,10 +24,10 @@ class Match(NamedTuple):
 
 class HitRates:
     """How often the token after a match was the right one, by the length of the match and by how many different
-    tokens have followed it (`branches`). Counts only; halved when they grow old, so that the rates follow the text.
+    tokens have followed it (`branches`). Counts are halved at MAX_TRIALS, so that the rates follow the text.
 
-    Before there are counts a prior speaks, with the weight of PRIOR_TRIALS observations: a rough fit to the rates on
-    Python code and on stories, which agree to about 0.1 with each other.
+    The counts start from a prior with the weight of PRIOR_TRIALS observations: a rough fit to the rates on Python code
+    and on stories, which agree with each other to about 0.1.
     """
 
     PRIOR_TRIALS = 8
@@ -42,12 +42,12 @@ class HitRates:
         self._trials: list[float] = [self.PRIOR_TRIALS] * len(places)
 
     def of(self, match_len: int, branches: int) -> float:
-        """The probability that a match of this length goes on as it went on before."""
+        """The probability that a match of this length continues as it did before."""
         place = self._place(match_len, branches)
         return self._hits[place] / self._trials[place]
 
     def observe(self, match_len: int, branches: int, hit: bool) -> None:
-        """A match has met the token that came after it."""
+        """Count one match. hit: whether the next token was the predicted one."""
         place = self._place(match_len, branches)
         self._trials[place] += 1
         if hit:
@@ -69,9 +69,9 @@ def _prior(match_len: int, branches: int) -> float:
 def continuation(
     automaton: SuffixAutomaton, match: Match, rates: HitRates, min_probability: float, max_len: int
 ) -> tuple[list[int], float]:
-    """What came after the match, as far as it pays -> draft tokens, and how many are expected to be accepted.
+    """The tokens after the match, for as long as they pay -> draft tokens, and how many are expected to be accepted.
 
-    At the end of the text it goes on reading itself: after a b c a b, whose match a b ended at 1, come c a b c a b ...
+    At the end of the text the copy continues with its own tokens: a b c a b, whose match a b ended at 1, gives c a b c a b ...
     """
     draft: list[int] = []
     state, match_len, match_end = match
@@ -101,12 +101,12 @@ class _Node(NamedTuple):
 def continuations(
     automaton: SuffixAutomaton, match: Match, rates: HitRates, min_probability: float, shape: TreeShape
 ) -> tuple[list[int], list[int], float]:
-    """What came after the match at several places, as far as it pays -> tokens and parents of a tree, as in Proposal, and how many
-    are expected to be accepted.
+    """The tokens that followed the match in several places, for as long as they pay -> tokens and parents of a tree, as in Proposal,
+    and how many are expected to be accepted.
 
-    The first child of a node is the token of `continuation`. The next ones are the others that have followed the match, the most
-    recent first, and then those that have followed shorter ones. What the first child's hit rate leaves is divided among
-    the others of a match.
+    The first child of a node is the token of `continuation`. Then come the other tokens that have followed the match, the most
+    recent first, and then those that have followed shorter matches. The probability that the first child's hit rate leaves is
+    divided among the other followers of the match.
     """
 
     def children_of(node: _Node) -> Iterator[tuple[int, _Node]]:
@@ -117,7 +117,7 @@ def continuations(
 
 
 def _followed_by(automaton: SuffixAutomaton, node: _Node, rates: HitRates) -> Iterator[tuple[int, _Node]]:
-    """The tokens that may follow a node, each once, with the node that each makes."""
+    """The candidate children of a node: each token once, with its node."""
     (state, length, end), path, probability = node
     seen = {SEPARATOR}
     while length:
@@ -140,7 +140,7 @@ def _followed_by(automaton: SuffixAutomaton, node: _Node, rates: HitRates) -> It
 
 
 def _shorter(automaton: SuffixAutomaton, state: int | None) -> Match:
-    """The longest suffix of the strings of a state that has occurred elsewhere too; of length 0 where there is none."""
+    """The longest suffix of the state's strings that also occurs elsewhere; of length 0 if there is none."""
     link = NOWHERE if state is None else automaton.suffix_link(state)
     if link in (NOWHERE, ROOT):
         return Match(ROOT, 0, -1)

@@ -1,4 +1,4 @@
-"""Drafts in the making: what drafters that choose tokens from a model's logits have in common."""
+"""Drafts under construction: the common part of the drafters that choose tokens from a model's logits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from foredraft.sampling import (
 
 @dataclass(slots=True)
 class Draft:
-    """One request's draft in the making. prob_rows, parents: as in Proposal. tokens: the history in the ids of a draft model, if one
-    drafts."""
+    """One request's draft under construction. prob_rows, parents: as in Proposal. tokens: for a draft model, the history in its
+    ids."""
 
     request: DraftRequest
     max_len: int
@@ -49,7 +49,7 @@ class Draft:
         return Row(self.request.sampler, self.request.tokens, self.ids)
 
     def append(self, token: int, prob_row: int, *, row_failed: bool) -> None:
-        """One more token; a row in which the draft model gave NaN, or a user's processor failed, ends the draft before it."""
+        """Add a token. If its row failed (NaN from the draft model, or an error in a user's processor), the draft ends before it."""
         self.is_open = self.is_open and not row_failed
         if self.is_open:
             self.ids.append(token)
@@ -57,7 +57,7 @@ class Draft:
 
 
 def in_passes(drafts: Sequence[Draft], num_rows: Callable[[Draft], int], max_rows: int) -> Iterator[list[Draft]]:
-    """Groups whose rows make passes of at most max_rows rows; a draft is never cut."""
+    """Group drafts into passes of at most max_rows rows. A draft is never split, so one that is larger has a pass to itself."""
     group, total = list[Draft](), 0
     for draft in drafts:
         rows = num_rows(draft)
@@ -71,15 +71,15 @@ def in_passes(drafts: Sequence[Draft], num_rows: Callable[[Draft], int], max_row
 
 
 def extend(drafts: Sequence[Draft], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
-    """One more token for each draft. logits: [len(drafts), V'], cut or filled up to vocab_size. token_probs: of the tokens drawn so
-    far; what is drawn here is added."""
+    """Add one token to each draft. logits: [len(drafts), V'], cut or padded to vocab_size. token_probs: the distributions of the tokens
+    drawn so far; those of the tokens drawn here are appended."""
     rows = [draft.row._replace(drafted=list(draft.ids)) for draft in drafts]
     append_choices(drafts, rows, fit_vocabulary(logits, vocab_size), token_probs)
 
 
 def append_choices(drafts: Sequence[Draft], rows: Sequence[Row], logits: Tensor, token_probs: list[TokenProbs]) -> None:
-    """The token that each row chooses, for the draft of the same index; rows of one draft in the order of its places. logits: [R, V].
-    token_probs: as in extend."""
+    """Append the token that each row chooses to the draft of the same index. The rows of one draft are in the order of its places.
+    logits: [R, V]. token_probs: as in extend."""
     certain = [i for i, row in enumerate(rows) if not row.spec.draws]
     if certain:
         choice = choose(select(logits, certain), [rows[i] for i in certain])
@@ -104,7 +104,7 @@ def _sample(
 
 
 def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits on the target's ids: padding columns are cut, missing ones can never be drafted."""
+    """Logits over the target's ids: padding columns are cut, and missing ones are -inf, so that they are never drafted."""
     width = logits.shape[1]
     if width >= vocab_size:
         return logits[:, :vocab_size]
@@ -118,9 +118,9 @@ def num_prob_rows(token_probs: Sequence[TokenProbs]) -> int:
 def take_generated(
     drafts: Sequence[Draft], generated: Generated, specs: Sequence[DrawSpec], token_probs: list[TokenProbs]
 ) -> None:
-    """What a model wrote freely after each history becomes its draft, as far as the text's constraint allows. specs: that it wrote
-    by."""
-    first, offset = num_prob_rows(token_probs), 0  # the first row of this draft, among those of this call
+    """Set each draft to the tokens that a model generated for it, as far as the text's constraint allows. specs: those the model
+    generated with."""
+    first, offset = num_prob_rows(token_probs), 0  # where this draft's rows begin among those of this call
     for draft, ids, spec in zip(drafts, generated.ids, specs, strict=True):
         is_drawn = generated.token_probs is not None and spec.is_drawn
         drawn_from = generated.token_probs.after(offset) if is_drawn and generated.token_probs is not None else None
@@ -132,7 +132,7 @@ def take_generated(
 
 
 def is_written(draft: Draft) -> bool:
-    """Whether a model can write all of it in one call: nothing changes its logits but a constraint."""
+    """Whether a model can write the whole draft in one call: nothing but a constraint changes its logits."""
     return not draft.request.sampler.has_logits_processors
 
 

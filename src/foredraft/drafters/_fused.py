@@ -1,7 +1,7 @@
-"""Histories read by a head with keys and values of its own: what drafters have in common that draft with one.
+"""Histories read by a head with its own KV cache: the common part of the drafters that use such a head.
 
 A head's row P pairs the token at P + 1 with the target's features of P, fused to the head's width. Rows of draft tokens have
-something else in their place, and are read anew once they stand: so a head never goes on from its own guesses.
+something else in place of the features, and are read again once their tokens are accepted: a head never builds on its own guesses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Head = TypeVar("Head", bound=EagleHead | CompiledEagle | MtpHead)
 
 
 class FusedReader(Generic[Head]):
-    """head: its keys and values are taken from the pool. max_rows: of one pass. context_len: the longest sequence. A sequence
-    whose history the target has not read yet, or whose cache finds no room, gets a proposal of zero."""
+    """head: memory for its keys and values is taken from the pool. max_rows: the maximum of one pass. context_len: the maximum
+    sequence length. A sequence whose history the target has not read yet, or that finds no room in the cache, gets no draft tokens."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class FusedReader(Generic[Head]):
         self._max_rows = max_rows
         self._cache = KVCache(pool, head.bytes_per_token, context_len)
         self._num_fused: dict[int, int] = {}
-        self._num_ahead = 0  # rows of the features that last came, in which draft tokens were read beside them
+        self._num_ahead = 0  # the last rows with features that were read with draft tokens: to read again
 
     @property
     def bytes_held(self) -> int:
-        """Of the engine's cache memory."""
+        """Bytes of the engine's cache memory."""
         return self._cache.bytes_held
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -53,11 +53,11 @@ class FusedReader(Generic[Head]):
             self._num_fused.pop(seq_id, None)
 
     def _has_room(self, draft: Draft) -> bool:
-        """Forget what was read of tokens that did not stand, and make room for those to come."""
+        """Forget rejected tokens, and reserve room for the draft. False if there is none."""
         request = draft.request
         seq_id, tokens = request.seq_id, request.tokens
         num_features = len(_features_of(request))
-        # the last row is always read again: it gives the first draft token
+        # the last row is always read again, since it gives the first draft token
         kept = max(0, min(self._num_fused.get(seq_id, 0) - self._num_ahead, num_features - 1))
         self._cache.keep_prefix_of(seq_id, tokens[1 : num_features + 1], at_most=kept)
         self._num_fused[seq_id] = self._cache.num_held(seq_id)
@@ -67,7 +67,7 @@ class FusedReader(Generic[Head]):
         return False
 
     def _fused(self, drafts: Sequence[Draft], at_most: int | None = None) -> tuple[list[Read], Tensor]:
-        """What is left to read with the target's features, and their states [R, H]."""
+        """The unread tokens that have features of the target, at most so many of each draft, and their fused states [R, H]."""
         reads, features = [], []
         for draft in drafts:
             request = draft.request
@@ -79,21 +79,21 @@ class FusedReader(Generic[Head]):
         return reads, self._head.fuse(torch.cat(features).to(self._head.dtype))
 
     def _num_rows(self, draft: Draft) -> int:
-        """Of the pass that reads what is left."""
+        """The rows that the draft takes of a pass."""
         return self._num_unread(draft)
 
     def _num_unread(self, draft: Draft) -> int:
         return len(_features_of(draft.request)) - self._cache.num_held(draft.request.seq_id)
 
     def _passes(self, drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
-        """What a draft has to read beyond max_rows rows is read before."""
+        """Group the drafts into passes. A draft with more than max_rows unread rows has the excess read first."""
         for draft in drafts:
             while self._num_unread(draft) > self._max_rows:
                 self._read_before(draft)
         return in_passes(drafts, self._num_rows, self._max_rows)
 
     def _read_before(self, draft: Draft) -> None:
-        """At most max_rows rows."""
+        """Read at most max_rows rows, which draft nothing."""
         self._head.read(*self._fused([draft], self._max_rows), self._cache)
 
 

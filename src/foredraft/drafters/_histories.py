@@ -1,4 +1,4 @@
-"""Histories read by a language model: what drafters have in common that draft with one, whichever way they then write."""
+"""Histories read by a language model: the common part of the drafters that use one, however they choose their tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from foredraft.model import LanguageModel, Read
 from foredraft.utils.prefix import common_prefix
 
 _WORTH_READING = 64
-"""Tokens. Where two begin in one call and have so many in common, the first reads them before the second begins."""
+"""In tokens. If two sequences begin in one call and share at least this many unread tokens, the first reads them before the second
+begins."""
 
 
 class HistoryReader:
-    """Keeps what a model read of each sequence, and reads on from there.
+    """Caches what a model has read of each sequence, and continues from there.
 
-    model: its logits are cut or filled up to vocab_size. max_rows: of one pass. vocabulary: the model's, where it is not the
-    target's. A sequence past the model's context, one with a token the model does not know, or one whose cache finds no room,
-    gets a proposal of zero.
+    model: its logits are cut or padded to vocab_size. max_rows: the maximum of one pass. vocabulary: the model's, if it is not the
+    target's. A sequence gets no draft tokens if it exceeds the model's context, has a token that the model does not know, or finds
+    no room in the cache.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class HistoryReader:
 
     @property
     def bytes_held(self) -> int:
-        """Of the engine's cache memory, without what is retained, which is anybody's who needs it."""
+        """Bytes of the engine's cache memory, without retained texts, whose memory is free to whoever needs it."""
         return self._cache.bytes_running
 
     def forget(self, seq_ids: list[int]) -> None:
@@ -55,8 +56,8 @@ class HistoryReader:
         self._vocabulary.forget(seq_ids)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """Keep what is held of a text that ended for those that begin like it. Draft tokens that did not stand are no
-        part of its history, and go."""
+        """Keep the cache of a finished text for texts with the same prefix. Rejected draft tokens, which are not in its history,
+        are dropped."""
         self._cache.retain(seq_id, self._vocabulary.history(seq_id, history))
         self._vocabulary.forget([seq_id])
 
@@ -64,14 +65,14 @@ class HistoryReader:
         self._cache.drop_retained()
 
     def _draft_for(self, request: DraftRequest) -> Draft:
-        """The last draft token is never read, so it may lie one past the model's context. A history that the model cannot read has
-        no draft."""
+        """An empty draft with its maximum length. The last draft token is never read, so it may lie one past the model's context. The
+        length is 0 for a history that the model cannot read."""
         tokens = self._vocabulary.history(request.seq_id, request.tokens) if request.max_len else ()
         room = min(request.max_len, self._model.traits.context_len - len(tokens) + 1) if tokens else 0
         return Draft(request, max(0, room), tokens)
 
     def _catch_up(self, drafts: list[Draft]) -> list[Draft]:
-        """Read every history up to its pending token, in passes of at most max_rows; drop drafts without room."""
+        """Read every history until at most max_rows of its tokens are unread -> the drafts that have room in the cache"""
         ready: list[Draft] = []
         for draft in drafts:
             seq_id, tokens = draft.request.seq_id, draft.tokens
@@ -89,8 +90,8 @@ class HistoryReader:
         return ready
 
     def _begin(self, draft: Draft, ready: list[Draft]) -> bool:
-        """Find what was read for others; what one of those who are ready is about to read too, it reads now. False where the model
-        cannot read the source, or finds no room for it."""
+        """Start a sequence from a prefix that was read for others. A prefix that a draft in `ready` is about to read is read first.
+        False if the model cannot read the source, or finds no room for it."""
         tokens, source, is_shared = draft.tokens, self._source_of(draft), _shares_prefix(draft)
         vocab_size = self._model.traits.vocab_size
         if len(source) > self._model.traits.source_len or max(source.ids, default=0) >= vocab_size:
@@ -115,18 +116,18 @@ class HistoryReader:
         return True
 
     def _source_of(self, draft: Draft) -> Source:
-        """That the model reads: none if it has no encoder, and knows the text alone."""
+        """The source that the model reads; NO_SOURCE if it has no encoder and reads the text alone."""
         return draft.request.source if self._model.has_encoder else NO_SOURCE
 
     def _take_encoded(self, request: DraftRequest) -> None:
-        """What the target's encoder gave, for the pass that reads the source."""
+        """Hand over the target's encoder output to the pass that reads the source."""
         source = self._cache.source(request.seq_id)
         if self.reads_encoder and source is not None and not source.is_read:
             source.encoded = request.encoded
 
     @staticmethod
     def _most_held(draft: Draft) -> int:
-        """Tokens in the cache when the draft is written: its last one is not read."""
+        """Tokens in the cache once the draft is written: its last token is not read."""
         return len(draft.tokens) + draft.max_len - 1
 
     def _read_on(self, draft: Draft, count: int) -> None:
@@ -135,12 +136,12 @@ class HistoryReader:
         self._model.read([Read(draft.request.seq_id, tokens, 0)], self._cache)
 
     def _rest(self, draft: Draft) -> Read:
-        """What is left to read of a history, the pending token included."""
+        """The unread rest of a history, the pending token included."""
         held = self._cache.num_held(draft.request.seq_id)
         return Read(draft.request.seq_id, draft.tokens[held:], 1)
 
     def _num_rows(self, draft: Draft) -> int:
-        """Of the pass that reads its rest."""
+        """The rows that the draft takes of a pass."""
         return len(draft.tokens) - self._cache.num_held(draft.request.seq_id)
 
     def _passes(self, drafts: Sequence[Draft]) -> Iterator[list[Draft]]:

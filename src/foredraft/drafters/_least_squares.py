@@ -1,4 +1,4 @@
-"""Linear least squares over a stream of examples, of which the older ones fade."""
+"""Linear least squares over a stream of examples, in which older ones lose weight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ DRIFT = 0.03
 
 
 class RecursiveLeastSquares:
-    """Recursive least squares as a Kalman filter of the weights (Kalman 1960), for inputs of a length about 1. It begins with weights
-    of 0.
+    """Recursive least squares as a Kalman filter over the weights (Kalman 1960), for inputs of norm about 1. The weights start at 0.
 
-    drift: by how much each block of examples moves the weights' covariance back to that of the beginning. So old examples fade, and the
-    covariance stays between 0 and that of the beginning, also in directions that no example has.
+    drift: how far each block of examples moves the weights' covariance back towards the initial one. So old examples lose weight,
+    and the covariance stays between 0 and the initial one, even in directions that no example has.
     """
 
     def __init__(
@@ -36,8 +35,8 @@ class RecursiveLeastSquares:
         return torch.nn.functional.linear(inputs, self.weight)
 
     def learn(self, inputs: Tensor, errors: Tensor) -> None:
-        """One block of examples. inputs: [n, num_inputs]; errors: [n, num_outputs], by how much the outputs are too small. A block with
-        a number that is not finite is left out."""
+        """Learn one block of examples. inputs: [n, num_inputs]; errors: [n, num_outputs], wanted minus current outputs. A block with
+        a non-finite number is skipped."""
         if not (torch.isfinite(inputs).all() and torch.isfinite(errors).all()):
             return
         self._covariance.mul_(1 - self._drift).diagonal().add_(self._drift * self._prior_variance)
@@ -47,5 +46,5 @@ class RecursiveLeastSquares:
         half_gain = torch.linalg.solve_triangular(root, spread, upper=False)
         gain = torch.linalg.solve_triangular(root.T, half_gain, upper=True)  # [n, num_inputs]
         self.weight.addmm_(errors.T, gain)
-        # as the product of a matrix and its own transpose this stays symmetric, and so a covariance
+        # the update is the product of a matrix and its own transpose, so the covariance stays symmetric
         self._covariance.addmm_(half_gain.T, half_gain, alpha=-1)

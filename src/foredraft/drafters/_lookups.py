@@ -1,4 +1,4 @@
-"""Trees of tokens that are looked up and not computed."""
+"""Trees of tokens that are looked up rather than computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Node = TypeVar("Node")
 def look_up_tree(
     shape: TreeShape, root: Node, children_of: Callable[[Node], Iterable[tuple[int, Node]]]
 ) -> tuple[list[int], list[int], list[Node]]:
-    """-> tokens and parents, as in Proposal, and what is known of each token's node
+    """-> tokens and parents, as in Proposal, and the node of each token
 
-    children_of: given what is known of a node, its children's tokens, each once and best first, and what is known of each. Where it
-    gives fewer than the shape has, the rest does not grow.
+    children_of: for a node, the tokens of its children, each once and best first, and their nodes. If it yields fewer children than
+    the shape has, the others are left out, with their descendants.
     """
     ids: list[int] = []
     parents: list[int] = []
@@ -35,7 +35,7 @@ def look_up_tree(
 
 
 def token_at(text: Sequence[int], path: Sequence[int], place: int) -> int | None:
-    """Of the text and the path behind it. None behind both."""
+    """The token at this place of the text followed by the path; None past the end of both."""
     size = len(text)
     if place < size:
         return text[place]

@@ -1,4 +1,4 @@
-"""Drafts from the logits of several places at once, none of which depends on the tokens that stand at the others."""
+"""Drafts from the logits of several places at once, each independent of the tokens drafted at the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from foredraft.sampling import TokenProbs, select
 
 
 class Slots(NamedTuple):
-    """rows: of the logits for each place of the draft, from the first on; as many as max_len for a chain."""
+    """rows: the rows of the logits for the draft's places, in order; max_len of them for a chain."""
 
     draft: Draft
     rows: range
 
 
 def num_places(draft: Draft) -> int:
-    """A tree has as many as its longest branch has tokens."""
+    """How many places a draft has: max_len for a chain, the depth of a tree."""
     shape = draft.request.shape
     return draft.max_len if shape is None else shape.cut(draft.max_len).depth
 
 
 def slots_of(drafts: Sequence[Draft], num_passed_over: Sequence[int] | None = None) -> list[Slots]:
-    """Of logits that hold the places of one draft after the other. num_passed_over: for each draft, how many rows stand before those
-    of its places; None: none."""
+    """The slots in logits that hold the places of one draft after another. num_passed_over: for each draft, how many rows precede
+    those of its places; None: none."""
     slots, first = [], 0
     for draft, passed_over in zip(drafts, num_passed_over or [0] * len(drafts), strict=True):
         last = first + passed_over + num_places(draft)
@@ -38,7 +38,7 @@ def slots_of(drafts: Sequence[Draft], num_passed_over: Sequence[int] | None = No
 
 
 def draft_slots(slots: Sequence[Slots], logits: Tensor, vocab_size: int, token_probs: list[TokenProbs]) -> None:
-    """Write all these drafts, chains and trees. logits: [R, V'], cut or filled up to vocab_size. token_probs: as in extend."""
+    """Write all these drafts, chains and trees. logits: [R, V'], cut or padded to vocab_size. token_probs: as in extend."""
     logits = fit_vocabulary(logits, vocab_size)
     chains = [each for each in slots if each.draft.request.shape is None]
     depends = [each.draft.request.sampler.changes_logits for each in chains]
@@ -48,7 +48,7 @@ def draft_slots(slots: Sequence[Slots], logits: Tensor, vocab_size: int, token_p
 
 
 def _write_at_once(slots: Sequence[Slots], logits: Tensor, token_probs: list[TokenProbs]) -> None:
-    """Where nothing changes the logits, what is chosen at a place depends on its position alone."""
+    """Draft all places in one step: where nothing changes the logits, the choice at a place depends only on its position."""
     if not slots:
         return
     drafts = [each.draft for each in slots for _ in each.rows]
@@ -58,7 +58,7 @@ def _write_at_once(slots: Sequence[Slots], logits: Tensor, token_probs: list[Tok
 
 
 def _write_in_turn(slots: Sequence[Slots], logits: Tensor, token_probs: list[TokenProbs]) -> None:
-    """Penalties and constraints go by the tokens before."""
+    """Draft place by place: penalties and constraints depend on the tokens before."""
     while slots:
         rows = [each.rows[len(each.draft.ids)] for each in slots]
         extend([each.draft for each in slots], select(logits, rows), logits.shape[1], token_probs)
@@ -66,7 +66,7 @@ def _write_in_turn(slots: Sequence[Slots], logits: Tensor, token_probs: list[Tok
 
 
 def _grow(slots: Sequence[Slots], logits: Tensor) -> None:
-    """All nodes of a depth have the logits of one place."""
+    """Grow trees: all nodes at one depth share the logits of one place."""
     trees = trees_for([each.draft for each in slots])
     rows = {id(tree): each.rows for tree, each in zip(trees, slots, strict=True)}
     for depth in count():

@@ -1,11 +1,11 @@
-"""Medusa heads that follow the texts: what their lm_heads read gets a linear correction, learned while texts are written.
+"""Medusa heads that adapt to the texts: a linear correction of what their lm_heads read, learned while texts are written.
 
-Each head h aims at the hidden state from which the target draws the token that head h drafts. That state is known a few steps later, when
-the target has read so far anyway, so every place of a text is an example with no pass of its own. The correction sees what the heads see,
-and the pending token, which they do not (as Hydra heads do, arXiv:2402.05109), through a random projection to few numbers.
+Head h should output the hidden state from which the target draws the token that head h drafts. The target computes that state a few
+steps later anyway, so every position of a text is an example that costs no extra pass. The correction reads what the heads read and,
+as Hydra heads do (arXiv:2402.05109), the pending token, both reduced by a random projection to NUM_INPUTS numbers.
 
-States that are closer are not always drafts that stand more often: where the heads know a text well, the correction may do harm. So it is
-used where its drafts are accepted more often than those of the heads as they are.
+A smaller error of the states does not always mean a higher acceptance rate: where the heads predict a text well, the correction may do
+harm. So it is used only while its drafts are accepted more often than those of the unchanged heads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AS_THEY_ARE = 0
 
 
 class _Examples(NamedTuple):
-    """hidden: [n, H]. pending: [n, E], the embeddings of the tokens behind. wanted: [n, heads, H]."""
+    """hidden: [n, H]. pending: [n, E], the embeddings of the tokens after. wanted: [n, heads, H]."""
 
     hidden: Tensor
     pending: Tensor
@@ -41,10 +41,10 @@ class _Examples(NamedTuple):
 
 
 class StateRefit:
-    """One for all texts of a drafter: what one text teaches serves the next. A request without prefix_caching leaves nothing behind,
-    here neither.
+    """Shared by all texts of a drafter, so that what is learned from one text serves the next. Requests without prefix_caching are not
+    learned from.
 
-    schedule: when to learn; at most MAX_EXAMPLES places each time, the newest of each text.
+    schedule: when to learn, from at most MAX_EXAMPLES positions each time, the newest of each text.
     """
 
     def __init__(self, head: MedusaHead, schedule: RefitSchedule) -> None:
@@ -60,8 +60,8 @@ class StateRefit:
         self._way = 0
 
     def states(self, requests: Sequence[DraftRequest], hidden: Tensor) -> Tensor:
-        """What the lm_heads shall read, after learning where that is due. hidden: [len(requests), H], of the last token that the target
-        has read -> [len(requests), heads, H]"""
+        """The inputs of the lm_heads, after learning if that is due. hidden: [len(requests), H], of the last token that the target has
+        read -> [len(requests), heads, H]"""
         if self.schedule.is_due:
             self._learn(requests)
         self._way, hidden = self._ways.choose(requests), hidden.to(self._head.dtype)
@@ -71,12 +71,12 @@ class StateRefit:
         return self._corrected(hidden, self._inputs(hidden, pending))
 
     def remember(self, drafts: Sequence[Draft]) -> None:
-        """What was drafted from these states."""
+        """Note what was drafted from the last states, to count what is accepted."""
         for draft in drafts:
             self._ways.remember(draft.request, draft.ids, draft.parents, self._way)
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
-        """From what the target has read since the last time."""
+        """Learn from what the target has read since the last refit."""
         started = time.perf_counter()
         parts, room = list[_Examples](), MAX_EXAMPLES
         for request in requests:
@@ -87,7 +87,7 @@ class StateRefit:
             return
         hidden, pending, wanted = (torch.cat(each) for each in zip(*parts, strict=True))
         inputs = self._inputs(hidden, pending)
-        # in float32: in few bits so many rows are slow where the processor has no products of them
+        # in float32: in half precision, products of many rows are slow on processors without instructions for them
         errors = wanted - self._corrected(hidden.float(), inputs)
         self._correction.learn(inputs, errors.flatten(1))
         self.schedule.record(len(hidden), time.perf_counter() - started)
@@ -98,10 +98,10 @@ class StateRefit:
             self._num_learned.pop(seq_id, None)
 
     def _examples(self, request: DraftRequest, at_most: int) -> list[_Examples]:
-        """The newest that were not learned from yet; none or one block."""
+        """The newest examples that were not learned from yet: one block, or none."""
         assert request.features is not None
         num_heads = self._head.config.num_heads
-        end = _num_read(request) - num_heads  # behind the last place whose wanted states are all there
+        end = _num_read(request) - num_heads  # after the last position whose wanted states are all known
         start = max(self._num_learned.get(request.seq_id, 0), end - at_most)
         if start >= end:
             return []
@@ -125,6 +125,6 @@ class StateRefit:
 
 
 def _num_read(request: DraftRequest) -> int:
-    """Tokens that the target has read: the next one is the pending token."""
+    """How many tokens the target has read; the next one is the pending token."""
     assert request.features is not None
     return len(request.features)

@@ -1,4 +1,4 @@
-"""Trees in the making: what drafters that choose siblings from a model's logits have in common."""
+"""Trees under construction: the common part of the drafters that choose siblings from a model's logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foredraft.sampling import Row, draw_specs, select, top_choices
 
 @dataclass(slots=True)
 class DraftTree:
-    """A draft that is a tree in the making. ids: of the nodes of the shape that have grown."""
+    """A draft tree under construction. ids: the tokens of the nodes that have grown, by node of the shape."""
 
     draft: Draft
     shape: TreeShape
@@ -30,38 +30,38 @@ class DraftTree:
         return self.draft.request
 
     def growing(self, depth: int) -> list[int]:
-        """The nodes at this depth that have grown (0: ROOT) and shall have children."""
+        """The nodes at this depth (0: ROOT) that have grown and have children in the shape."""
         if depth == 0:
             return [ROOT] if ROOT in self.shape.children else []
         return [node for node in sorted(self.ids) if self.shape.depths[node] == depth and node in self.shape.children]
 
     def row(self, node: int) -> Row:
-        """The row of logits behind a node."""
+        """The row of logits after a node."""
         drafted = [self.ids[place] for place in path_to(self.shape.parents, node)]
         return Row(self.request.sampler, self.request.tokens, drafted, is_coupled=True)
 
     def grow(self, node: int, ids: Sequence[int]) -> None:
-        """The children of a node, best first; where there are fewer than the shape has, the rest does not grow."""
+        """Add the children of a node, best first. If there are fewer than the shape has, the others do not grow."""
         self.ids.update(zip(self.shape.children[node], ids, strict=False))
 
     def inner(self, depth: int) -> list[int]:
-        """The nodes down to this depth that have grown and shall have children, parents first."""
+        """The nodes down to this depth that have grown and have children in the shape, parents first."""
         return [node for node in sorted(self.ids) if self.shape.depths[node] <= depth and node in self.shape.children]
 
     def parents_among(self, nodes: Sequence[int]) -> list[int]:
-        """For each of these nodes the place among them of the one before it, or ROOT."""
+        """For each of these nodes the index of its parent among them, or ROOT."""
         places = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}
         return [places[self.shape.parents[node]] for node in nodes]
 
     def finish(self) -> None:
-        """Hand the tokens to the draft."""
+        """Copy the tokens to the draft."""
         nodes = sorted(self.ids)
         self.draft.ids, self.draft.parents = [self.ids[node] for node in nodes], self.parents_among(nodes)
         self.draft.prob_rows = [CERTAIN] * len(nodes)
 
 
 def trees_for(drafts: Sequence[Draft]) -> list[DraftTree]:
-    """Of the drafts that shall be trees."""
+    """The trees for the drafts that were requested as trees."""
     return [
         DraftTree(draft, draft.request.shape.cut(draft.max_len)) for draft in drafts if draft.request.shape is not None
     ]
@@ -70,8 +70,8 @@ def trees_for(drafts: Sequence[Draft]) -> list[DraftTree]:
 def grow_all(
     trees: Sequence[DraftTree], logits: Tensor, vocab_size: int, read: Callable[[Sequence[DraftTree], int], Tensor]
 ) -> None:
-    """Level by level, from logits [len(trees), V'] behind each request's tokens. read: given the trees that go on at a depth, reads
-    their inner nodes down to there (`read_of`) -> [R, V'], a row for each of growing_nodes at that depth."""
+    """Grow trees level by level. logits: [len(trees), V'], after each request's tokens. read: given the trees that continue at a depth,
+    reads their inner nodes down to it (`read_of`) -> [R, V'], a row for each of growing_nodes at that depth."""
     for depth in count():
         grow(trees, depth, logits, vocab_size)
         going_on = [tree for tree in trees if tree.growing(depth + 1)]
@@ -85,8 +85,8 @@ def grow_all(
 def split_trees(
     trees: Sequence[DraftTree], is_able: Callable[[Draft], bool]
 ) -> tuple[list[DraftTree], list[DraftTree]]:
-    """-> those that a model can grow in one call, and the others. is_able: whether it can for a draft whose logits nothing changes; a
-    constraint does too, since siblings are chosen among what it allows."""
+    """-> the trees that a model can grow in one call, and the others. is_able: whether it can for a draft whose logits nothing changes.
+    A constraint counts as a change, since siblings are chosen among the tokens that it allows."""
     at_once, others = list[DraftTree](), list[DraftTree]()
     for tree in trees:
         can = not tree.request.sampler.changes_logits and is_able(tree.draft)
@@ -99,8 +99,8 @@ def grow_at_once(
     passes: Callable[[Sequence[Draft]], Iterable[list[Draft]]],
     grow: Callable[[Sequence[Draft], Sequence[TreeShape], Sequence[DrawSpec]], list[list[int]]],
 ) -> None:
-    """All trees of a pass in one call. passes: groups of drafts that make a pass each. grow: by a model, from what is left to read of
-    each draft -> the token of each node, -1 where none has grown"""
+    """Grow all trees of a pass in one call. passes: groups drafts into passes. grow: lets a model read the unread rest of each draft and
+    grow its tree -> the token of each node, -1 where none has grown"""
     if not trees:
         return
     by_draft = {id(tree.draft): tree for tree in trees}
@@ -116,9 +116,9 @@ def grow_at_once(
 def grow_over(
     model: LanguageModel, cache: Regions, trees: Sequence[DraftTree], logits: Tensor, vocab_size: int
 ) -> None:
-    """By a language model, in a pass for each level. It reads the levels before it anew: rows cost little.
+    """Grow trees with a language model, one pass per level. Each pass reads the previous levels again, since rows cost little.
 
-    cache: holds each request's tokens. logits: [len(trees), V'] behind them
+    cache: holds each request's tokens. logits: [len(trees), V'], after them
     """
 
     def read(going_on: Sequence[DraftTree], depth: int) -> Tensor:
@@ -131,28 +131,28 @@ def grow_over(
 
 
 def inner_nodes(trees: Sequence[DraftTree], depth: int) -> list[tuple[DraftTree, int]]:
-    """Down to this depth, tree by tree: the rows of their reads."""
+    """The inner nodes down to this depth, tree by tree: the rows that `read_of` reads."""
     return [(tree, node) for tree in trees for node in tree.inner(depth)]
 
 
 def last_level(trees: Sequence[DraftTree], depth: int) -> list[int]:
-    """The places among inner_nodes of those at this depth."""
+    """The indices among inner_nodes of the nodes at this depth."""
     return [row for row, (tree, node) in enumerate(inner_nodes(trees, depth)) if tree.shape.depths[node] == depth]
 
 
 def read_of(tree: DraftTree, depth: int) -> Read:
-    """Its inner nodes down to this depth, behind what the cache holds."""
+    """A read of the tree's inner nodes down to this depth, after the tokens in the cache."""
     nodes = tree.inner(depth)
     return Read(tree.request.seq_id, [tree.ids[node] for node in nodes], len(nodes), tree.parents_among(nodes))
 
 
 def growing_nodes(trees: Sequence[DraftTree], depth: int) -> Iterator[tuple[DraftTree, int]]:
-    """Tree by tree."""
+    """The nodes at this depth that have children to grow, tree by tree."""
     return ((tree, node) for tree in trees for node in tree.growing(depth))
 
 
 def grow(trees: Sequence[DraftTree], depth: int, logits: Tensor, vocab_size: int) -> None:
-    """One level more. logits: [R, V'], a row for each of growing_nodes(trees, depth), cut or filled up to vocab_size."""
+    """Grow one more level. logits: [R, V'], a row for each of growing_nodes(trees, depth), cut or padded to vocab_size."""
     places = list(growing_nodes(trees, depth))
     counts = [len(tree.shape.children[node]) for tree, node in places]
     rows = [tree.row(node) for tree, node in places]

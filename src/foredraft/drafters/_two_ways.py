@@ -1,4 +1,4 @@
-"""Which of two ways to draft is right more often: both are tried, and what became of their drafts is counted."""
+"""Choosing the better of two ways to draft: both are tried, and their accepted draft tokens are counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PRIOR_TOKENS = 4.0
 
 
 class _Pending(NamedTuple):
-    """A draft whose fate is not known. start: its place in the text. parents: None for a chain."""
+    """A draft whose acceptance is not known yet. start: its position in the text. parents: None for a chain."""
 
     start: int
     ids: Sequence[int]
@@ -23,10 +23,10 @@ class _Pending(NamedTuple):
 
 
 class TwoWays:
-    """Ways 0 and 1. The better one drafts, and every TRIAL_PERIOD-th time the other. Better: more of its last draft tokens stood, of
-    those that stood or were the first not to. Both begin as equals, with way 0.
+    """Ways 0 and 1. The better one drafts, except every TRIAL_PERIOD-th time, when the other does. The better one has the higher
+    recent acceptance rate: accepted draft tokens, divided by accepted and first rejected ones. In a tie way 0 drafts.
 
-    It reads committed texts alone, and nothing of a draft that is being made.
+    The choice depends on committed texts alone, not on the draft being made.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class TwoWays:
         return int(rates[1] > rates[0])
 
     def choose(self, requests: Sequence[DraftRequest]) -> int:
-        """The way for these requests' drafts, after counting what became of their last ones."""
+        """The way to draft for these requests, after counting what was accepted of their last drafts."""
         for request in requests:
             self._count(request)
         self._num_choices += 1
         return self.better if self._num_choices % TRIAL_PERIOD else 1 - self.better
 
     def remember(self, request: DraftRequest, ids: Sequence[int], parents: Sequence[int] | None, way: int) -> None:
-        """A draft that was made."""
+        """Note a draft, to be counted when its text goes on."""
         if ids:
             self._pending[request.seq_id] = _Pending(len(request.tokens), ids, parents, way)
 
@@ -66,7 +66,7 @@ class TwoWays:
 
 
 def _follow(draft: _Pending, tokens: Sequence[int]) -> tuple[int, bool]:
-    """How many of its tokens stand in the text, and whether it had more behind them."""
+    """How many draft tokens the text contains, and whether the draft had more after them."""
     parents = range(ROOT, len(draft.ids) - 1) if draft.parents is None else draft.parents
     node = ROOT
     for position in range(draft.start, len(tokens) + 1):

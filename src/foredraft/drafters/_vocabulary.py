@@ -1,4 +1,4 @@
-"""In which ids a draft model reads a text, and how its logits become those of the target's ids."""
+"""The ids in which a draft model reads a text, and the mapping of its logits to the target's ids."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class DraftVocabulary(Protocol):
     def is_the_targets(self) -> bool: ...
 
     def history(self, seq_id: int, tokens: Sequence[int]) -> Sequence[int]:
-        """A sequence's history in the draft's ids. What was handed out does not change, but may grow."""
+        """A sequence's history in the draft model's ids. A list that was returned may grow, but otherwise does not change."""
         ...
 
     def to_draft(self, drafted: Sequence[int]) -> list[int]:
-        """Draft tokens in the draft's ids, one for one."""
+        """Draft tokens in the draft model's ids, one for one."""
         ...
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """[R, V draft] -> [R, V target], but for columns of padding"""
+        """[R, V draft] -> [R, V target], give or take padding columns"""
         ...
 
     def forget(self, seq_ids: Sequence[int]) -> None: ...
 
 
 class SameVocabulary:
-    """The target's own. The draft's logits may be padded otherwise."""
+    """The target's own vocabulary. The draft model's logits may have other padding columns."""
 
     is_the_targets = True
 
@@ -50,9 +50,9 @@ class SameVocabulary:
 
 
 class SharedVocabulary:
-    """Token-level intersection (TLI, arXiv:2502.05202): draft tokens are among those that both vocabularies have.
+    """Token-level intersection (TLI, arXiv:2502.05202): only tokens that both vocabularies have are drafted.
 
-    draft_width: of the draft's logits. vocab_size: of the target.
+    draft_width: the width of the draft model's logits. vocab_size: of the target.
     """
 
     is_the_targets = False

@@ -1,4 +1,4 @@
-"""Drafts from the logits of several places at once, each of which is corrected by the tokens drafted before it."""
+"""Drafts from the logits of several places at once, where each place is corrected by the tokens drafted before it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from foredraft.sampling import TokenProbs
 
 
 class Step(Protocol):
-    """rows, previous: [n], of places and the tokens before them. memory: [n, ..] -> logits [n, V'], and the memory after these places"""
+    """rows: [n], of the places. previous: [n], the token before each. memory: [n, ..] -> logits [n, V'], memory after the places"""
 
     def __call__(self, rows: Tensor, previous: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Walk(NamedTuple):
-    """rows: for each place of the draft, from the first on; as many as max_len for a chain. previous: the token before the first place.
-    memory: [..], before it."""
+    """rows: the rows of the draft's places, in order; max_len of them for a chain. previous: the token before the first place. memory:
+    [..], before that place."""
 
     draft: Draft
     rows: range
@@ -38,7 +38,7 @@ def draft_walks(walks: Sequence[Walk], step: Step, vocab_size: int, token_probs:
 
 
 def _write(walks: Sequence[Walk], step: Step, vocab_size: int, token_probs: list[TokenProbs]) -> None:
-    """A step for each place."""
+    """Write chains, one step per place."""
     if not walks:
         return
     previous, memory = [walk.previous for walk in walks], torch.stack([walk.memory for walk in walks])
@@ -53,7 +53,7 @@ def _write(walks: Sequence[Walk], step: Step, vocab_size: int, token_probs: list
 
 
 def _grow(walks: Sequence[Walk], step: Step, vocab_size: int) -> None:
-    """A step for each level, of all its nodes that have children."""
+    """Grow trees, one step per level for all its nodes that have children."""
     trees = trees_for([walk.draft for walk in walks])
     walk_of = {id(tree): walk for tree, walk in zip(trees, walks, strict=True)}
     memories: dict[tuple[int, int], Tensor] = {}

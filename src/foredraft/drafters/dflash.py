@@ -1,6 +1,6 @@
-"""A block drafter writes all its draft tokens in one pass over the target's features (DFlash, z-lab, and its kin).
+"""Block drafters, which write all draft tokens in one pass over the target's features (DFlash, z-lab, and related heads).
 
-A head with a serial correction takes a small step for each token behind the pass.
+A head with a serial correction takes one more small step per token after the pass.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from foredraft.sampling import TokenProbs, draw_specs
 
 
 class DFlashDrafter:
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities.
+    """Greedy and seeded requests get certain draft tokens, the others sampled ones with their probabilities.
 
-    head: with keys and values of its own, which are taken from the pool. context_len: the longest sequence. max_rows: of one pass.
-    The whole block is read, as in the head's training, however many of its tokens are asked for. A sequence whose history the
-    target has not read yet, or whose cache finds no room, gets a proposal of zero.
+    head: memory for its keys and values is taken from the pool. context_len: the maximum sequence length. max_rows: the maximum of
+    one pass. The whole block is read, as in the head's training, however few tokens are requested. A sequence whose history the
+    target has not read yet, or that finds no room in the cache, gets no draft tokens.
     """
 
     grows_trees = True
@@ -50,7 +50,7 @@ class DFlashDrafter:
 
     @property
     def bytes_held(self) -> int:
-        """Of the engine's cache memory."""
+        """Bytes of the engine's cache memory."""
         return self._cache.bytes_held
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
@@ -67,14 +67,14 @@ class DFlashDrafter:
         self._cache.drop(seq_ids)
 
     def _room(self, request: DraftRequest) -> int:
-        """The first places of a block may be forced."""
+        """How many tokens may be drafted: forced tokens take the first places of a block."""
         left = self._head.config.num_places - request.num_forced
         if not request.has_all_features or left <= 0:
             return 0
         return request.max_len if request.shape is not None else min(request.max_len, left)
 
     def _catch_up(self, request: DraftRequest) -> bool:
-        """Forget the context of tokens that did not stand, and add that of those that did -> whether there is room"""
+        """Drop rejected tokens from the context, and add accepted ones -> whether there is room"""
         assert request.features is not None
         seq_id, length = request.seq_id, len(request.features)
         self._cache.keep_prefix_of(seq_id, request.tokens, at_most=length)
@@ -104,13 +104,13 @@ class DFlashDrafter:
             self._walk(slots, correction, correction.prepare(reading), token_probs)
 
     def _is_written(self, draft: Draft) -> bool:
-        """Whether the compiled kernels write it in one call."""
+        """Whether the compiled kernels write the draft in one call."""
         return self._head.chains is not None and draft.request.shape is None and is_written(draft)
 
     def _write(
         self, slots: Sequence[Slots], correction: Correction, reading: BlockReading, token_probs: list[TokenProbs]
     ) -> None:
-        """Each whole chain in one call."""
+        """Write each whole chain in one call."""
         if not slots or self._head.chains is None:
             return
         drafts, lens = [each.draft for each in slots], [len(each.rows) for each in slots]
@@ -123,7 +123,7 @@ class DFlashDrafter:
     def _walk(
         self, slots: Sequence[Slots], correction: Correction, block: Correctable, token_probs: list[TokenProbs]
     ) -> None:
-        """A step for each token of a chain, and for each level of a tree."""
+        """Draft in steps: one per token of a chain, one per level of a tree."""
 
         def step(rows: Tensor, previous: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
             logits, memory = correction(block, rows, previous, memory)
@@ -132,7 +132,7 @@ class DFlashDrafter:
         draft_walks(self._walks(slots, correction, block), step, self._vocab_size, token_probs)
 
     def _walks(self, slots: Sequence[Slots], correction: Correction, block: Correctable) -> list[Walk]:
-        """Up to the first place of each draft: what stands before it is known."""
+        """Walks that start at the first place of each draft, with the memory of the known tokens before it."""
         memory = correction.empty_memory(len(slots))
         known = [self._known(each.draft, correction) for each in slots]
         for row in range(max(map(len, known)) - 1) if correction.has_memory else ():
@@ -146,18 +146,18 @@ class DFlashDrafter:
         ]
 
     def _known(self, draft: Draft, correction: Correction) -> list[int]:
-        """The tokens before the rows of the block, down to the first that drafts."""
+        """The token before each row of the block, up to the first row that drafts."""
         tokens, anchor = draft.request.tokens, _anchor(draft)
         before = tokens[max(0, anchor - correction.begins_earlier)]
         return [*[before] * self._head.config.first_row, *tokens[anchor:]]
 
     def _rows(self, place: int, draft: Draft) -> range:
-        """Of all blocks' logits, for the draft at this place."""
+        """The rows of all blocks' logits that belong to the draft with this index."""
         config, num_forced = self._head.config, draft.request.num_forced
         first = place * config.block_size + config.first_row + num_forced
         return range(first, first + min(num_places(draft), config.num_places - num_forced))
 
 
 def _anchor(draft: Draft) -> int:
-    """The position of the pending token: a block begins there."""
+    """The position of the pending token, where the block begins."""
     return len(draft.request.tokens) - 1 - draft.request.num_forced

@@ -1,4 +1,4 @@
-"""A small language model drafts for the whole batch at once, with its own cache."""
+"""A small language model that drafts for the whole batch at once, with its own KV cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from foredraft.sampling import (
 
 
 class DraftModelDrafter(HistoryReader):
-    """Classic speculation with a draft model (arXiv:2211.17192): greedy and seeded requests get certain drafts (given
-    the history and the shared noise there is nothing random in them), the others sampled ones with their probabilities.
+    """Classic speculative decoding with a draft model (arXiv:2211.17192). Greedy and seeded requests get certain draft tokens (given
+    the history and the shared noise, nothing in them is random), the others sampled ones with their probabilities.
 
-    A model with another vocabulary than the target's writes chains, a pass for each token. An encoder-decoder reads the target's
+    A model whose vocabulary differs from the target's drafts chains only, one pass per token. An encoder-decoder reads the target's
     source with its own encoder.
     """
 
@@ -57,8 +57,8 @@ class DraftModelDrafter(HistoryReader):
         return is_written(draft) and self._vocabulary.is_the_targets
 
     def _write(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
-        """Drafts that the model writes in one call. It knows of no constraint: a draft is held to that afterwards, and ends where
-        it breaks it."""
+        """Draft each chain in one call of the model, which ignores constraints. They are applied afterwards: a draft ends at the first
+        token that breaks one."""
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
             specs = draw_specs([draft.row for draft in group], lens)
@@ -88,6 +88,6 @@ class DraftModelDrafter(HistoryReader):
         return self._model.grow(reads, shapes, self._vocab_size, self._cache, specs)
 
     def _read_rests(self, drafts: list[Draft]) -> Tensor:
-        """[len(drafts), V'], behind each request's tokens"""
+        """[len(drafts), V'], the logits after each request's tokens"""
         passes = (self._model.read([self._rest(d) for d in group], self._cache) for group in self._passes(drafts))
         return torch.cat(list(passes))

@@ -17,7 +17,7 @@ from foredraft.sampling import TokenProbs, draw_specs
 
 
 class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
-    """Where the compiled kernels run the head, they write a whole draft in one call."""
+    """Drafts with an EAGLE head. If the compiled kernels run it, they write a whole draft in one call."""
 
     @classmethod
     def build(cls, context: DrafterContext) -> EagleDrafter:
@@ -33,7 +33,7 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
         self._extend_all([draft for draft in drafts if not self._is_written(draft)], token_probs)
 
     def _is_written(self, draft: Draft) -> bool:
-        """Whether the head writes it in one call."""
+        """Whether the head writes the draft in one call."""
         return isinstance(self._head, CompiledEagle) and draft.request.num_forced == 0 and is_written(draft)
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
@@ -48,7 +48,7 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
         return self._head.grow(*self._fused(drafts), shapes, self._vocab_size, self._cache, specs)
 
     def _write(self, drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> None:
-        """Each whole draft in one call."""
+        """Write each whole draft in one call."""
         head = self._head
         assert not drafts or isinstance(head, CompiledEagle)
         for group in self._passes(drafts):

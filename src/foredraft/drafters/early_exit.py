@@ -1,7 +1,7 @@
 """The target's first layers draft, over the target's own keys and values (LayerSkip, arXiv:2404.16710).
 
-A draft token's keys and values in these layers are written behind those of the history. They are the target's own numbers, and the
-target's pass writes them again all the same: no text depends on them.
+The keys and values of a draft token in these layers are written after those of the history. They equal the target's own, but the
+target's pass writes them again anyway, so no text depends on them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from foredraft.sampling import TokenProbs, draw_specs
 
 
 class EarlyExitDrafter:
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities. Nothing is kept from step
-    to step.
+    """Greedy and seeded requests get certain draft tokens, the others sampled ones with their probabilities. Nothing is kept from
+    step to step.
 
-    A sequence whose history the target has not read yet gets a proposal of zero.
+    A sequence whose history the target has not read yet gets no draft tokens.
     """
 
     shares_cache = True
@@ -55,10 +55,10 @@ class EarlyExitDrafter:
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _write(self, drafts: Sequence[Draft], regions: _Regions, token_probs: list[TokenProbs]) -> None:
-        """Each whole draft in one call, where the target's body can do that."""
+        """Write each whole draft in one call, if the target's body can do that."""
         if not drafts:
             return
         lens = [draft.max_len for draft in drafts]
@@ -68,7 +68,7 @@ class EarlyExitDrafter:
         take_generated(drafts, written, specs, token_probs)
 
     def _extend_all(self, drafts: Sequence[Draft], regions: _Regions, token_probs: list[TokenProbs]) -> None:
-        """A pass for each token."""
+        """Draft chains, one pass per token."""
         reads = [regions.rest_of(draft) for draft in drafts]
         while drafts:
             extend(drafts, self._model.read(reads, regions), self._vocab_size, token_probs)
@@ -90,7 +90,7 @@ class EarlyExitDrafter:
 
 
 class _Regions:
-    """The views of the target's cache that the requests bring."""
+    """The views of the target's cache that the requests carry."""
 
     taps = ()
 
@@ -103,6 +103,6 @@ class _Regions:
         return region
 
     def rest_of(self, draft: Draft) -> Read:
-        """The pending token, and those that are forced."""
+        """The pending token and the forced tokens."""
         request = draft.request
         return Read(request.seq_id, request.tokens[len(self.region(request.seq_id).tokens) :], 1)

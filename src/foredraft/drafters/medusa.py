@@ -1,4 +1,4 @@
-"""Medusa heads draft a chain or a tree from one hidden state of the target (arXiv:2401.10774)."""
+"""Medusa heads, which draft a chain or a tree from one hidden state of the target (arXiv:2401.10774)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from foredraft.sampling import TokenProbs
 
 
 class MedusaDrafter:
-    """One pass over a row for each sequence gives all its draft tokens. Greedy and seeded requests get certain drafts, the others
-    sampled ones with their probabilities. Nothing is kept from step to step, but what it learned where it adapts.
+    """One pass over one row per sequence gives all its draft tokens. Greedy and seeded requests get certain draft tokens, the others
+    sampled ones with their probabilities. Nothing is kept from step to step, except what an adaptive drafter has learned.
 
-    refits: when it learns from the texts; None: it does not adapt. A sequence whose history the target has not read yet gets a
-    proposal of zero.
+    refits: when it learns from the texts; None: it does not adapt. A sequence whose history the target has not read yet gets no
+    draft tokens.
     """
 
     grows_trees = True
@@ -59,7 +59,7 @@ class MedusaDrafter:
             self._refit.forget(seq_ids)
 
     def _room(self, request: DraftRequest) -> int:
-        """Head h drafts the token h places after the pending one; the first heads' places may be forced."""
+        """How many tokens may be drafted: one per head, and forced tokens take the places of the first heads."""
         num_heads = self._head.config.num_heads - request.num_forced
         if not request.has_all_features or num_heads <= 0:
             return 0
@@ -72,13 +72,13 @@ class MedusaDrafter:
         return self._head.on_target(self._head.logits_of(self._states(requests, last)).flatten(0, 1))
 
     def _states(self, requests: Sequence[DraftRequest], last: Tensor) -> Tensor:
-        """What the lm_heads read, after learning where that is due. last: [len(requests), H] -> [len(requests), heads, H]"""
+        """The inputs of the lm_heads, after learning if that is due. last: [len(requests), H] -> [len(requests), heads, H]"""
         if self._refit is None:
             return self._head.states(last.to(self._head.dtype))
         return self._refit.states(requests, last)
 
     def _rows(self, place: int, draft: Draft) -> range:
-        """Of these logits, for the draft of the request at this place."""
+        """The rows of `_logits` that belong to the draft with this index."""
         num_heads, num_forced = self._head.config.num_heads, draft.request.num_forced
         first = place * num_heads + num_forced
         return range(first, first + min(draft.max_len, num_heads - num_forced))

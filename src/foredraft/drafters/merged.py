@@ -1,4 +1,4 @@
-"""One tree of several drafters: what they have in common is drafted once, and the rows go to the likeliest tokens of all."""
+"""One tree from several drafters: tokens they share are drafted once, and the rows go to the likeliest tokens of all drafters."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import DrafterError, ForedraftError
 
 _PRIORS = (0.6, 0.15, 0.08, 0.05)
-"""Assumed shares of tokens that stand, by rank among siblings, before anything was counted; the last for all further ranks."""
+"""Assumed shares of correct tokens by rank among siblings, before any were counted; the last one holds for all further ranks."""
 _PRIOR_WEIGHT = 6.0
 _MAX_OFFERED = 256
-"""Counts are halved there, so that the shares follow the text."""
+"""Counts are halved when they reach this, so that the shares follow the text."""
 
 
 class MergedDrafter:
-    """Asks its parts for trees and merges them. Where two of them offer the same token behind the same tokens, it is one node, and
-    the row that this saves goes to the next best.
+    """Asks its parts for trees and merges them. Where two parts offer the same token after the same tokens, it becomes one node, and
+    the row that this saves goes to the next best token.
 
-    The wanted shape says how many nodes each depth has; what a depth does not use is left to the deeper ones. Which nodes these are
-    is decided depth by depth, by the probability of their paths: the product of the shares of tokens that stood, counted for each
-    part by depth and by rank among siblings, in all texts and in the text itself. Tokens that several parts offer are likelier.
+    The requested shape says how many nodes each depth has; nodes that a depth does not use are left to deeper ones. Nodes are chosen
+    depth by depth, by the probability of their paths. That is the product of the shares of correct tokens, which are counted for each
+    part by depth and by rank among siblings, in all texts and in the text itself. A token that several parts offer is likelier.
     Without a shape the draft is a chain, made in the same way.
 
-    Exact, because what is decided at one depth does not depend on what the parts offer at deeper ones, whose noise the text may still
-    use (docs/internals/trees.md), and counts come from tokens that the text took. Nor may a part draw its tokens: those of a tree are
+    This is exact: the choice at one depth does not depend on what the parts offer at deeper ones, whose noise the text may still use
+    (docs/internals/trees.md), and counts come from committed tokens. A part must not draw its tokens, since those of a tree are
     certain.
 
-    parts: by name, two or more drafters that grow trees. An engine has them beside this one, which keeps nothing of theirs.
+    parts: by name, two or more drafters that grow trees. The engine also owns them; this drafter stores nothing for them.
 
-    Raises ForedraftError for other parts, and DrafterError in `propose` where one of them draws.
+    Raises ForedraftError for other parts, and DrafterError in `propose` if one of them draws.
     """
 
     grows_trees = True
@@ -65,11 +65,11 @@ class MergedDrafter:
 
     @property
     def bytes_held(self) -> int:
-        """By its parts."""
+        """The bytes that its parts hold."""
         return sum(bytes_held(part) for part in self._parts.values())
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """-> one certain row per request. All are learned from before one drafts, so the order is no matter."""
+        """-> one row of certain tokens per request. All requests are learned from before any is drafted for, so order does not matter."""
         histories = [self._learn(request) for request in requests]
         for history in histories:
             history.offers = []
@@ -86,16 +86,16 @@ class MergedDrafter:
             part.forget(seq_ids)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """The engine asks each part to retain its own."""
+        """Forget the sequence. The engine asks each part to retain its own state."""
         self._histories.pop(seq_id, None)
 
     def drop_retained(self) -> None:
-        """Nothing is retained here."""
+        """There is nothing to drop: only the parts retain."""
 
     def _learn(self, request: DraftRequest) -> _History:
-        """From the tokens that the text took since its last draft."""
+        """Learn from the tokens that the text gained since its last draft."""
         history = self._histories.get(request.seq_id)
-        if history is None or len(request.tokens) < history.length:  # new, or another history under the same id
+        if history is None or len(request.tokens) < history.length:  # new, or the id is used for another history
             history = self._histories[request.seq_id] = _History([AcceptedShares(all_.of) for all_ in self._shares])
         written = request.tokens[history.length :]
         for offer, shares, own in zip(history.offers, self._shares, history.shares, strict=False):
@@ -110,7 +110,7 @@ class MergedDrafter:
         return [Offer.of(*row) for row in zip(proposal.draft_ids, proposal.draft_parents, strict=True)]
 
     def _request_for(self, part: Drafter, request: DraftRequest) -> DraftRequest:
-        """A chain of an unseeded request is wanted as a tree with one child a node: such a chain is not drawn."""
+        """The request for a part. For an unseeded request a chain is requested as a tree with one child per node, which is not drawn."""
         shape = request.shape
         if shape is None and request.sampler.draws:
             shape = TreeShape.chain(request.max_len)
@@ -128,9 +128,9 @@ class MergedDrafter:
 
 
 class AcceptedShares:
-    """The share of the tokens of one drafter that stood, of those whose parent stood, by depth and by rank among siblings.
+    """The share of one drafter's tokens that were correct, among those with a correct parent, by depth and by rank among siblings.
 
-    prior: the share before anything was counted.
+    prior: the share before any were counted, by depth and rank.
     """
 
     def __init__(self, prior: Callable[[int, int], float]) -> None:
@@ -138,7 +138,7 @@ class AcceptedShares:
         self._counts: dict[tuple[int, int], tuple[float, float]] = {}
 
     def of(self, depth: int, rank: int) -> float:
-        """depth: 0 behind the pending token."""
+        """depth: 0 directly after the pending token."""
         stood, offered = self._counts.get((depth, rank), (0.0, 0.0))
         return (stood + _PRIOR_WEIGHT * self._prior(depth, rank)) / (offered + _PRIOR_WEIGHT)
 
@@ -153,7 +153,7 @@ def _prior(_: int, rank: int) -> float:
 
 
 class Offer(NamedTuple):
-    """What a part drafted. children: the places in ids of the tokens behind each, best first; ROOT for the first ones."""
+    """What a part drafted. children: for each place in ids, the places of its children, best first; ROOT for the first tokens."""
 
     ids: Sequence[int]
     children: Mapping[int, Sequence[int]]
@@ -167,7 +167,7 @@ class Offer(NamedTuple):
         return cls(ids, children)
 
     def compare(self, written: Sequence[int], shares: Iterable[AcceptedShares]) -> None:
-        """Count what stood. written: the tokens that the text took behind the pending one"""
+        """Count which tokens were correct. written: the tokens that the text has after the pending token"""
         node = ROOT
         for depth, token in enumerate(written):
             following = None
@@ -183,7 +183,7 @@ class Offer(NamedTuple):
 
 @dataclass(slots=True)
 class _History:
-    """Of one sequence. shares, offers: by part. length: of its tokens when the parts were asked."""
+    """The state of one sequence. shares, offers: one per part. length: of its history when the parts were last asked."""
 
     shares: list[AcceptedShares]
     offers: list[Offer] = field(default_factory=list)
@@ -192,8 +192,8 @@ class _History:
 
 @dataclass(slots=True)
 class _Node:
-    """parent: its place in the merged tree. nodes: by part, the place of the same token in what it offers. chance: that the text
-    reaches it."""
+    """parent: the parent's place in the merged tree. nodes: by part, the place of this node in the part's offer. chance: the
+    probability that the text reaches it."""
 
     token: int
     parent: int
@@ -215,7 +215,7 @@ def merge(
 ) -> tuple[list[int], list[int]]:
     """-> tokens and parents of one tree, as in Proposal
 
-    offers, shares: by part. sizes: the number of nodes at each depth; those that a depth does not use are left to the next one.
+    offers, shares: one per part. sizes: the number of nodes at each depth; those that a depth does not use are left to the next one.
     """
     ids: list[int] = []
     parents: list[int] = []
@@ -234,7 +234,7 @@ def merge(
 def _children(
     node: _Node, place: int, depth: int, offers: Sequence[Offer], shares: Sequence[AcceptedShares]
 ) -> Iterable[_Node]:
-    """Those that any part offers, each once. Parts are taken to err independently of each other."""
+    """The children that any part offers, each token once. The errors of the parts are assumed to be independent."""
     found: dict[int, _Node] = {}
     for part, own in node.nodes.items():
         for rank, child in enumerate(offers[part].children.get(own, ())):

@@ -1,4 +1,4 @@
-"""MTP layers draft with the target's own checkpoint (multi-token prediction, DeepSeek-V3, arXiv:2412.19437)."""
+"""Drafting with the MTP layers of the target's own checkpoint (multi-token prediction, DeepSeek-V3, arXiv:2412.19437)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from foredraft.sampling import TokenProbs
 
 
 class MtpDrafter(AutoregressiveReader[MtpHead]):
-    """One MTP layer drafts token after token, each from its own state of the one before."""
+    """One MTP layer drafts token by token, each from the layer's own state of the previous one."""
 
     @classmethod
     def build(cls, context: DrafterContext) -> MtpDrafter | LayeredMtpDrafter:
-        """Several layers get the drafter for several."""
+        """Build a LayeredMtpDrafter for a head with several layers."""
         head = context.head
         if not isinstance(head, MtpHead):
             raise ForedraftError(
@@ -38,11 +38,11 @@ class MtpDrafter(AutoregressiveReader[MtpHead]):
 
 
 class LayeredMtpDrafter(FusedReader[MtpHead]):
-    """Of several MTP layers each drafts one place, so a draft has at most as many tokens. Greedy and seeded requests get certain
-    drafts, the others sampled ones with their probabilities.
+    """Each of several MTP layers drafts one place, so a draft has at most as many tokens as there are layers. Greedy and seeded requests
+    get certain draft tokens, the others sampled ones with their probabilities.
 
-    Layer k reads, for each row, the token k places further on than layer 0 does. So its last k rows hold draft tokens, and are read anew
-    in the next round, with what stands in their place.
+    In each row, layer k reads the token k places after the one that layer 0 reads. So its last k rows hold draft tokens, and are read
+    again in the next step, with the tokens of the text.
     """
 
     def __init__(self, head: MtpHead, vocab_size: int, pool: MemoryPool, context_len: int, max_rows: int = 512) -> None:
@@ -59,15 +59,16 @@ class LayeredMtpDrafter(FusedReader[MtpHead]):
         return as_proposal(drafts, token_probs)
 
     def _room(self, request: DraftRequest) -> int:
-        """The places of the first layers may be forced."""
+        """The maximum draft length: forced tokens take the places of the first layers."""
         return min(request.max_len, self._head.num_layers - request.num_forced) if request.has_all_features else 0
 
     def _read_before(self, draft: Draft) -> None:
-        """No further than all layers can be fed from the history."""
+        """Read at most max_rows rows, and none in which a layer would need a token past the history."""
         self._draft([draft], [], at_most=min(self._max_rows, self._num_unread(draft) - self._num_ahead))
 
     def _draft(self, drafts: Sequence[Draft], token_probs: list[TokenProbs], at_most: int | None = None) -> None:
-        """Read what is left with every layer, and let each draft the token of its place. at_most: so many rows, which draft nothing."""
+        """Read the unread tokens with every layer, and let each draft the token of its place. at_most: read only so many rows, and
+        draft nothing."""
         reads, states = self._fused(drafts, at_most)
         batch = flatten(reads, self._cache)
         for layer in range(self._head.num_layers):
@@ -77,7 +78,7 @@ class LayeredMtpDrafter(FusedReader[MtpHead]):
         remember(reads, batch)
 
     def _choose(self, place: int, drafts: Sequence[Draft], states: Tensor, token_probs: list[TokenProbs]) -> None:
-        """The token of this place. states: [len(drafts), H]"""
+        """Draft the token of this place. states: [len(drafts), H]"""
         rows = [row for row, draft in enumerate(drafts) if draft.has_room and place >= draft.request.num_forced]
         if rows:
             logits = self._head.on_target(self._head.logits(states[rows]))
@@ -85,7 +86,7 @@ class LayeredMtpDrafter(FusedReader[MtpHead]):
 
 
 def _further(batch: RaggedBatch, drafts: Sequence[Draft], places: int) -> RaggedBatch:
-    """The same rows with the tokens so many places further on; rows behind the draft hold anything, and are read anew."""
+    """The same rows with the tokens so many places further on. Rows past the draft hold arbitrary tokens, and are read again."""
     ids: list[int] = []
     for span, draft in zip(batch.spans, drafts, strict=True):
         known = [*draft.request.tokens[span.start + 1 + places :], *draft.ids][: span.num_rows]

@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the last few tokens when the history last had them.
+"""Prompt lookup: draft the tokens that followed the previous occurrence of the history's last few tokens.
 
-After "prompt lookup decoding" (github.com/apoorvumang/prompt-lookup-decoding), with a table instead of a scan.
+Based on "prompt lookup decoding" (github.com/apoorvumang/prompt-lookup-decoding), with a table instead of a scan.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from foredraft.errors import ForedraftError
 
 
 class NgramDrafter:
-    """Proposes the tokens after the latest earlier occurrence of the history's last n tokens, the largest n first. Where a tree is
-    wanted, siblings are the tokens after occurrences of fewer tokens.
+    """Proposes the tokens after the latest earlier occurrence of the history's last n tokens, trying the largest n first. If a tree
+    is requested, siblings are the tokens after occurrences of shorter n-grams.
 
-    max_ngram, min_ngram: the largest and the smallest n to look for. Single tokens (n = 1) repeat everywhere and say
-        little: they pay where a row to verify costs 5 % of a pass or less, and lose where it costs 10 %.
-    Time: max_ngram table writes per history token, once; a look-up is at most max_ngram reads, whatever the history.
+    max_ngram, min_ngram: the largest and the smallest n to look for. Single tokens (n = 1) repeat everywhere and predict
+        little: they pay off if verifying a row costs 5 % of a pass or less, and lose time if it costs 10 %.
+    Time: max_ngram table writes per history token, once; a look-up is at most max_ngram reads, for any history length.
     Memory: at most max_ngram table entries per history token, until `forget`.
     """
 
@@ -33,12 +33,12 @@ class NgramDrafter:
         self._tables: dict[int, _Table] = {}
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """-> one certain row per request"""
+        """-> one row of certain tokens per request"""
         rows = [self._row(request) for request in requests]
         return Proposal.certain([ids for ids, _ in rows], trees_of([parents for _, parents in rows]))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Drops the tables of these sequences."""
+        """Drop the tables of these sequences."""
         for seq_id in seq_ids:
             self._tables.pop(seq_id, None)
 
@@ -48,7 +48,7 @@ class NgramDrafter:
             return [], None
         tokens = request.context
         table = self._tables.get(request.seq_id)
-        if table is None or len(tokens) < table.num_read:  # new, or another history under the same id
+        if table is None or len(tokens) < table.num_read:  # new, or the id is used for another history
             table = self._tables[request.seq_id] = _Table(self._sizes)
         table.catch_up(tokens)
         if request.shape is not None:
@@ -62,10 +62,10 @@ class NgramDrafter:
 
 
 class _Table:
-    """Where each n-gram of one history was last followed by something.
+    """For each n-gram of one history, the position of the token that followed its last occurrence.
 
-    Example, n = 2, history a b c a b: (a, b) -> 2, (b, c) -> 3, (c, a) -> 4; the last (a, b) has no follower yet, so a
-    look-up of it finds 2, and the draft starts with history[2] = c.
+    Example, n = 2, history a b c a b: (a, b) -> 2, (b, c) -> 3, (c, a) -> 4. The last (a, b) has no follower yet, so
+    looking it up finds 2, and the draft starts with history[2] = c.
     """
 
     __slots__ = ("_sizes", "_starts", "num_read")
@@ -76,7 +76,7 @@ class _Table:
         self.num_read = 1  # followers read so far; history[0] follows nothing
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """Enter the n-grams before each follower that was not there the last time."""
+        """Enter the n-grams that end before each token added since the last call."""
         starts, longest = self._starts, self._sizes[0]
         for follower in range(self.num_read, len(tokens)):
             before = tuple(tokens[max(0, follower - longest) : follower])
@@ -86,8 +86,8 @@ class _Table:
         self.num_read = len(tokens)
 
     def find(self, tokens: Sequence[int], path: Sequence[int] = ()) -> Iterator[int]:
-        """Where to copy from: the positions after the latest earlier occurrences of the last n-grams, the longest known one first.
-        path: tokens behind the history."""
+        """The positions to copy from: those after the latest earlier occurrences of the final n-grams, longest known n-gram first.
+        path: draft tokens after the history."""
         longest = self._sizes[0]
         last = (*tokens[-longest:], *path)[-longest:]
         for size in self._sizes:
@@ -98,14 +98,14 @@ class _Table:
 
 
 class _Node(NamedTuple):
-    """A draft token of a tree. path: to it. source: where the copy that it belongs to goes on."""
+    """A draft token of a tree. path: the tokens that lead to it, its own included. source: where its copy continues."""
 
     path: tuple[int, ...]
     source: int | None
 
 
 def _children(table: _Table, tokens: Sequence[int], node: _Node) -> Iterator[tuple[int, _Node]]:
-    """The tokens that may follow a node, each once: the copy's next one first, then those that followed its last n-grams."""
+    """The candidate children of a node, each token once: the copy's next token, then those that followed its final n-grams."""
     seen = set[int]()
     for source in chain([] if node.source is None else [node.source], table.find(tokens, node.path)):
         token = token_at(tokens, node.path, source)
@@ -115,7 +115,7 @@ def _children(table: _Table, tokens: Sequence[int], node: _Node) -> Iterator[tup
 
 
 def _copy(tokens: Sequence[int], start: int, max_len: int) -> list[int]:
-    """max_len tokens from `start` on; at the end of the history the copy goes on reading itself (a b | a b a b ...)."""
+    """max_len tokens from `start` on. At the end of the history the copy continues with its own tokens (a b | a b a b ...)."""
     draft = list(tokens[start : start + max_len])
     while len(draft) < max_len:
         draft += draft[: max_len - len(draft)]

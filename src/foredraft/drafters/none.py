@@ -1,4 +1,4 @@
-"""No draft at all: the step with zero draft tokens is plain decoding."""
+"""No drafting: a step with zero draft tokens is plain decoding."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 
 
 class NoDrafter:
-    """Proposes nothing, for anyone."""
+    """Proposes nothing for any request."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> B rows of length 0, K = 0"""
         return Proposal.certain([()] * len(requests))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""

@@ -1,7 +1,7 @@
-"""A draft model writes all its tokens in one pass (PARD, arXiv:2504.18583).
+"""A draft model that drafts all tokens in one pass (PARD, arXiv:2504.18583).
 
-Behind the pending token it reads a mask token for each further place. The row of the pending token gives the first draft token, as in
-any language model, and the row of the i-th mask token the one behind i others. No place sees what stands at another.
+After the pending token it reads a mask token for each further place. The row of the pending token gives the first draft token, as in
+any language model, and the row of the i-th mask token gives the one after i others. No place sees the token drafted at another.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from foredraft.sampling import TokenProbs
 
 
 class PardDrafter(HistoryReader):
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities.
+    """Greedy and seeded requests get certain draft tokens, the others sampled ones with their probabilities.
 
-    mask_token: an id of the model, which it was trained to read at places that are not written yet. Its keys and values are
-    forgotten when the history goes on.
+    mask_token: the id that the model was trained to read at places that are not written yet. Its keys and values are forgotten
+    in the next step.
     """
 
     grows_trees = True

@@ -1,7 +1,7 @@
-"""An EAGLE head writes all its draft tokens in one pass (P-EAGLE, arXiv:2602.01469).
+"""An EAGLE head that drafts all tokens in one pass (P-EAGLE, arXiv:2602.01469).
 
-Behind the rows that have the target's features it reads rows of a mask token with one learned feature. The last row with features
-gives the first draft token, as in any EAGLE head, and the i-th row of the mask the one behind i others.
+After the rows that have the target's features it reads rows of a mask token with one learned feature. The last row with features
+gives the first draft token, as in any EAGLE head, and the i-th mask row gives the token after i others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foredraft.sampling import TokenProbs
 
 
 class PEagleDrafter(FusedReader[EagleHead | CompiledEagle]):
-    """Greedy and seeded requests get certain drafts, the others sampled ones with their probabilities."""
+    """Greedy and seeded requests get certain draft tokens, the others sampled ones with their probabilities."""
 
     grows_trees = True
 
@@ -61,5 +61,5 @@ class PEagleDrafter(FusedReader[EagleHead | CompiledEagle]):
 
 
 def _num_read(draft: Draft) -> int:
-    """Places of a draft behind the pending token: those of forced tokens are masked too, for the target has no features there."""
+    """The places after the pending token. Forced tokens count: they are masked too, since the target has no features there."""
     return draft.request.num_forced + num_places(draft)

@@ -1,6 +1,6 @@
-"""When a drafter that adapts learns from the texts: for a share of the time, or every so many steps.
+"""When an adaptive drafter learns from the texts: within a share of the time, or once every fixed number of steps.
 
-Neither looks at a token, so what is drafted depends on texts that are already committed, and on nothing else of them.
+Neither schedule looks at tokens, so drafts depend on committed text alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ STEPS_PER_REFIT = 64
 
 
 class RefitSchedule(Protocol):
-    """Is shown the engine's steps, and counts what was learned.
+    """Observes the engine's steps to decide when to refit, and counts refits.
 
-    num_refits: how often something was learned. num_tokens: from how many places in texts. seconds: that this took.
+    num_refits: how many there were. num_tokens: how many positions of texts they learned from. seconds: the time they took.
     """
 
     num_refits: int
@@ -30,12 +30,12 @@ class RefitSchedule(Protocol):
     def observe(self, step: Step) -> None: ...
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Something was learned."""
+        """Count one refit."""
         ...
 
 
 def refits_of(drafter: Drafter) -> RefitSchedule | None:
-    """When it learns, and how often it did; None for a drafter that does not adapt."""
+    """A drafter's schedule and counts of refits; None for a drafter that does not adapt."""
     refits: RefitSchedule | None = getattr(drafter, "refits", None)
     return refits
 
@@ -52,8 +52,8 @@ class _Counts:
 
 
 class TimedRefits(_Counts):
-    """Learning takes at most this share of the steps' time, and one refit more: the next begins when the time for one as long as the
-    last has been saved up."""
+    """Spend at most this share of the steps' time on refits, plus one refit: the next is due once the time that the last one took has
+    been saved up."""
 
     def __init__(self, share: float = TIME_SHARE) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TimedRefits(_Counts):
         return self._saved >= self._last
 
     def observe(self, step: Step) -> None:
-        # what a step without a use for it leaves is not kept for a burst of them later
+        # capped, so that time left unused does not lead to a burst of refits later
         self._saved = min(self._saved + self._share * step.total_time, 2 * self._last)
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -75,7 +75,7 @@ class TimedRefits(_Counts):
 
 
 class CountedRefits(_Counts):
-    """Every num_steps steps, whatever that costs: the same in every run of the same requests."""
+    """Refit every num_steps steps, whatever that costs: the same in every run of the same requests."""
 
     def __init__(self, num_steps: int = STEPS_PER_REFIT) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Drafts from another process, on this machine or another one."""
+"""Drafts from another process, on the same machine or another one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from foredraft.sampling import Pending, SamplingSpec
 
 _GREETING = 10.0
 _ROW_BYTES, _BYTES_BESIDE_ROWS = 160, 1 << 16
-"""At most: of a row without its tokens, and of a message without its rows."""
+"""Upper bounds in bytes: of a row without its tokens, and of a message without its rows."""
 
 
 class RemoteDrafter:
-    """Asks a draft server (`foredraft draft-server`), and waits no longer than its patience. What comes late, broken or not at all is
-    no draft.
+    """Asks a draft server (`foredraft draft-server`), and waits no longer than its patience allows. If the answer is late, broken or
+    missing, nothing is drafted.
 
-    Its draft tokens are certain: for greedy and unseeded requests the server's likeliest ones, for seeded requests those that it draws
-    with the request's own noise. So they are lossless whatever the server does. It knows no penalties, biases and masks: they cost
-    acceptance.
+    Its draft tokens are certain: for greedy and unseeded requests the server's likeliest ones, for seeded requests those that the
+    server draws with the request's own noise. So decoding is lossless whatever the server does. The server does not know penalties,
+    biases and masks, which costs acceptance.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RemoteDrafter:
 
     @classmethod
     def build(cls, context: DrafterContext) -> RemoteDrafter:
-        """Raises ForedraftError where no server answers, or it refuses this vocabulary."""
+        """Raises ForedraftError if no server answers, or the server refuses this vocabulary."""
         access, vocabulary = context.draft_server, context.vocabulary
         if access is None or vocabulary is None:
             raise ForedraftError('method "remote" needs a draft server: give draft_server=')
@@ -58,7 +58,7 @@ class RemoteDrafter:
         return self.begin(requests).resolve()
 
     def begin(self, requests: list[DraftRequest]) -> Pending[Proposal]:
-        """The question is on its way when this returns; the result waits for the answer."""
+        """Send the request without waiting; resolving the result waits for the answer."""
         self._patience.begin()
         rows = self._asked_rows(requests) if self._may_ask(requests) else []
         if not rows or not self._connection.ask(rows, self._forgotten):
@@ -69,9 +69,9 @@ class RemoteDrafter:
         return Pending([], lambda _: self._proposal(requests, self._answered(rows)))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """The server hears of it with the next question."""
+        """Forget these sequences. The server is told with the next request."""
         self._forgotten += [seq_id for seq_id in seq_ids if self._histories.forget(seq_id)]
-        del self._forgotten[:-MOST_ROWS]  # a server forgets by itself what is not asked for
+        del self._forgotten[:-MOST_ROWS]  # a server forgets unused sequences by itself
 
     def close(self) -> None:
         self._connection.close()
@@ -81,7 +81,7 @@ class RemoteDrafter:
         return is_wanted and not self._patience.is_pausing and self._connection.is_free()
 
     def _asked_rows(self, requests: Sequence[DraftRequest]) -> list[AskedRow]:
-        """Of those that want a draft, as many as fit into a message; the others have theirs at the next step."""
+        """The rows of the requests that want a draft, as many as fit into one message; the others are asked for in a later step."""
         rows: list[AskedRow] = []
         room = MOST_ASKED_BYTES - _BYTES_BESIDE_ROWS
         for request in requests:
@@ -95,7 +95,7 @@ class RemoteDrafter:
         return rows
 
     def _answered(self, rows: Sequence[AskedRow]) -> dict[int, Sequence[int]]:
-        """The drafts that came in time, by sequence."""
+        """The valid drafts that arrived in time, by sequence."""
         started = self._clock()
         answer = self._connection.receive(self._patience.limit(max(row.max_len for row in rows)))
         if answer is None:
@@ -130,7 +130,7 @@ def _asked_row(request: DraftRequest, addition: Addition) -> AskedRow:
 
 
 def _sampling_of(spec: SamplingSpec) -> Sampling | None:
-    """None for a request that draws with noise of its own: the likeliest tokens stand most often."""
+    """The sampling settings to send; None for a request without shared noise, for which the likeliest tokens are accepted most often."""
     if not spec.is_coupled:
         return None
     top_k, top_p, min_p = spec.truncation or (0, 1.0, 0.0)

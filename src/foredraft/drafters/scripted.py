@@ -1,4 +1,4 @@
-"""A public fake: drafts what a script says. For tests of whatever consumes a proposal, and for examples."""
+"""A public fake that drafts what a script returns, for examples and for tests of code that consumes proposals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ScriptedDrafter:
     """Proposes what `script(request)` returns, cut to the request's max_len, every id certain.
 
     corrupt_every: k makes the draft token wrong at each history position that k divides (positions count from 1), to
-        force rejections; None leaves the script alone. It goes by position and not by call, so that asking twice
-        gives the same answer twice.
+        force rejections; None changes nothing. It depends on the position and not on the call, so that the same
+        request always gets the same answer.
     """
 
     def __init__(self, script: Script, *, corrupt_every: int | None = None) -> None:
@@ -26,11 +26,11 @@ class ScriptedDrafter:
         self._corrupt_every = corrupt_every
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """-> one certain row per request"""
+        """-> one row of certain tokens per request"""
         return Proposal.certain([self._row(request) for request in requests])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _row(self, request: DraftRequest) -> list[int]:
         row = list(self._script(request)[: request.max_len])
@@ -41,5 +41,5 @@ class ScriptedDrafter:
 
 
 def _another(token: int) -> int:
-    """An id that is not `token`, and that every vocabulary of two or more has if it has `token`."""
+    """Another id than `token`, valid in every vocabulary of two or more ids that has `token`."""
     return token - 1 if token else 1

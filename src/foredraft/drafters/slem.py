@@ -1,4 +1,4 @@
-"""Drafts of a model with another vocabulary, as text: string-level exact match (SLEM, arXiv:2502.05202)."""
+"""Drafts of a model with another vocabulary, translated as text: string-level exact match (SLEM, arXiv:2502.05202)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foredraft.vocabulary import TranslatedHistory, VocabularyPair
 
 
 class ModelDrafter(Drafter, Protocol):
-    """A drafter with a cache of its own, which it keeps for texts that begin alike."""
+    """A drafter with its own cache, which it can retain for texts with the same prefix."""
 
     prefix_stats: PrefixStats
 
@@ -28,11 +28,11 @@ class ModelDrafter(Drafter, Protocol):
 
 
 class SlemDrafter:
-    """Asks a drafter in the draft model's vocabulary, and encodes what it wrote with the target's tokenizer.
+    """Asks a drafter in the draft model's vocabulary, and encodes its draft with the target's tokenizer.
 
-    Its draft tokens are certain: they are a function of the history, and the target draws its own tokens independently of them, so
-    that any error of the translation costs acceptance and never exactness. The draft model always writes greedily: a target that
-    samples compares with its likeliest text. inner: proposes certain ids of the draft.
+    The draft tokens are certain: they are a function of the history, and the target draws its own tokens independently of them. So a
+    translation error costs acceptance, never exactness. The draft model always writes greedily, even if the target samples. inner:
+    proposes certain ids of the draft model.
     """
 
     def __init__(self, inner: ModelDrafter, pair: VocabularyPair) -> None:
@@ -43,7 +43,7 @@ class SlemDrafter:
 
     @property
     def bytes_held(self) -> int:
-        """Of the engine's cache memory."""
+        """Bytes of the engine's cache memory."""
         return self._inner.bytes_held
 
     @property
@@ -76,8 +76,8 @@ class SlemDrafter:
         self._inner.drop_retained()
 
     def _translated(self, request: DraftRequest) -> DraftRequest:
-        """The same in the draft's ids. As much text is asked for as max_len of the target's tokens have, by this text's mean, and one
-        id more, since the last one may end inside a token of the target."""
+        """The request in the draft model's ids. It asks for as much text as max_len of the target's tokens have on average in this
+        history, and one id more, since the last one may end inside a token of the target."""
         history = self._histories.setdefault(request.seq_id, TranslatedHistory(self._pair))
         ids = history.follow(request.tokens)
         num_drafted = ceil(request.max_len * history.draft_ids_per_token) + 1 if request.max_len and ids else 0

@@ -1,6 +1,6 @@
-"""Suffix decoding: what followed the longest suffix of the history that occurred before, for as long as it pays.
+"""Suffix decoding: draft what followed the longest suffix of the history that occurred before, for as long as it pays.
 
-After "SuffixDecoding" (arXiv:2411.04975) and "SAM decoding" (arXiv:2411.10666), with hit rates learned while running.
+Based on "SuffixDecoding" (arXiv:2411.04975) and "SAM decoding" (arXiv:2411.10666), with hit rates learned at run time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from foredraft.errors import ForedraftError
 class SuffixDrafter:
     """Proposes the continuation of a recent earlier occurrence of the longest repeated suffix of the history.
 
-    The j-th draft token is thought to be accepted with the product of j hit rates: how often, of late, the token after
-    such a match was the right one, by the length of the match (which grows by one with each draft token) and by how
-    many different tokens have followed it. The rates come for free from the tokens that the target writes and are
-    shared by all requests. A row costs something to verify, so drafting stops before that product falls under
-    min_probability. Where a tree is wanted, other tokens that followed the match, or shorter ones, are its siblings.
+    The estimated probability that the j-th draft token is accepted is the product of j hit rates. A hit rate says how
+    often the token after such a match was the right one recently, by the length of the match (which grows by one with
+    each draft token) and by how many different tokens have followed it. The rates cost nothing extra: they are counted
+    on the tokens that the target writes, and shared by all requests. Verifying a row has a cost, so drafting stops
+    before that product falls below min_probability. If a tree is requested, siblings are other tokens that followed the
+    match, or shorter matches.
 
-    min_probability: a row pays where its probability is above tau times its cost in passes. On code and stories, greedy
-        and sampled, 4 and 8 draft tokens, the default came within 1 % of the best value where a row costs 10 % of a
-        pass, and within 3 % at 5 and 15 %.
-        Where rows are nearly free, 0.05 drafts more.
-    max_match: matches of this length or more share a hit rate; so many tokens are read to find a place in the corpus.
-    corpus_tokens: also keep the finished texts of the process, at most so many tokens of them, and draft from them
-        where that promises more. They are held in two halves; when the newer one is full the older one is dropped.
-        0 keeps nothing, and then nothing passes from one request to another but the rates.
+    min_probability: a row pays off if its probability is above tau times its cost in passes. On code and stories,
+        greedy and sampled, with 4 and 8 draft tokens, the default came within 1 % of the best value where a row costs
+        10 % of a pass, and within 3 % at 5 and 15 %. Where rows are nearly free, 0.05 drafts more.
+    max_match: matches of this length or more share a hit rate; this many tokens are read to find a place in the corpus.
+    corpus_tokens: also keep up to this many tokens of the process's finished texts, and draft from them where that
+        promises more. They are held in two halves; when the newer one is full, the older one is dropped. With 0 no text
+        is kept, and nothing but the rates passes from one request to another.
 
     Time: O(1) amortised per token of the history (about 2 microseconds), and O(max_len) per proposal.
-    Memory: an automaton of at most 2 states and 3 transitions per token of each history until `forget`, and per token
-    of the corpus (0.5 kB per token).
+    Memory: an automaton with at most 2 states and 3 transitions (0.5 kB) per token, for each history until `forget` and
+    for the corpus.
     """
 
     grows_trees = True
@@ -53,7 +53,7 @@ class SuffixDrafter:
         self._histories: dict[int, _History] = {}
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """-> one certain row per request. All are read before one drafts, so the order is no matter."""
+        """-> one row of certain tokens per request. All requests are read before any is drafted for, so order does not matter."""
         histories = [self._read(request) if request.max_len else None for request in requests]
         drafts = [
             _NO_DRAFT if history is None else self._draft(history, request)
@@ -62,9 +62,9 @@ class SuffixDrafter:
         return Proposal.certain([draft.ids for draft in drafts], trees_of([draft.parents for draft in drafts]))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Drops what is held for these sequences; their text, as far as it was seen, goes to the corpus (if any).
+        """Drop the state of these sequences; their text, as far as it was seen, goes to the corpus (if any).
 
-        A preempted sequence leaves its text too, and all of it once more when it finishes.
+        A preempted sequence adds its text too, and adds all of it again when it finishes.
         """
         for seq_id in seq_ids:
             history = self._histories.pop(seq_id, None)
@@ -73,7 +73,7 @@ class SuffixDrafter:
 
     def _read(self, request: DraftRequest) -> _History:
         history, tokens = self._histories.get(request.seq_id), request.context
-        if history is None or len(tokens) < len(history.own.text):  # new, or another history under the same id
+        if history is None or len(tokens) < len(history.own.text):  # new, or the id is used for another history
             history = self._histories[request.seq_id] = _History()
         new = tokens[len(history.own.text) :]
         history.read(new, self._rates)
@@ -82,7 +82,7 @@ class SuffixDrafter:
         return history
 
     def _draft(self, history: _History, request: DraftRequest) -> _Draft:
-        """The one of which the most tokens are expected to be accepted; of equals the history's own."""
+        """The draft with the most expected accepted tokens; in a tie the one from the history itself."""
         own = history.own
         match = Match(own.match_state, own.match_len, own.match_end)
         draft = self._draft_from(own, match, self._rates, request)
@@ -100,7 +100,7 @@ class SuffixDrafter:
 
 
 class _Draft(NamedTuple):
-    """ids, parents: as in Proposal. expected: how many are thought to be accepted."""
+    """ids, parents: as in Proposal. expected: the expected number of accepted tokens."""
 
     ids: Sequence[int]
     parents: Sequence[int] | None
@@ -111,10 +111,10 @@ _NO_DRAFT = _Draft((), None, 0.0)
 
 
 class _History:
-    """What is held for one sequence.
+    """The state of one sequence.
 
-    own: the automaton of its text. cursors: its place in each generation of the corpus, by the generation's number (not
-    by the generation, whose memory must go when it is dropped).
+    own: the automaton of its text. cursors: its place in each generation of the corpus, keyed by the generation's
+    number: a reference to the generation would keep it alive after it is dropped.
     """
 
     __slots__ = ("cursors", "own")
@@ -124,8 +124,8 @@ class _History:
         self.cursors: dict[int, Cursor] = {}
 
     def read(self, tokens: Sequence[int], rates: HitRates) -> None:
-        """Append the tokens that are new, and learn from those that were written since the first call: what was there
-        before is the prompt, which the target did not write."""
+        """Append new tokens. Learn from all but those of the first call, which are the prompt and not written by the
+        target."""
         own = self.own
         written = bool(own.text)
         for token in tokens:
@@ -136,9 +136,9 @@ class _History:
 
 
 class Corpus:
-    """The texts of finished requests, in two generations; when the newer one is full the older one is dropped.
+    """The texts of finished requests, in two generations; when the newer one is full, the older one is dropped.
 
-    num_tokens: the bound on both together, separators included.
+    num_tokens: the limit for both together, separators included.
     """
 
     def __init__(self, num_tokens: int, max_match: int) -> None:
@@ -165,7 +165,7 @@ class Corpus:
         generation.append(SEPARATOR)
 
     def follow(self, history: _History, new: Sequence[int]) -> None:
-        """Find the history's place in each generation, and learn from its tokens that are `new` since the last call."""
+        """Find the history's place in each generation, and learn from its `new` tokens, those added since the last call."""
         known, history.cursors = history.cursors, {}
         for number, generation in self._generations.items():
             cursor = known.get(number)
@@ -181,7 +181,7 @@ class Corpus:
             cursor.settle(generation)
 
     def matches(self, history: _History) -> Iterator[tuple[SuffixAutomaton, Match, HitRates]]:
-        """The history's place in each generation."""
+        """For each generation, the history's match in it and the hit rates to use."""
         for number, generation in self._generations.items():
             cursor = history.cursors[number]
             yield generation, Match(cursor.state, cursor.length, generation.ends[cursor.state]), self._rates
