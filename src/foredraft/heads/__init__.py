@@ -1,4 +1,4 @@
-"""Heads: drafters that read the target's hidden states. Their checkpoints in every form, and what they compute."""
+"""Heads, which draft from the target's hidden states: their checkpoints in every published format, and their computation."""
 
 from __future__ import annotations
 

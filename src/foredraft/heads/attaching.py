@@ -1,4 +1,4 @@
-"""A head for a loaded target, whose embedding and lm_head it borrows where it has none."""
+"""Loading a head for a loaded target, whose embedding and lm_head it borrows if it has none."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def attach_head(
     weight_format: WeightFormat = unquantized,
     text: Sequence[int] = (),
 ) -> AnyHead:
-    """The head in a directory or under a hub id, in the target's precision and on its device. How its files were read is logged,
-    where they leave something open.
+    """The head in a directory or under a hub id, in the target's precision and on its device. If the files leave something open, the
+    log says how they were read.
 
-    weight_format: of its matrices, where the target's kernels run it; of one that is stored in few bits they are rounded to int8.
-    text: tokens that the target reads, if the files leave something open, to find out what is right (see calibration.py); without
-    it the format's own defaults hold. Raises ModelError, see load_head and overridden.
+    weight_format: of its matrices, if the target's kernels run it; int8 if the head is stored quantised. text: tokens that the target
+    reads if the files leave something open, to find the best settings (see calibration.py); without it the format's own defaults
+    hold. Raises ModelError, see load_head and overridden.
     """
     shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
     checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
@@ -63,7 +63,7 @@ def attach_head(
         block_head = DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
         block_head.compile_chains(target.body.kernels)
         return block_head
-    assert isinstance(checkpoint.config, EagleConfig)  # MTP layers are no files of their own
+    assert isinstance(checkpoint.config, EagleConfig)  # MTP layers have no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
@@ -86,14 +86,14 @@ def attach_mtp(
 
 
 def block_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """In which a block drafter runs, for a target in this dtype: PyTorch's products in bfloat16 take four times as long as in float32
-    on a CPU without instructions for them."""
+    """The dtype in which a block drafter runs for a target in this dtype. On a CPU without bfloat16 instructions, PyTorch's products in
+    bfloat16 take four times as long as in float32."""
     is_slow = device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16()
     return torch.float32 if is_slow else dtype
 
 
 def _with_options(name: str, checkpoint: HeadCheckpoint, options: HeadOptions, shape: TargetShape) -> HeadCheckpoint:
-    """With the user's settings. What is to be known of how its files were read is logged."""
+    """The checkpoint with the user's settings. Its notes are logged."""
     try:
         checkpoint = overridden(checkpoint, options.settings, shape)
     except ModelError as error:
@@ -106,7 +106,7 @@ def _with_options(name: str, checkpoint: HeadCheckpoint, options: HeadOptions, s
 def _calibrated(
     name: str, checkpoint: HeadCheckpoint, target: LanguageModel, ends: TargetEnds, text: Sequence[int]
 ) -> HeadCheckpoint:
-    """With what fits the target best, where the files leave something open."""
+    """The checkpoint with the settings that fit the target best, if the files leave something open."""
     if not checkpoint.config.ambiguities or len(text) < MIN_TOKENS:
         return checkpoint
     calibration = calibrate(checkpoint, target, ends.embed, ends.lm_head, text)
@@ -124,7 +124,7 @@ def _window(name: str, config: EagleConfig, options: HeadOptions, target: Langua
 
 
 def _compiled(head: EagleHead, target: LanguageModel, weight_format: WeightFormat) -> CompiledEagle | None:
-    """By the target's compiled kernels, where it runs by them as one call and they compute what the head does."""
+    """The head run by the target's compiled kernels; None unless they run the target as one call and support the head."""
     if not (isinstance(target.body, StackBody) and CompiledEagle.supports(head)):
         return None
     embedding = target.hf.get_input_embeddings()
@@ -133,7 +133,7 @@ def _compiled(head: EagleHead, target: LanguageModel, weight_format: WeightForma
 
 
 class TargetEnds:
-    """hf: a target that has been loaded, whatever became of its weights."""
+    """The embeddings and lm_head of a target. hf: a loaded target, in any weight format."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
         self._embedding: Any = hf.get_input_embeddings()
@@ -147,21 +147,22 @@ class TargetEnds:
         return nn.functional.embedding(ids, self._embedding.weight)
 
     def with_rows(self, checkpoint: HeadCheckpoint) -> HeadCheckpoint:
-        """A head that drafts a part of the vocabulary with the target's lm_head gets those rows: no others are computed then."""
+        """Give a head that drafts part of the vocabulary with the target's lm_head its own copy of those rows, so that only they are
+        computed."""
         if not checkpoint.borrows_rows:
             return checkpoint
         return checkpoint.with_lm_head(self.lm_head_rows(checkpoint.config.target_ids))
 
     @torch.inference_mode()
     def lm_head(self, x: Tensor) -> Tensor:
-        """[R, hidden] -> logits [R, V], in the dtype of x where that is the wider one"""
+        """[R, hidden] -> logits [R, V], in the wider of their dtype and that of x"""
         logits: Tensor = self._lm_head(x.to(self._dtype))
         return logits.to(torch.promote_types(x.dtype, logits.dtype))
 
-    @torch.no_grad()  # not inference mode: these rows may stand in a loss
+    @torch.no_grad()  # not inference mode: these rows may be used in a loss
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:
-        """Rows of the lm_head, [len(ids), hidden] float32; None: all. Where it is packed, they are computed: its products with the
-        unit vectors, which eight bits round."""
+        """Rows of the lm_head, [len(ids), hidden] float32; None: all. If the matrix is packed, they are computed as its products with
+        the unit vectors, and are rounded in eight-bit formats."""
         weight = getattr(self._lm_head, "weight", None)
         if weight is None:
             unit = torch.eye(self._lm_head.in_features, dtype=torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Finds out what a head's files leave open: how many draft tokens the target would accept under each hypothesis, on a short text.
+"""Choosing settings that a head's files leave open, by how many draft tokens the target would accept with each on a short text.
 
-Programs number layers differently and have different defaults for missing settings. A head that is run with the wrong ones drafts
-badly, and nothing fails.
+Programs number layers differently and have different defaults for missing settings. A head that runs with the wrong ones raises no
+error, but drafts badly.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ def sum_of_even_numbers(numbers):
 It looks at each number in turn. If the number can be divided by two, it is added to the total. For the list [1, 2, 3, 4] the \
 result is 6.
 """
-"""What the target reads, once. A fixed text costs one pass, where writing as much would cost one for each token."""
+"""The text that the target reads. A fixed text costs one pass; generating one would cost a pass per token."""
 
 MIN_TOKENS = 4
 MAX_TOKENS = 256
 _MAX_ROWS = 1024
-"""Of a block drafter's pass."""
+"""The maximum rows of a block drafter's pass."""
 
 _NUM_DRAFTED = 2
 _NUM_ERRORS = 2.0
 _LEAST_GAIN = 0.005
-"""A departure from the files must bring more than this many draft tokens, and more than two standard errors."""
+"""Settings other than the files' must gain more than this many accepted draft tokens, and more than _NUM_ERRORS standard errors."""
 
 _Choice = tuple[int, ...]
-"""For each ambiguity the index of a candidate."""
+"""The index of a candidate for each ambiguity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """num_tokens: of the text. accepted: for each combination of candidates, [rows]: of two draft tokens, how many are accepted
-    on average at temperature 1. chosen: the combination kept."""
+    """num_tokens: of the text. accepted: [rows] for each combination of candidates, the expected number of accepted draft tokens, out
+    of two, at temperature 1. chosen: the combination kept."""
 
     ambiguities: Sequence[Ambiguity]
     num_tokens: int
@@ -79,7 +79,7 @@ class Calibration:
         return not any(self.chosen)
 
     def __str__(self) -> str:
-        """One line: what was chosen, what it gave, and what each other candidate would have given in its place."""
+        """One line: the chosen settings, their accepted draft tokens, and those of each alternative candidate in their place."""
         others = [
             f"{self._settings({place: index})} {self._mean(_with(self.chosen, place, index)):.3f}"
             for place, ambiguity in enumerate(self.ambiguities)
@@ -106,13 +106,13 @@ class Calibration:
 def calibrate(
     checkpoint: HeadCheckpoint, target: LanguageModel, embed: Embed, lm_head: LMHead, text: Sequence[int]
 ) -> Calibration:
-    """Every combination of candidates is tried. The files' own is kept unless another one is clearly better.
+    """Try every combination of candidates. The files' own is kept unless another one is clearly better.
 
-    text: at least MIN_TOKENS, of which the first MAX_TOKENS are read, in one pass of the target. embed, lm_head: the target's.
+    text: at least MIN_TOKENS tokens; the first MAX_TOKENS are read, in one pass of the target. embed, lm_head: the target's.
     """
     ambiguities = checkpoint.config.ambiguities
     reading = _read(target, text[: min(MAX_TOKENS, target.traits.context_len)], _all_taps(checkpoint))
-    # not in bfloat16 on a CPU: PyTorch's products of many rows take six times as long there, without the instructions for it
+    # not in bfloat16 on a CPU: without instructions for it, PyTorch's products of many rows take six times as long there
     dtype = torch.float32 if target.device.type == "cpu" else target.hf.dtype
     checkpoint = replace(checkpoint, tensors={name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()})
 
@@ -128,7 +128,7 @@ def calibrate(
 
 
 class _TargetReading(NamedTuple):
-    """tokens: N of them. features: [N, H] by tap. probs: [N, V], of the token after each."""
+    """tokens: N of them. features: [N, H] for each tap. probs: [N, V], of the token after each."""
 
     tokens: Sequence[int]
     features: Mapping[int, Tensor]
@@ -136,7 +136,7 @@ class _TargetReading(NamedTuple):
 
 
 def _all_taps(checkpoint: HeadCheckpoint) -> list[int]:
-    """Of all candidates."""
+    """The taps of all candidates."""
     open_taps = [each.candidates for each in checkpoint.config.ambiguities if each.field == "taps"]
     return sorted({tap for taps in (checkpoint.config.taps, *sum(open_taps, ())) for tap in taps})
 
@@ -152,8 +152,8 @@ def _read(target: LanguageModel, tokens: Sequence[int], taps: Sequence[int]) -> 
 
 @torch.inference_mode()
 def _num_accepted(head: PlainHead, reading: _TargetReading) -> Tensor:
-    """Of the two draft tokens behind positions of the text, [rows]: the first is accepted with probability Σ min(p, q)
-    (arXiv:2211.17192), the second if the first is."""
+    """The expected number of accepted draft tokens, of two after each position, [rows]. A token is accepted with probability
+    Σ min(p, q) (arXiv:2211.17192), the second one only if the first is."""
     features = torch.cat([reading.features[tap] for tap in head.config.taps], dim=-1).to(head.dtype)
     ids, rows = torch.tensor(reading.tokens, device=features.device), _rows(head.config, len(reading.tokens))
     reached, expected = torch.ones(len(rows)), torch.zeros(len(rows))
@@ -166,13 +166,13 @@ def _num_accepted(head: PlainHead, reading: _TargetReading) -> Tensor:
 
 
 def _rows(config: AnyHeadConfig, num_tokens: int) -> Tensor:
-    """Positions to draft behind: of a block drafter, which reads many rows for each, not all."""
+    """The positions to draft after: not all of them for a block drafter, which reads many rows for each."""
     size = config.block_size if isinstance(config, DFlashConfig) else 1
     return torch.arange(0, num_tokens - _NUM_DRAFTED, -(-num_tokens * size // _MAX_ROWS))
 
 
 def _combinations(ambiguities: Sequence[Ambiguity]) -> list[_Choice]:
-    """Those that depart least from the files first."""
+    """All combinations, those that differ least from the files first."""
     choices = product(*(range(len(each.candidates)) for each in ambiguities))
     return sorted(choices, key=lambda choice: sum(index > 0 for index in choice))
 
@@ -187,7 +187,7 @@ def _best(accepted: Mapping[_Choice, Tensor]) -> _Choice:
 
 
 def _is_clearly_better(these: Tensor, those: Tensor) -> bool:
-    """Row by row, since the same rows are easy for both. A head that gives NaN is never better."""
+    """Compare row by row, since the same rows are easy for both. A head that gives NaN is never better."""
     gains = these - those
     error = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) > max(_LEAST_GAIN, _NUM_ERRORS * error)

@@ -1,4 +1,4 @@
-"""An EAGLE head by the compiled kernels: a pass, or a whole draft, as one call."""
+"""An EAGLE head run by the compiled kernels: a pass or a whole draft is one call."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _FIRST_POSITIONS = 512
 
 
 class CompiledEagle:
-    """The counterpart of EagleHead, in bfloat16, its matrices packed in weight_format.
+    """The counterpart of EagleHead in bfloat16, with matrices packed in weight_format.
 
-    head: gives its weights, and is not kept. embedding, lm_head: the target's, used where the head has none; a head that drafts a
-    part of the vocabulary must have an lm_head.
+    head: its weights are taken, and it is not kept. embedding, lm_head: the target's, used if the head has none; a head that drafts
+    part of the vocabulary must have its own lm_head.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CompiledEagle:
 
     @staticmethod
     def supports(head: EagleHead) -> bool:
-        """Whether the kernels compute what this head does."""
+        """Whether the kernels can run this head."""
         config = head.config
         is_plain = config.layer.hidden_act == "silu" and config.hidden_size % 16 == 0 and config.layer.head_dim % 2 == 0
         return is_plain and not getattr(config.layer, "mlp_bias", False)
@@ -86,7 +86,7 @@ class CompiledEagle:
         return self._fusion.mask_state
 
     def on_target(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
+        """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""
         return to_target_vocabulary(logits, self.config.target_ids, self.config.vocab_size)
 
     @torch.inference_mode()
@@ -110,8 +110,8 @@ class CompiledEagle:
         cache: KVCache,
         specs: Sequence[DrawSpec],
     ) -> Generated:
-        """Read with these states [R, H], and draft lens[i] >= 1 tokens after reads[i] as specs[i] says, each row with the state
-        that the one before hands on. The last token is not read, the others are in the cache afterwards."""
+        """Read with these states [R, H], and draft lens[i] >= 1 tokens after reads[i], chosen by specs[i]. The row of a draft token
+        has the state of the row before. The last token is not read; the others are in the cache afterwards."""
         batch = flatten(reads, cache, lens)
         ids, probs, kept_ids = self._kernels.generate(
             self._stack,
@@ -136,8 +136,8 @@ class CompiledEagle:
         cache: KVCache,
         specs: Sequence[DrawSpec],
     ) -> list[list[int]]:
-        """Read with these states [R, H], and grow a tree of shapes[i] after reads[i], whose tokens specs[i] chooses, greedily or with
-        shared noise. Nothing of the trees counts as read afterwards -> the token of each node, -1 where none has grown"""
+        """Read with these states [R, H], and grow a tree of shapes[i] after reads[i], with tokens chosen by specs[i], greedily or with
+        shared noise. Afterwards the trees are not in the cache -> the token of each node, -1 where none has grown"""
         batch = flatten(reads, cache, [len(shape) for shape in shapes])
         depth = max(shape.depth for shape in shapes)
         grown = self._kernels.grow(
@@ -154,17 +154,17 @@ class CompiledEagle:
 
     @property
     def weight_bytes(self) -> int:
-        """Of its own weights, packed."""
+        """Bytes of its own weights, packed."""
         tensors = [tensor for matrix in self._pack.packed for tensor in matrix.tensors.values()]
         return self._unpacked_bytes + num_bytes(tensors)
 
     @property
     def _tap(self) -> int:
-        """Of the state that a row hands on."""
+        """The tap of the state that the next row reads."""
         return FINAL_NORM if self.config.norm_output else self.config.num_layers
 
     def _take_fusion(self, head: EagleHead) -> EagleHead:
-        """What comes before the layers is left to PyTorch, but for its product. The same head without the modules of the others."""
+        """The part of the head before the layers, which PyTorch runs except for its matrix product: a copy without the other modules."""
         fusion = copy(head)
         names = ("input_norm", "fc_norm", "rotary_emb")
         fusion._modules = {name: module for name, module in head._modules.items() if name in names}
@@ -219,7 +219,7 @@ class CompiledEagle:
         return batch.located(self._stack.num_layers, self._keys_like)
 
     def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
-        """cos and sin, at least as far as this batch goes."""
+        """cos and sin, for at least the positions of this batch."""
         end = max(span.start + span.num_rows for span in batch.spans) + num_generated
         if end > self._rotation[0].shape[1]:
             self._rotation = self._table(2 * end)
@@ -240,7 +240,7 @@ class _Packer:
         self.packed: list[PackedMatrix] = []
 
     def __call__(self, *linears: Any) -> PackedMatrix:
-        """Products of one input as one."""
+        """Pack the matrices of linear layers that share an input as one."""
         sources = [InMemory(linear.weight.detach(), self._format) for linear in linears]
         return self._keep(sources[0] if len(sources) == 1 else Joined(sources), joined_bias(linears))
 
@@ -255,7 +255,7 @@ class _Packer:
 
 
 def _unpacked_bytes(head: EagleHead) -> int:
-    """Of norms and embeddings, in bfloat16."""
+    """Bytes of norms and embeddings, in bfloat16."""
     packed = {
         id(tensor) for linear in head.modules() if isinstance(linear, nn.Linear) for tensor in linear.parameters()
     }
@@ -263,6 +263,6 @@ def _unpacked_bytes(head: EagleHead) -> int:
 
 
 def _norm(module: nn.Module) -> NormWeights:
-    """None for nn.Identity."""
+    """The weight of a norm; empty for nn.Identity."""
     weight = getattr(module, "weight", None)
     return NormWeights(None if weight is None else weight.detach().float())

@@ -1,8 +1,8 @@
-"""What a head is: one description for the checkpoints of every form.
+"""Descriptions of heads, independent of the format of their checkpoints.
 
-A head drafts from hidden states of the target. Five kinds of description: an EAGLE head is one or more decoder layers with
-keys and values of their own, MTP layers are more layers of the target's own family, a DFlash head has some over keys and values that
-hidden states give, a Medusa head a few independent blocks on one hidden state, and an early exit a norm behind one of the target's
+A head drafts from hidden states of the target. There are five kinds: an EAGLE head is one or more decoder layers with their own keys
+and values; MTP layers are further layers of the target's own family; a DFlash head is decoder layers over keys and values computed
+from hidden states; a Medusa head is a few independent blocks on one hidden state; an early exit is a norm after one of the target's
 own layers.
 """
 
@@ -21,7 +21,7 @@ from foredraft.model.taps import FINAL_NORM
 
 
 class TargetShape(NamedTuple):
-    """What a head must fit. vocab_size: the width of the target's logits."""
+    """The shape of the target, which a head must fit. vocab_size: the width of the target's logits."""
 
     num_layers: int
     hidden_size: int
@@ -34,8 +34,8 @@ class TargetShape(NamedTuple):
 
 
 class Ambiguity(NamedTuple):
-    """A setting that a file leaves open: it is not there and its default differs between programs, or programs read it
-    differently. candidates: values of the description's field of that name; the first one was chosen."""
+    """A setting that a file leaves open: it is missing and its default differs between programs, or programs interpret it
+    differently. field: its name in the config class. candidates: possible values of that field; the first one was chosen."""
 
     field: str
     candidates: tuple[Any, ...]
@@ -43,13 +43,13 @@ class Ambiguity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What all heads have.
+    """The settings that all heads have.
 
     taps: the hidden states of the target that the head reads (see model/taps.py), concatenated in this order.
-    vocab_size: of the target's logits. draft_vocab_size: the width D of the head's own.
+    vocab_size: the width of the target's logits. draft_vocab_size: the width D of the head's own logits.
     target_ids: [D] int64, the id in the target's vocabulary of each column; None: the columns are the target's first D ids.
     owns_lm_head: whether the file has one; otherwise the target's is used.
-    logit_scale: by which logits are multiplied.
+    logit_scale: the factor that logits are multiplied by.
     ambiguities: settings that the file leaves open.
     """
 
@@ -72,9 +72,9 @@ class HeadConfig:
 class LayeredConfig(HeadConfig):
     """A head of decoder layers.
 
-    layer: these layers, as transformers describes them: widths, norms, rotary embedding, and in `model_type` the family. Its
+    layer: these layers, as transformers describes them: widths, norms, rotary embedding, and the family in `model_type`. Its
     num_hidden_layers is the number of layers in the file.
-    owns_embeddings: whether the file has some; otherwise the target's are used.
+    owns_embeddings: whether the file has embeddings; otherwise the target's are used.
     """
 
     layer: PretrainedConfig = field(compare=False)
@@ -89,7 +89,7 @@ class LayeredConfig(HeadConfig):
         return int(self.layer.num_hidden_layers)
 
     def window(self, layer: int) -> int | None:
-        """How many tokens, its own included, a row of this layer sees; None: all."""
+        """How many tokens a row of this layer sees, its own included; None: all."""
         types = getattr(self.layer, "layer_types", None)
         if types is None or types[layer] != "sliding_attention":
             return None
@@ -97,7 +97,7 @@ class LayeredConfig(HeadConfig):
         return window
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Of keys and values, over all layers."""
+        """Bytes of keys and values per token, over all layers."""
         per_layer = 2 * self.layer.num_key_value_heads * self.layer.head_dim
         return int(self.num_layers * per_layer * dtype.itemsize)
 
@@ -106,19 +106,19 @@ class LayeredConfig(HeadConfig):
 class EagleConfig(LayeredConfig):
     """EAGLE-1 and 2 (arXiv:2401.15077, arXiv:2406.16858; one kind of weights), EAGLE-3 (arXiv:2503.01840) and 3.1.
 
-    layer: of the family "llama", or "qwen3", which normalizes queries and keys.
-    num_fused_layers: the first so many layers read the embedding of the token beside the state, [2 * hidden_size] together.
+    layer: of the family "llama", or "qwen3", which normalises queries and keys.
+    num_fused_layers: how many layers, from the first on, read the token's embedding next to the state, [2 * hidden_size] together.
     EAGLE-1 has none: its fc reads both.
-    applies_fc: whether features go through fc; some programs leave it out where widths already agree. fc_bias: of fc.
-    norm_before_fc: one norm over all features. fc_norm: a norm for each tap (EAGLE-3.1). At most one of the two.
-    norm_before_residual: whether the residual of a fused layer is the normalized state.
-    norm_output: whether the state fed back has passed the final norm (EAGLE-3.1).
-    input_norm: whether layer 0 normalizes its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
-    projects_features: whether the features pass through a matrix of their own before the fc of EAGLE-1. Then they may be of several
-    layers, and of a target of another width.
-    mask_token: the id of rows that stand for tokens not written yet, in a head that drafts in one pass (P-EAGLE, arXiv:2602.01469);
-    None: it does not.
-    training_len: the longest text it was trained on, where the file gives one. No limit on positions.
+    applies_fc: whether features go through fc; some programs skip it if the widths already agree. fc_bias: whether fc has a bias.
+    norm_before_fc: one norm over all features. fc_norm: a norm for each tap (EAGLE-3.1). At most one of the two is true.
+    norm_before_residual: whether the residual of a fused layer is the normalised state.
+    norm_output: whether the state that is fed back has passed the final norm (EAGLE-3.1).
+    input_norm: whether layer 0 normalises its input. final_norm: whether a norm precedes the lm_head. EAGLE-1 has neither.
+    projects_features: whether the features pass through a matrix of their own before the fc of EAGLE-1. Then they may come from several
+    layers, and from a target of another width.
+    mask_token: the id in rows of tokens that are not written yet, for a head that drafts in one pass (P-EAGLE, arXiv:2602.01469);
+    None: the head does not.
+    training_len: the maximum length of its training texts, if the file gives one. It does not limit positions.
     """
 
     kind: Literal["eagle1", "eagle3"]
@@ -141,7 +141,7 @@ class EagleConfig(LayeredConfig):
 
 
 def projected_eagle1(layer: PretrainedConfig, taps: tuple[int, ...], target: TargetShape) -> EagleConfig:
-    """EAGLE-1 with the norms, embeddings and lm_head of a draft model, that reads states of several layers."""
+    """EAGLE-1 with its own norms, embeddings and lm_head, over hidden states of several layers."""
     return EagleConfig(
         kind="eagle1",
         layer=layer,
@@ -159,22 +159,23 @@ def projected_eagle1(layer: PretrainedConfig, taps: tuple[int, ...], target: Tar
 
 
 class Markov(NamedTuple):
-    """DSpark's correction (arXiv:2607.05147): the token drafted before a place adds to all its logits, by two factors of this rank.
-    kind: "vanilla", "gated" by the place's state, or "rnn", which goes by all tokens drafted before."""
+    """DSpark's correction (arXiv:2607.05147): the previous token is mapped to an offset of all logits of a place, by two factors of this
+    rank. kind: "vanilla", "gated" by the place's state, or "rnn", which depends on all previous tokens."""
 
     rank: int
     kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
 
 
 class Selector(NamedTuple):
-    """DFlash-2's: of the top_k tokens of a place, each is scored with the one drafted before, by two tables of this rank."""
+    """DFlash-2's correction: each of the top_k tokens of a place is scored with the previous token, by two tables of this rank."""
 
     rank: int
     top_k: int
 
 
 class Refiner(NamedTuple):
-    """XPress's: a small layer of this rank mixes the places up to its own, by the tokens drafted before each. mlp_size: of its MLP."""
+    """XPress's correction: a small layer of this rank mixes each place with those before it, given the token before each. mlp_size: of
+    its MLP."""
 
     rank: int
     mlp_size: int
@@ -184,8 +185,8 @@ CorrectionForm = Markov | Selector | Refiner
 
 
 class Convolution(NamedTuple):
-    """DFlash-2's, before and after attention and MLP: over this many rows of a block, up to its own. group_size: channels that share
-    what a row adds to the kernel."""
+    """DFlash-2's convolutions before and after attention and MLP, over the last num_taps rows of a block. group_size: the number of
+    channels that share what a row adds to the kernel."""
 
     num_taps: int
     group_size: int
@@ -193,15 +194,15 @@ class Convolution(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(LayeredConfig):
-    """A block drafter with injected features (DFlash, z-lab), and its kin.
+    """Block drafters with injected features: DFlash (z-lab) and related heads.
 
     layer: of Qwen3's form.
-    block_size: rows of a block: the pending token, and mask tokens. mask_token: their id.
-    drafts_from_anchor: whether the row of the pending token drafts too, and each row the token behind its own position; otherwise the
-    rows of the mask draft, each the token of its own position.
-    is_causal: for each layer, whether a row of the block sees no later ones.
-    window_from_block: whether a sliding window is counted back from the block, for all its rows alike, and not from each row.
-    correction: a step from place to place, which brings in the token drafted before. convolution: within the block.
+    block_size: the rows of a block: the pending token, then mask tokens. mask_token: their id.
+    drafts_from_anchor: whether the row of the pending token drafts too, so that each row drafts the token after its own position;
+    otherwise only the mask rows draft, each the token at its own position.
+    is_causal: for each layer, whether a row of the block sees no later rows.
+    window_from_block: whether a sliding window is counted back from the start of the block for all its rows, and not from each row.
+    correction: adjusts the logits place by place, given the previous token. convolution: within the block.
     """
 
     block_size: int
@@ -215,12 +216,12 @@ class DFlashConfig(LayeredConfig):
 
     @property
     def num_places(self) -> int:
-        """The most tokens of a draft."""
+        """The maximum length of a draft."""
         return self.block_size - self.first_row
 
     @property
     def first_row(self) -> int:
-        """Of the block, that drafts."""
+        """The first row of the block that drafts."""
         return 0 if self.drafts_from_anchor else 1
 
 
@@ -228,7 +229,7 @@ class DFlashConfig(LayeredConfig):
 class MedusaConfig(HeadConfig):
     """Medusa (arXiv:2401.10774): head h drafts the token h + 2 places after the one whose hidden state it reads.
 
-    num_blocks: residual blocks of each head. block_bias: whether their linear layers have one.
+    num_blocks: residual blocks of each head. block_bias: whether their linear layers have a bias.
     shares_lm_head: whether all heads use one lm_head.
     """
 
@@ -244,8 +245,8 @@ class MedusaConfig(HeadConfig):
 class ExitConfig(HeadConfig):
     """An early exit (arXiv:2404.16710): the target's first layers draft, sharing weights, keys and values.
 
-    layer: how many of them. is_trained: whether it has a norm, and an adapter where adapter_size is above 0, of its own;
-    otherwise the target's final norm follows. norm_bias: whether norms have one.
+    layer: how many of them. is_trained: whether the exit has its own norm, and its own adapter if adapter_size is above 0;
+    otherwise the target's final norm follows. norm_bias: whether norms have a bias.
     """
 
     layer: int
@@ -261,9 +262,9 @@ class ExitConfig(HeadConfig):
 class MtpConfig(LayeredConfig):
     """Multi-token prediction layers of the target's own checkpoint (DeepSeek-V3, arXiv:2412.19437).
 
-    layer: the target's configuration, for these layers alone. parts: what they are made of. cache_width: numbers that the cache keeps
-    of a token in each layer.
-    hidden_first: whether the projection reads the hidden state before the embedding, and not behind it.
+    layer: the target's configuration, for these layers alone. parts: the modules they are made of. cache_width: how many numbers the
+    cache keeps per token and layer.
+    hidden_first: whether the projection reads the hidden state before the embedding, and not after it.
     """
 
     parts: DecoderParts = field(compare=False, repr=False)
@@ -274,7 +275,7 @@ class MtpConfig(LayeredConfig):
     kind: Literal["mtp"] = "mtp"
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Of keys and values, over all layers."""
+        """Bytes of keys and values per token, over all layers."""
         return self.num_layers * self.cache_width * dtype.itemsize
 
 
@@ -283,9 +284,9 @@ AnyHeadConfig = EagleConfig | DFlashConfig | MedusaConfig | ExitConfig | MtpConf
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """A head that was read from a file. tensors: by their names in the module (heads/eagle.py, heads/medusa.py).
-    notes: what a user should know of how the file was read, a line each. form: whose files they are, by name. is_quantized: whether
-    the file has its matrices in few bits."""
+    """A head that was read from a file. tensors: by their names in the module (such as heads/eagle.py).
+    notes: what a user should know about how the file was read, one line each. form: the name of the file format. is_quantized: whether
+    the matrices in the file are quantised."""
 
     config: AnyHeadConfig
     tensors: Mapping[str, Tensor]
@@ -299,9 +300,9 @@ class HeadCheckpoint:
 
     @property
     def borrows_rows(self) -> bool:
-        """Whether it drafts a part of the vocabulary with the target's lm_head."""
+        """Whether it drafts part of the vocabulary with the target's lm_head."""
         return not self.config.owns_lm_head and self.config.target_ids is not None
 
     def with_lm_head(self, rows: Tensor) -> HeadCheckpoint:
-        """An EAGLE head with an lm_head of its own, [D, H]: the target's rows of the ids that it drafts, say."""
+        """The same head with its own lm_head, [D, H], such as the target's rows of the ids that it drafts."""
         return replace(self.with_settings(owns_lm_head=True), tensors={**self.tensors, "lm_head.weight": rows})

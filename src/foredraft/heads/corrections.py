@@ -1,8 +1,8 @@
-"""Serial corrections of a block: a small step from place to place, which brings in the token drafted before.
+"""Serial corrections of a block: a small step per place that takes the previous token into account.
 
-A pass over a block gives the logits of all its places at once, of which none knows what stands at another. What a correction computes
-of a place follows from the block, the token before, and a memory of those before that; so a chain takes a step for each place, and a
-tree one for each node.
+A pass over a block gives the logits of all its places at once, each independent of the tokens drafted at the others. A correction
+adjusts a place given the block, the previous token, and a memory of the tokens before that. So a chain takes one step per place, and
+a tree one per level, for all its nodes.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from foredraft.heads.config import CorrectionForm, DFlashConfig, Markov, Refiner
 
 
 class BlockReading(NamedTuple):
-    """Of blocks that were read. logits: [N, block_size, D]. states: [N, block_size, H], what the lm_head read."""
+    """The reading of N blocks. logits: [N, block_size, D]. states: [N, block_size, H], the inputs of the lm_head."""
 
     logits: Tensor
     states: Tensor
 
 
 class Correctable(NamedTuple):
-    """What the steps over a block read, row by row. logits: [N * block_size, D]. context: [N * block_size, ..], of their states."""
+    """The inputs of the steps over blocks, row by row. logits: [N * block_size, D]. context: [N * block_size, ..], from the states."""
 
     logits: Tensor
     context: Tensor
 
 
 class Corrected(NamedTuple):
-    """logits: [n, D]. memory: [n, ..], for the step after."""
+    """logits: [n, D]. memory: [n, ..], for the next step."""
 
     logits: Tensor
     memory: Tensor
 
 
 class Correction(nn.Module):
-    """One kind of correction. has_memory: whether it goes by more than the token before. begins_earlier: whether the row of a pending
-    token that does not draft reads the token before that one, and not the pending token itself."""
+    """One kind of correction. has_memory: whether it depends on more than the previous token. begins_earlier: whether the row of a
+    pending token that does not draft reads the token before the pending one, and not the pending token itself."""
 
     has_memory = False
     begins_earlier = False
 
     def prepare(self, reading: BlockReading) -> Correctable:
-        """What does not depend on tokens, for all places at once."""
+        """Compute the part that does not depend on tokens, for all places at once."""
         return Correctable(reading.logits.flatten(0, 1), self._context(reading.states).flatten(0, 1))
 
     def empty_memory(self, count: int) -> Tensor:
-        """Before the first row of so many blocks."""
+        """The memory before the first row of so many blocks."""
         return torch.empty(count, 0)
 
     def forward(self, block: Correctable, rows: Tensor, previous: Tensor, memory: Tensor) -> Corrected:
-        """rows: [n], of the blocks. previous: [n], ids of the target, the token before each. memory: [n, ..]"""
+        """rows: [n], of the blocks. previous: [n], the token before each, in the target's ids. memory: [n, ..]"""
         raise NotImplementedError
 
     def _context(self, states: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class SelectorCorrection(Correction):
         self.hidden_projection = nn.Linear(config.hidden_size, form.rank, bias=False)
 
     def forward(self, block: Correctable, rows: Tensor, previous: Tensor, memory: Tensor) -> Corrected:
-        """See Correction. Beyond the best of a place nothing is possible."""
+        """See Correction. Only the top_k tokens of a place keep finite logits."""
         logits = block.logits[rows]
         best, ids = logits.topk(self._top_k, dim=-1)
         context = self.predecessor_codebook[previous] * block.context[rows]
@@ -111,7 +111,7 @@ class SelectorCorrection(Correction):
 
 
 class RefinerCorrection(Correction):
-    """XPress's own passes go over all places at once, until none changes: what they come to is what a step for each place gives."""
+    """XPress itself iterates over all places at once until none changes. One step per place gives the same result."""
 
     has_memory = True
     begins_earlier = True
@@ -150,7 +150,7 @@ class RefinerCorrection(Correction):
 
 
 def correction_of(form: CorrectionForm, config: DFlashConfig) -> Correction:
-    """With empty weights."""
+    """The correction's module, with uninitialised weights."""
     if isinstance(form, Markov):
         return MarkovCorrection(form, config)
     if isinstance(form, Selector):

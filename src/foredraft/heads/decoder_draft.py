@@ -1,7 +1,7 @@
-"""A small decoder over the target's own encoder, as a draft for an encoder-decoder: its files, and the model they make.
+"""A small decoder over the target's own encoder, as the draft model of an encoder-decoder: its files, and the model built from them.
 
 The files hold the layers and the final norm of the decoder. Embeddings, positions and lm_head are the target's. The layers are of the
-target's own kind, so its configuration with fewer of them says all.
+target's own kind, so its configuration with fewer layers describes them fully.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ from foredraft.model.source_stack import DecoderStackBody, SourceStackBody
 WEIGHTS = "model.safetensors"
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 _ENCODER_LAYERS = ("num_layers", "encoder_layers")
-"""What families call the numbers of layers: T5 and its kin, BART and its kin."""
+"""The families' names for the numbers of layers: T5 and related models, BART and related models."""
 
 _DROPOUT = ("dropout_rate", "dropout", "attention_dropout", "activation_dropout", "decoder_layerdrop")
-"""What is left out of its training: so few layers never fit too well."""
+"""Kinds of dropout, set to 0 in training: so few layers do not overfit."""
 
 _TABLES = ("embed_tokens.", "embed_positions.")
-"""Of a decoder, what is the target's."""
+"""The parts of the decoder that are the target's."""
 
 
 def is_decoder_draft(name: str, revision: str | None = None) -> bool:
-    """name: of a directory or a hub id."""
+    """Whether the checkpoint is such a decoder. name: a directory or a hub id."""
     return shares_encoder(config_of(name, revision))
 
 
 def load_decoder_draft(
     name: str, target: LanguageModel, revision: str | None = None, weight_format: WeightFormat = unquantized
 ) -> LanguageModel:
-    """The draft in a directory or under a hub id, for inference, in the target's precision and on its device. Where the target runs by
-    the compiled kernels, so does the draft. weight_format: of its matrices there; the lm_head is the target's.
+    """The draft model in a directory or under a hub id, for inference, in the target's precision and on its device. If the compiled
+    kernels run the target, they run the draft model too. weight_format: of its matrices there; the lm_head is the target's.
 
     Raises ModelError, one line that names it, for files that cannot be read or do not fit the target.
     """
     hf = _empty(target.hf, *read_layers(name, target, revision))
-    hf.to(target.device, target.hf.dtype).eval().requires_grad_(False)  # before parts of it are the target's
+    hf.to(target.device, target.hf.dtype).eval().requires_grad_(False)  # before parts become the target's
     _share_tables(hf, target.hf)
     return _measured(hf, _body_of(hf, target.body, weight_format), name, target)
 
 
 def new_decoder(target: LanguageModel, num_layers: int) -> PreTrainedModel:
-    """To be trained, in float32, with random layers. It has copies of the target's tables and lm_head, which require no gradient.
-    Raises ModelError for a target that has no such layers, or not so many."""
+    """A decoder to train, in float32, with random layers. It has copies of the target's tables and lm_head, which require no gradient.
+    Raises ModelError for a target that has no such layers, or fewer."""
     _refuse_sound(target)
     return _trainable(target, num_layers, {})
 
 
 def decoder_to_train(name: str, target: LanguageModel) -> PreTrainedModel:
-    """A saved one, as new_decoder gives them. Raises ModelError, see load_decoder_draft."""
+    """A saved decoder, in the form that new_decoder returns. Raises ModelError, see load_decoder_draft."""
     return _trainable(target, *read_layers(name, target))
 
 
 def save_decoder(hf: PreTrainedModel, folder: Path, target_name: str, dtype: torch.dtype = torch.bfloat16) -> None:
-    """target_name: for the reader."""
+    """Save a decoder's own weights and configuration. target_name: for human readers of the file."""
     tensors = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in own_weights(hf).items()}
     fields = {**hf.config.to_dict(), **MARK, "target": target_name, "dtype": str(dtype).removeprefix("torch.")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,12 +83,12 @@ def save_decoder(hf: PreTrainedModel, folder: Path, target_name: str, dtype: tor
 
 
 def own_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
-    """By their names in the decoder: its layers and final norm."""
+    """The decoder's layers and final norm, by their names in the decoder."""
     return {name: weight for name, weight in hf.get_decoder().state_dict().items() if not name.startswith(_TABLES)}
 
 
 def num_decoder_layers(config: PretrainedConfig) -> int:
-    """Raises ModelError for a configuration of another family."""
+    """The number of decoder layers. Raises ModelError for a configuration of another family."""
     return int(getattr(config, _field_of(config, _DECODER_LAYERS)))
 
 
@@ -134,7 +134,7 @@ def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor
 
 
 def _empty(target: PreTrainedModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """A model like the target without encoder layers, in float32. weights: of the decoder; {}: random ones."""
+    """A model like the target, but without encoder layers, in float32. weights: of the decoder; {}: random weights."""
     config = copy.deepcopy(target.config)
     field = _field_of(config, _DECODER_LAYERS)
     most = int(getattr(config, field))
@@ -165,7 +165,7 @@ def _load(hf: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 
 
 def _share_tables(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    """The target's own modules in the place of the draft's."""
+    """Replace modules of the draft model by the target's own."""
     sources = {id(hf.get_output_embeddings()): target.get_output_embeddings()}
     for name in ("embed_tokens", "embed_positions"):
         table = getattr(hf.get_decoder(), name, None)
@@ -188,14 +188,14 @@ def _copy_positions(hf: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 def _body_of(hf: PreTrainedModel, target: Body, weight_format: WeightFormat) -> Body:
-    """target: the target's body."""
+    """The draft model's body, of the same kind as `target`, the target's."""
     if isinstance(target, SourceStackBody):
         return DecoderStackBody(hf, target.family, target.head, target.kernels, weight_format)
     return SharedEncoderBody(hf)
 
 
 def _measured(hf: PreTrainedModel, body: Body, name: str, target: LanguageModel) -> LanguageModel:
-    """With what a token takes of the cache."""
+    """The draft model, with its measured cache bytes per token in its traits."""
     traits: Any = replace(target.traits, name=name, bytes_per_token=0, bytes_per_source_token=0, shares_encoder=True)
     model = LanguageModel(hf, traits, body)
     cache = model.scratch_cache([len(traits.start_ids)], sources=[TokenSource((0,))])

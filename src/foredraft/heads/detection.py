@@ -1,4 +1,4 @@
-"""Whether a checkpoint is a head, from its configuration and the names of its tensors: no weight is read."""
+"""Detecting whether a checkpoint is a head, from its configuration and the names of its tensors. No weight is read."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 
 
 def head_method_of(name: str, revision: str | None = None) -> str | None:
-    """The method that drafts with this checkpoint, "eagle", "peagle", "dflash", "medusa" or "early_exit"; None for one that is no head, or not to be read.
+    """The method that drafts with this checkpoint: "eagle", "peagle", "dflash", "medusa" or "early_exit"; None if it is not a head, or
+    cannot be read.
 
-    name: a directory or a hub id. Of a hub id only the configuration is looked at: a form that does not show there needs
-    method= from the user.
+    name: a directory or a hub id. For a hub id only the configuration is inspected; if the format does not show there, the user must
+    give method=.
     """
     config = config_of(name, revision)
     if not Path(name).is_dir():
         return _method_by_config(config)
     try:
         files = HeadFiles(name, config, _without_weights(Path(name)))
-    except Exception:  # whoever loads it says what is wrong
+    except Exception:  # loading it reports what is wrong
         return _method_by_config(config)
     form = next((form for form in FORMATS if form.matches(files)), None)
     return None if form is None else form.method
 
 
 def _without_weights(folder: Path) -> dict[str, Tensor]:
-    """Empty tensors under the names of the files."""
+    """Empty tensors under the names in the weight files."""
     names: list[str] = []
     for path in weight_files(folder):
         names += tensor_names(path)

@@ -1,8 +1,8 @@
-"""Block drafters with injected features (DFlash, z-lab, and its kin) as plain PyTorch modules, over our cache.
+"""Block drafters with injected features (DFlash, z-lab, and related heads) as plain PyTorch modules, over our cache.
 
-The target's features of each token, fused to the head's width, give keys and values of every layer: the context. A block of rows, the
-pending token and mask tokens behind it, is read over the context in one pass; its rows see each other too, and each gives the
-token of its own position, or of the one behind. A head may correct these by the tokens drafted before (corrections.py).
+The target's features of each token, fused to the head's width, give the keys and values of every layer: the context. A block of rows,
+the pending token followed by mask tokens, is read over the context in one pass. Its rows see each other too, and each gives the
+token at its own position, or the one after. A head may correct these given the tokens drafted before (corrections.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class BlockSpan:
-    """rows: of the pass. start: the first one's position, behind the context that the region holds."""
+    """One block. rows: its rows of the pass. start: the position of the first row, after the context that the region holds."""
 
     region: Region
     rows: slice
@@ -90,7 +90,7 @@ class DFlashAttention(nn.Module):
         return self.sees(keys, rows, start)
 
     def sees(self, keys: Tensor, rows: Tensor, start: int | Tensor) -> Tensor:
-        """Whether rows of a block that begins at `start` see keys, all by position; they broadcast."""
+        """Whether rows of a block that begins at `start` see keys. All are positions, and broadcast."""
         ahead = keys - rows
         seen = ahead <= 0 if self.is_causal else torch.ones_like(ahead, dtype=torch.bool)
         if self.window is None:
@@ -103,8 +103,8 @@ class DFlashAttention(nn.Module):
 
 
 class BlockConvolution(nn.Module):
-    """DFlash-2's convolutions round a part of a layer: one of what it reads and one of what it gives, over the rows of a block up to each
-    one's own. Their kernels are a fixed one for each channel, and one that each row adds for groups of channels."""
+    """DFlash-2's convolutions around a part of a layer: one on its input and one on its output, over the rows of a block up to each
+    row itself. A kernel is the sum of a fixed one per channel and one that each row computes for groups of channels."""
 
     def __init__(self, form: Convolution, width: int, block_size: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class BlockConvolution(nn.Module):
     def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
         """x: [R, H], kernel: [R, taps, H] -> [R, H]"""
         blocks = functional.pad(x.view(-1, self._block_size, x.shape[-1]), (0, 0, self._num_taps - 1, 0))
-        # the last window that ends at a row has the row itself as its last element: tap 0
+        # a window ends with the row itself, which is tap 0: hence the flip
         windows = blocks.unfold(1, self._num_taps, 1).flip(-1).flatten(0, 1)
         return torch.einsum("rht,rth->rh", windows, kernel)
 
@@ -141,7 +141,7 @@ class DFlashLayer(nn.Module):
             self.mlp_conv = BlockConvolution(config.convolution, width, config.block_size)
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x: [R, H], blocks one after another. attend: what attention gives of its inputs, [R, H] -> [R, H]. -> [R, H]"""
+        """x: [R, H], blocks one after another. attend: computes attention from its inputs, [R, H] -> [R, H]. -> [R, H]"""
         inputs = self.input_layernorm(x)
         x = x + (self.attention_conv(inputs, attend) if self.has_convolutions else attend(inputs))
         inputs = self.post_attention_layernorm(x)
@@ -150,7 +150,7 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashHead(LayeredHead):
-    """embed, lm_head: the target's, used where the head has none of its own. Its weights are on the meta device until they are loaded
+    """embed, lm_head: the target's, used if the head has none of its own. Its weights are on the meta device until they are loaded
     (`of`)."""
 
     def __init__(self, config: DFlashConfig, embed: Embed, lm_head: LMHead) -> None:
@@ -179,19 +179,19 @@ class DFlashHead(LayeredHead):
         return cls(checkpoint.config, embed, lm_head).loaded(checkpoint, dtype)
 
     def compile_chains(self, kernels: Kernels | None) -> None:
-        """Let the kernels write whole chains, where there are some and they compute the head's correction."""
+        """Let the kernels write whole chains, if there are any kernels and they support the head's correction."""
         if kernels is not None:
             self.chains = MarkovChains.of(self.correction, self.target_ids, kernels)
 
     @property
     def lm_heads(self) -> list[nn.Module]:
-        """What writes logits beside the lm_head."""
+        """The modules that write logits besides the lm_head."""
         tables = (getattr(self.correction, name, None) for name in ("markov_w2", "readout"))
         return [table for table in tables if table is not None]
 
     @torch.inference_mode()
     def inject(self, region: Region, tokens: Sequence[int], features: Tensor) -> None:
-        """Put the keys and values of these tokens behind the context that the region holds; room must have been reserved. features:
+        """Append the keys and values of these tokens to the context that the region holds; room must have been reserved. features:
         [len(tokens), feature_size], the target's"""
         start = len(region.tokens)
         context = self.hidden_norm(self.fc(features.to(self.dtype)))
@@ -204,8 +204,8 @@ class DFlashHead(LayeredHead):
 
     @torch.inference_mode()
     def read(self, seq_ids: Sequence[int], pending: Sequence[int], cache: KVCache) -> BlockReading:
-        """A block for each sequence, from its pending token on, behind the context that the cache holds: one pass. The cache holds the
-        same context afterwards. Room for the block must have been reserved. The logits are not corrected."""
+        """Read a block for each sequence in one pass, from its pending token on, after the context in the cache, which stays as it is.
+        Room for the block must have been reserved. The logits are not corrected."""
         size, spans = self.config.block_size, list[BlockSpan]()
         for index, seq_id in enumerate(seq_ids):
             region = cache.region(seq_id)

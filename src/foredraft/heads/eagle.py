@@ -1,8 +1,8 @@
-"""EAGLE heads as plain PyTorch modules, over our attention and our cache: the reference of whatever runs them faster.
+"""EAGLE heads as plain PyTorch modules, over our attention and our cache: the reference for faster implementations.
 
 A head's row P pairs the token at position P + 1 with the state of position P: the target's features of P, fused to the head's
-width, or, for a draft token, the head's own state of the row before. So of a history of N tokens the head reads the last
-N - 1, and its region of the cache holds the history without its first token.
+width, or, for a draft token, the head's own state from the row before. So the head reads the last N - 1 tokens of a history of N,
+and its region of the cache holds the history without its first token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from foredraft.model.batch import RaggedBatch, Read, flatten, remember
 
 
 class HeadReading(NamedTuple):
-    """logits: [len(wanted), D]. states: [len(wanted), H], which the next row reads in the place of features."""
+    """logits: [len(wanted), D]. states: [len(wanted), H], which the next row reads in place of features."""
 
     logits: Tensor
     states: Tensor
@@ -67,7 +67,7 @@ class EagleAttention(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer; one of the first num_fused_layers reads the token's embedding too."""
+    """A decoder layer. Each of the first num_fused_layers also reads the token's embedding."""
 
     def __init__(self, config: EagleConfig, index: int, window: int | None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class EagleLayer(nn.Module):
         return out
 
     def inputs(self, embeds: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and what its output is added to. embeds, x: [.., H]"""
+        """The input of attention, and the residual that its output is added to. embeds, x: [.., H]"""
         if not self.is_fused:
             return self.input_layernorm(x), x
         normalized = self.hidden_norm(x)
@@ -99,7 +99,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(WindowedHead):
-    """embed, lm_head: the target's, used where the head has none of its own. window: caps how many tokens a row sees, such as
+    """embed, lm_head: the target's, used if the head has none of its own. window: a cap on how many tokens a row sees, such as
     the head's training length; None: no cap. Its weights are on the meta device until they are loaded (`of`)."""
 
     config_class = EagleConfig
@@ -128,9 +128,9 @@ class EagleHead(WindowedHead):
         self.rotary_emb = LlamaRotaryEmbedding(config.layer)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The target's features at the head's width. features: [R, feature_size] -> states [R, H]
+        """Reduce the target's features to the head's width. features: [R, feature_size] -> states [R, H]
 
-        For EAGLE-1 they are states already, unless it projects them: its fc reads them together with the embedding of each row's token.
+        EAGLE-1 uses them unchanged unless it projects them: its fc reads them together with the embedding of each row's token.
         """
         if self.config.kind == "eagle1" and not self.config.projects_features:
             return features
@@ -147,11 +147,11 @@ class EagleHead(WindowedHead):
 
     @property
     def mask_state(self) -> Tensor:
-        """[1, H], in the place of fused features in rows of the mask token"""
+        """[1, H], replaces the fused features in rows of the mask token"""
         return self.fuse(self.mask_hidden[0])
 
     def forward(self, batch: RaggedBatch, states: Tensor) -> HeadReading:
-        """One pass. states: [R, H], for each row fused features or the state of the row before it."""
+        """One pass. states: [R, H], for each row the fused features or the state of the row before."""
         device = states.device
         embeds = self.embed(torch.tensor(batch.ids, device=device)).to(states.dtype)
         x = self.fc(torch.cat((embeds, states), dim=-1)) if self.config.kind == "eagle1" else states
@@ -165,9 +165,9 @@ class EagleHead(WindowedHead):
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:
-        """One pass over all reads; afterwards the cache holds their tokens too. Room must have been reserved.
+        """Run one pass over all reads; afterwards the cache holds their tokens too. Room must have been reserved.
 
-        A sequence's tokens are its history without the first one. states: [R, H], read after read.
+        A sequence's tokens are its history without the first one. states: [R, H], one read after another.
         """
         batch = flatten(reads, cache)
         reading = self(batch, states)

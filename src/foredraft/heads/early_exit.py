@@ -1,4 +1,4 @@
-"""Early exits: the target's first layers as what drafts. Nothing is held for a text but what the target holds itself."""
+"""Early exits: the target's first layers draft. For a text nothing is cached beyond the target's own cache."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class EarlyExit:
 
     @classmethod
     def after(cls, target: LanguageModel, layer: int) -> EarlyExit:
-        """An exit that was not trained: the target's final norm follows its first `layer` layers. Raises ModelError for a number
-        of layers that cannot be."""
+        """An untrained exit: the target's final norm follows its first `layer` layers. Raises ModelError for an impossible number of
+        layers."""
         shape = TargetShape.of(target.hf.config)
         config = ExitConfig(
             layer=layer,
@@ -50,7 +50,7 @@ class EarlyExit:
 
 
 def new_exit(target: LanguageModel, adapter_size: int) -> Exit:
-    """The target's final norm, and an adapter that adds nothing yet: its last matrix is zero. In float32."""
+    """An exit to train, in float32: the target's final norm, and an adapter that adds nothing yet, since its last matrix is zero."""
     exit = Exit(final_norm_of(target.hf), target.hf.config.get_text_config().hidden_size, adapter_size).float()
     if exit.adapter is not None:
         nn.init.zeros_(exit.adapter.down_proj.weight)
@@ -58,14 +58,14 @@ def new_exit(target: LanguageModel, adapter_size: int) -> Exit:
 
 
 def load_exit(config: ExitConfig, tensors: Mapping[str, Tensor], target: LanguageModel) -> Exit:
-    """In float32."""
+    """An exit with these weights, in float32."""
     exit = new_exit(target, config.adapter_size)
     exit.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return exit
 
 
 def empty_exit(config: ExitConfig) -> Exit:
-    """On the meta device, for the shapes of its tensors."""
+    """An exit on the meta device, for the shapes of its tensors."""
     with torch.device("meta"):
         norm = nn.LayerNorm(config.target_hidden_size, bias=config.norm_bias)
         return Exit(norm, config.target_hidden_size, config.adapter_size)

@@ -28,18 +28,18 @@ _SINGLE = (
     "medusa_lm_head.pt",
 )
 QUANTIZATION = "quantization_config"
-"""In config.json: how matrices are quantized."""
+"""The key in config.json that says how matrices are quantised."""
 
 _BUFFER = ".rotary_emb.inv_freq"
-"""Old files hold the angles of rotary embeddings, which follow from the configuration."""
+"""Old files hold the frequencies of rotary embeddings, which follow from the configuration."""
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """name: as the user gave it. config: of config.json. tensors: by their names in the file; quantized matrices are read into
-    floating point, and nothing is left in the configuration that says how they were quantized. is_quantized: whether any were."""
+    """name: as the user gave it. config: the contents of config.json. tensors: by their names in the file. Quantised matrices are
+    dequantised, and their settings are removed from the configuration. is_quantized: whether there were such settings."""
 
     name: str
     config: dict[str, Any]
@@ -62,7 +62,7 @@ class HeadFiles:
 
 
 class CheckpointTensors:
-    """The tensors of a model's checkpoint, of which some are read. name: a directory, or a hub id whose files are fetched.
+    """The tensors of a model's checkpoint, to be read by name. name: a directory, or a hub id whose files are fetched.
 
     Raises ModelError for files that cannot be found or read.
     """
@@ -75,7 +75,7 @@ class CheckpointTensors:
         return list(self._files)
 
     def read(self, wanted: Iterable[str]) -> dict[str, Tensor]:
-        """Those of these names that are there."""
+        """The tensors of these names; names that the checkpoint does not have are skipped."""
         tensors: dict[str, Tensor] = {}
         names = [name for name in wanted if name in self._files]
         for path in sorted({self._files[name] for name in names}):
@@ -90,7 +90,7 @@ class CheckpointTensors:
 
 
 def tensor_names(path: Path) -> list[str]:
-    """Of the tensors in a file of weights, without reading them."""
+    """The names of the tensors in a file of weights, without reading them."""
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as stream:
             return list(stream.keys())
@@ -137,7 +137,7 @@ def _without_buffers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """The files of one copy of the weights; safetensors are preferred."""
+    """The files of one copy of the weights; safetensors are preferred. Raises ModelError if there are none."""
     index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
     single = next((folder / name for name in _SINGLE if (folder / name).is_file()), None)
     if single is not None:

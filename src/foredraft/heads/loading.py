@@ -1,4 +1,4 @@
-"""Heads by name: the form is found from the files, and everything in them is accounted for."""
+"""Loading heads by name: the format is detected from the files, and everything in them must be accounted for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from foredraft.model.structure import DecoderParts
 def load_head(name: str, target: TargetShape, revision: str | None = None) -> HeadCheckpoint:
     """The head in a directory or under a hub id, checked against the target's shape.
 
-    Raises ModelError, one line that names it, for files of no known form, unknown configuration keys, tensors that are
+    Raises ModelError, one line that names the head, for files in no known format, unknown configuration keys, tensors that are
     missing, unknown or of another shape, an unusable vocabulary table, and a head that does not fit the target.
     """
     files = HeadFiles.of(name, revision)
@@ -45,8 +45,8 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
 def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> HeadCheckpoint:
     """The MTP layers in the checkpoint of this name, from which the target `hf` was loaded.
 
-    Raises ModelError, one line that names it, for a checkpoint that has none or is quantized, and for layers of an unknown form, whose
-    tensors are missing, unknown or of another shape, or that cannot be made from the target's configuration.
+    Raises ModelError, one line that names the checkpoint, if it has no MTP layers or is quantised, and for layers in an unknown format,
+    with tensors that are missing, unknown or of another shape, or that cannot be built from the target's configuration.
     """
     if is_gguf(Path(name)):
         raise ModelError(f"{name}: a GGUF file; MTP layers are read from checkpoints in Hugging Face format")
@@ -65,18 +65,18 @@ def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> Hea
 
 
 def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
-    """How many MTP layers the checkpoint in a directory has that can be used; no weight is read. config: the target's."""
+    """How many usable MTP layers the checkpoint in a directory has; no weight is read. config: the target's."""
     if not Path(name).is_dir() or _is_quantized(config):
         return 0
     try:
         found = mtp.find_layers(CheckpointTensors(name).names, config.get_text_config().num_hidden_layers)
-    except Exception:  # whoever loads it says what is wrong
+    except Exception:  # loading it reports what is wrong
         return 0
     return 0 if found is None else len(found.layers)
 
 
 def format_of(files: HeadFiles) -> HeadFormat:
-    """Raises ModelError if the files are of no known form, or hold a kind of head that none has."""
+    """The first format that matches. Raises ModelError for files in no known format, or with a kind of head that no format has."""
     kind, kinds = files.config.get(KIND_KEY), [kind for form in FORMATS for kind in form.kinds]
     if kind is not None and kind not in kinds:
         raise ModelError(f"config.json: {KIND_KEY} is {shown(kind)}: only {', '.join(kinds)} are supported")
@@ -88,7 +88,7 @@ def format_of(files: HeadFiles) -> HeadFormat:
 
 
 def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
-    """The head's module with empty weights, on the meta device."""
+    """The head's module on the meta device, without weights."""
     if isinstance(checkpoint.config, EagleConfig):
         return EagleHead(checkpoint.config, _no_target, _no_target)
     if isinstance(checkpoint.config, DFlashConfig):
@@ -101,7 +101,7 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
 
 
 def _is_quantized(config: PretrainedConfig) -> bool:
-    """Whether the weights of its checkpoint are."""
+    """Whether the weights of the model's checkpoint are quantised."""
     return getattr(config, "quantization_config", None) is not None
 
 
@@ -137,7 +137,7 @@ def _check_widths(config: EagleConfig | DFlashConfig, target: TargetShape) -> No
 
 
 def _check_tensors(checkpoint: HeadCheckpoint) -> None:
-    """Every tensor of the module is in the file in the right shape, and the file has no other."""
+    """Raise ModelError unless the file has every tensor of the module in the right shape, and no others."""
     expected, tensors = module_of(checkpoint).state_dict(), checkpoint.tensors
     unused, missing = sorted(tensors.keys() - expected.keys()), sorted(expected.keys() - tensors.keys())
     if unused:

@@ -13,9 +13,9 @@ from foredraft.sampling import TokenProbs
 
 
 class MarkovChains:
-    """What a plain MarkovCorrection computes for chains, with the second factor in bfloat16.
+    """Chains of a MarkovCorrection of the kind "vanilla", with the second factor in bfloat16.
 
-    target_ids: [D], the id of each column of the logits; None: its number.
+    target_ids: [D], the id of each column of the logits; None: the index of the column.
     """
 
     def __init__(self, correction: MarkovCorrection, target_ids: Tensor | None, kernels: Kernels) -> None:
@@ -25,12 +25,12 @@ class MarkovChains:
 
     @classmethod
     def of(cls, correction: Correction | None, target_ids: Tensor | None, kernels: Kernels) -> MarkovChains | None:
-        """None for what the kernels do not compute: other corrections, and those that go by states or by all tokens before."""
+        """None for corrections that the kernels do not support: other kinds, which depend on states or on all previous tokens."""
         if not isinstance(correction, MarkovCorrection) or correction.kind != "vanilla":
             return None
         return cls(correction, target_ids, kernels)
 
     def generate(self, logits: Tensor, chains: Chains, vocab_size: int, specs: Sequence[DrawSpec]) -> Generated:
-        """Tokens of the first vocab_size ids. logits: [R, D], not corrected"""
+        """Draft chains of tokens among the first vocab_size ids. logits: [R, D], not corrected"""
         ids, probs, kept_ids = self._kernels.choose_chains(logits.float(), self._factors, chains, vocab_size, specs)
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))

@@ -1,7 +1,7 @@
-"""Medusa heads as plain PyTorch modules: the reference of whatever runs them faster.
+"""Medusa heads as plain PyTorch modules: the reference for faster implementations.
 
-They read the hidden state that the target's lm_head read last, of the newest token it has read. The target draws the token after
-that one itself; head 0 drafts the one after the drawn one, head 1 the next. No head sees what another one drafts.
+They read the last hidden state that the target's lm_head has read, that of the newest token. The target itself draws the token
+after it; head 0 drafts the one after the drawn token, head 1 the next. No head sees what another one drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from foredraft.heads.module import Embed, HeadModule, LMHead
 
 
 class MedusaHead(HeadModule):
-    """lm_head: the target's, used where the file has none. embed: the target's embeddings, for a drafter that adapts; the heads read
+    """lm_head: the target's, used if the file has none. embed: the target's embeddings, for an adaptive drafter; the heads read
     none. Its weights are on the meta device until they are loaded (`of`)."""
 
     def __init__(self, config: MedusaConfig, lm_head: LMHead, embed: Embed | None = None) -> None:
@@ -47,7 +47,7 @@ class MedusaHead(HeadModule):
 
     @property
     def bytes_per_token(self) -> int:
-        """It keeps nothing of a text."""
+        """0: nothing of a text is cached."""
         return 0
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class MedusaHead(HeadModule):
         return self._target_embed(ids)
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What each head's lm_head reads. hidden: [R, H] -> [R, heads, H], in the precision of hidden"""
+        """The input of each head's lm_head. hidden: [R, H] -> [R, heads, H], in the precision of hidden"""
         return torch.stack([_through(blocks, hidden) for blocks in self.blocks], dim=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ class MedusaHead(HeadModule):
         return self.logits_of(self.states(hidden))
 
     def logits_of(self, states: Tensor) -> Tensor:
-        """Of all heads. states: [R, heads, H] -> [R, heads, D]"""
+        """The logits of all heads. states: [R, heads, H] -> [R, heads, D]"""
         return torch.stack([self.logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
 
     def logits(self, head: int, states: Tensor) -> Tensor:
-        """Of one head. states: [n, H] -> [n, D]"""
+        """The logits of one head. states: [n, H] -> [n, D]"""
         own = None
         if self.config.owns_lm_head:
             own = self.lm_head if self.config.shares_lm_head else self.lm_heads[head]

@@ -1,4 +1,4 @@
-"""What the heads' PyTorch modules have in common: the parts that they may borrow from the target, and reduced vocabularies."""
+"""The common part of the heads' PyTorch modules: the parts that they may borrow from the target, and reduced vocabularies."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from foredraft.heads.config import HeadCheckpoint, HeadConfig, LayeredConfig
 from foredraft.heads.vocabulary import to_target_vocabulary
 
 Embed = Callable[[Tensor], Tensor]
-"""ids [R] -> rows [R, H], as the table holds them: a target that scales its embeddings hands over the unscaled ones."""
+"""ids [R] -> rows [R, H], as the table holds them: unscaled, even if the target scales its embeddings."""
 
 LMHead = Callable[[Tensor], Tensor]
 """[R, H] -> logits [R, V]"""
 
 
 class HeadModule(nn.Module):
-    """lm_head: the target's, used where the head has none of its own."""
+    """lm_head: the target's, used if the head has none of its own."""
 
     target_ids: Tensor | None
 
@@ -31,31 +31,31 @@ class HeadModule(nn.Module):
         self.register_buffer("target_ids", config.target_ids, persistent=False)
 
     def loaded(self, checkpoint: HeadCheckpoint, dtype: torch.dtype) -> Self:
-        """With a checkpoint's weights, for inference."""
+        """Load a checkpoint's weights, for inference -> self"""
         tensors = {name: tensor.to(self._dtype_of(name, dtype)) for name, tensor in checkpoint.tensors.items()}
         self.load_state_dict(tensors, assign=True)
         return self.requires_grad_(False).eval()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        """Of its weights."""
+        """The device of its weights."""
         return next(self.parameters()).device
 
     def on_target(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary: [n, D] -> [n, V]. What the head cannot draft has -inf."""
+        """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""
         return to_target_vocabulary(logits, self.target_ids, self._config.vocab_size)
 
     def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        """In which one of its weights is kept, where the head is in `dtype`."""
+        """The dtype in which a weight is kept if the head is in `dtype`."""
         return dtype
 
     def _logits(self, x: Tensor, own: LMHead | None) -> Tensor:
-        """By the head's own lm_head, or by the target's. [n, H] -> [n, D]"""
+        """Logits from the head's own lm_head, or from the target's. [n, H] -> [n, D]"""
         if own is not None:
             logits = own(x)
         else:
@@ -65,7 +65,7 @@ class HeadModule(nn.Module):
 
 
 class LayeredHead(HeadModule):
-    """A head of decoder layers. embed: the target's embeddings, used where the head has none of its own."""
+    """A head of decoder layers. embed: the target's embeddings, used if the head has none of its own."""
 
     embed_tokens: nn.Embedding
     lm_head: nn.Linear
@@ -77,7 +77,7 @@ class LayeredHead(HeadModule):
 
     @property
     def bytes_per_token(self) -> int:
-        """Of its own keys and values."""
+        """Bytes of its own keys and values per token."""
         return self._layered.bytes_per_token(self.dtype)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class LayeredHead(HeadModule):
         return embed(ids)
 
     def with_embeddings(self, embed: Embed) -> Self:
-        """The same weights over other embeddings than the target's, if it has none of its own."""
+        """A copy with the same weights that uses these embeddings in place of the target's, if it has none of its own."""
         other = copy.copy(self)
         other._target_embed = (embed,)
         return other
@@ -97,7 +97,7 @@ class LayeredHead(HeadModule):
 
 
 class WindowedHead(LayeredHead):
-    """A head whose rows see the last `window` tokens of a text. window: None: all of them."""
+    """A head whose rows see the last `window` tokens of a text; None: all of them."""
 
     config_class: ClassVar[type[LayeredConfig]]
 

@@ -1,9 +1,9 @@
-"""MTP layers: more decoder layers of the target's own family, behind its last one, by which it drafts for itself (multi-token
+"""MTP layers: further decoder layers of the target's own family, after its last one, with which it drafts for itself (multi-token
 prediction, DeepSeek-V3, arXiv:2412.19437).
 
-A layer's row P pairs the token at position P + 1 with the target's last hidden state of P, after the final norm. One layer drafts token
-after token: the row of a draft token reads the layer's own normalized output of the row before. Of several, each drafts one place:
-layer k reads the output of layer k - 1 in the same row, and the token at P + 1 + k.
+A layer's row P pairs the token at position P + 1 with the target's last hidden state of P, after the final norm. A single layer drafts
+token by token: the row of a draft token reads the layer's own normalised output of the row before. With several layers, each drafts
+one place: layer k reads the output of layer k - 1 in the same row, and the token at P + 1 + k.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from foredraft.model.routing import route_config
 
 
 class MtpLayer(nn.Module):
-    """config: routed to our functions."""
+    """One MTP layer, which uses our functions after `MtpHead.route`."""
 
     def __init__(self, config: MtpConfig, index: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class MtpLayer(nn.Module):
         self.norm = _copy_of(config.parts.norm)
 
     def forward(self, embeds: Tensor, states: Tensor, **arguments: Any) -> Tensor:
-        """embeds, states: [R, H] -> [R, H]. arguments: of the decoder layer."""
+        """embeds, states: [R, H] -> [R, H]. arguments: for the decoder layer."""
         parts = [self.enorm(embeds), self.hnorm(states)]
         x = self.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))
         out = self.block(x[None], **arguments)
@@ -74,7 +74,7 @@ class MtpHead(WindowedHead):
         return torch.float32 if any(part in name for part in self.config.parts.float32) else dtype
 
     def route(self, device: torch.device, kernels: Kernels | None) -> None:
-        """From now on its layers run our attention and our experts. kernels: that run attention and linear layers; None: PyTorch's."""
+        """Make its layers use our attention and our experts. kernels: for attention and linear layers; None: PyTorch's."""
         route_config(self.config.layer, device)
         self._kernels = kernels
         if kernels is not None:
@@ -86,7 +86,7 @@ class MtpHead(WindowedHead):
         return features
 
     def run(self, layer: int, batch: RaggedBatch, states: Tensor) -> Tensor:
-        """One layer over all rows of a pass. states: [R, H], the target's, or those of the layer or the row before -> [R, H]"""
+        """Run one layer over all rows of a pass. states: [R, H], the target's, or those of the previous layer or row -> [R, H]"""
         positions = torch.tensor([batch.positions], device=states.device)
         embeds = self.embed(torch.tensor(batch.ids, device=states.device)).to(states.dtype)
         out: Tensor = self.layers[layer](
@@ -103,7 +103,7 @@ class MtpHead(WindowedHead):
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:
-        """One pass of the first layer over all reads, see EagleHead.read."""
+        """Run one pass of the first layer over all reads, see EagleHead.read."""
         batch = flatten(reads, cache)
         states = self.run(0, batch, states)[batch.wanted]
         remember(reads, batch)
@@ -120,7 +120,7 @@ class MtpHead(WindowedHead):
         try:
             for layer in range(self.num_layers):
                 states = self.run(layer, flatten(reads, cache), states)
-        except Exception as error:  # any model's own code
+        except Exception as error:  # the model's own code may raise anything
             raise ModelError(f"{name}: its MTP layers ({kind}) do not run: {one_line(error)}") from error
         if cache.region(0).bytes_per_token != self.bytes_per_token:
             raise ModelError(
@@ -130,5 +130,5 @@ class MtpHead(WindowedHead):
 
 
 def _copy_of(norm: nn.Module) -> nn.Module:
-    """Without its weights."""
+    """A copy of the norm, without its weights."""
     return copy.deepcopy(norm).to("meta")

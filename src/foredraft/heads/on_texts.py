@@ -1,4 +1,4 @@
-"""What a head would draft behind the positions of a text, without drawing: the tokens before are the text's own (teacher forcing)."""
+"""A head's logits for drafts after positions of a text, with the text's own tokens before each draft token (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PlainHead = EagleHead | DFlashHead | MedusaHead
 
 
 def plain_head(checkpoint: HeadCheckpoint, embed: Embed, lm_head: LMHead, dtype: torch.dtype) -> PlainHead:
-    """A head's PyTorch module, for inference. embed, lm_head: the target's. Raises TypeError for an early exit, which has none."""
+    """A head's PyTorch module, for inference. embed, lm_head: the target's. Not for early exits and MTP layers."""
     if isinstance(checkpoint.config, EagleConfig):
         return EagleHead.of(checkpoint, embed, lm_head, dtype)
     if isinstance(checkpoint.config, DFlashConfig):
@@ -30,8 +30,8 @@ def plain_head(checkpoint: HeadCheckpoint, embed: Embed, lm_head: LMHead, dtype:
 
 def drafts_on_text(head: PlainHead, features: Tensor, ids: Tensor, rows: Tensor, depth: int) -> Iterator[Tensor]:
     """features: [N, F], ids: [N], of a text. rows: [R], positions, at most N - 2. -> for the first, second, .. token of a draft, up to
-    `depth` or what the head can draft: logits [R, D], row r for the token 2 + place behind its position: the target draws the one
-    between. Beyond the text they mean nothing."""
+    `depth` or the head's maximum: logits [R, D] for the token 2, 3, .. places after each position, since the target itself draws the
+    next one. Past the end of the text they are meaningless."""
     yield from islice(_places(head, features, ids, rows, depth), depth)
 
 

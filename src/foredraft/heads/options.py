@@ -1,4 +1,4 @@
-"""What a user may choose of a head: how far it sees, and settings in the place of those that were read from its files."""
+"""User options for a head: its attention window, and settings that replace those read from its files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from foredraft.model.taps import is_tap
 
 _FLAGS = ("norm_before_residual", "norm_output")
 _TABLES = ("offsets", "ids")
-"""What the numbers of a vocabulary table may be, in the order of the candidates for `target_ids`."""
+"""What the numbers of a vocabulary table may mean, in the order of the candidates for `target_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """window: how many tokens a row of an EAGLE head sees at most; 0: all; None: the length of its training texts, where its files
-    tell. settings: by name, see `overridden`."""
+    """window: the maximum number of tokens that a row of an EAGLE head or MTP layer sees; 0: all; None: the length of the head's
+    training texts, if its files give it. settings: by name, see `overridden`."""
 
     window: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -29,10 +29,10 @@ class HeadOptions:
 
 
 def window_of(config: EagleConfig, requested: int | None, target_len: int | None) -> int | None:
-    """How many tokens a row may see; None: all. requested: as in HeadOptions. target_len: positions of the target.
+    """How many tokens a row may see; None: all. requested: as in HeadOptions. target_len: the number of positions of the target.
 
-    Files give the training length in `max_position_embeddings`. One that is as long as the target's was copied from the target,
-    and says nothing.
+    Files give the training length in `max_position_embeddings`. A value as large as the target's was copied from the target, and
+    is ignored.
     """
     if requested is not None:
         return requested or None
@@ -41,11 +41,11 @@ def window_of(config: EagleConfig, requested: int | None, target_len: int | None
 
 
 def overridden(checkpoint: HeadCheckpoint, settings: Mapping[str, Any], target: TargetShape) -> HeadCheckpoint:
-    """The same weights with these settings; what they settle is no longer ambiguous.
+    """The same weights with these settings, which are then no longer ambiguous.
 
     settings: taps, a list of hidden states of the target, numbered as in model/taps.py; for EAGLE-3 norm_before_residual and
-    norm_output, true or false, applies_fc where the files leave it open, and d2t, "offsets" or "ids", where its numbers may be
-    either; for DSpark drafts_from_anchor where the files leave it open. Raises ModelError for others.
+    norm_output, true or false, applies_fc if the files leave it open, and d2t, "offsets" or "ids", if its numbers may be either;
+    for DSpark drafts_from_anchor if the files leave it open. Raises ModelError for others.
     """
     config = checkpoint.config
     fields = {}

@@ -1,6 +1,6 @@
-"""Heads whose matrices are stored in eight bits: half the size of a file in bfloat16.
+"""Heads with matrices stored in eight bits, in files half as large as in bfloat16.
 
-The form is int-quantized of compressed-tensors: symmetric, a scale for each output.
+The format is int-quantized of compressed-tensors: symmetric, with one scale per output channel.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SETTINGS: dict[str, Any] = {
 
 
 def quantize_head(folder: Path) -> None:
-    """Round the matrices of a saved head, in its files; embeddings, norms and tables stay as they are. folder: of one that is not
-    quantized yet, in one safetensors file."""
+    """Quantise the matrices of a saved head in place; embeddings, norms and tables stay as they are. folder: of a head that is not
+    quantised yet, in one safetensors file."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(folder / WEIGHTS).items():
         tensors |= _rounded(name, tensor) if _is_matrix(name, tensor) else {name: tensor}

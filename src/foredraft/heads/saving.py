@@ -1,5 +1,5 @@
-"""Trained heads as files that other engines read too: EAGLE-3 in the form of `speculators` and in SafeAILab's, block drafters in that of
-`speculators`, Medusa in vLLM's. Early exits and EAGLE-1 have forms like those of `speculators`."""
+"""Saving trained heads in formats that other engines read: EAGLE-3 in the format of `speculators` and of SafeAILab, block drafters in that
+of `speculators`, Medusa in vLLM's. The formats of early exits and EAGLE-1 resemble those of `speculators`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VLLM_BLOCK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
 _FIRST_LAYER = re.compile(r"^layers\.0\.")
 _NOT_SAFEAILAB = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias")
 _SPECULATORS = "0.9.0"
-"""The version whose configuration this is."""
+"""The version whose configuration format is written."""
 
 
 def save_eagle3(
@@ -39,10 +39,12 @@ def save_eagle3(
     speculative_tokens: int = 5,
     without: Sequence[str] = (),
 ) -> None:
-    """verifier, architectures: the target's name, and its class names. speculative_tokens: what other engines draft by default.
-    without: tensors that are left out, such as an lm_head whose rows are the target's.
+    """Save EAGLE-3 in the format of `speculators`.
 
-    Raises ValueError for a head that the form cannot hold: another kind, or one that reads a state after the final norm.
+    verifier, architectures: the target's name and its class names. speculative_tokens: how many tokens other engines draft by default.
+    without: tensors to leave out, such as an lm_head whose rows are the target's.
+
+    Raises ValueError for a head that the format cannot hold: another kind, or one that reads a state after the final norm.
     """
     config = head.config
     if config.kind != "eagle3" or min(config.taps) < 0 or config.mask_token is not None:
@@ -54,9 +56,9 @@ def save_eagle3(
 
 
 def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """In the form that SGLang and TensorRT-LLM load: one layer, called `midlayer`, and layers counted by their outputs.
+    """Save EAGLE-3 in the format that SGLang and TensorRT-LLM load: one layer, called `midlayer`, and ids that count layer outputs.
 
-    Raises ValueError for a head that the form cannot hold, or that its readers would compute in another way.
+    Raises ValueError for a head that the format cannot hold, or that its readers would compute differently.
     """
     config = head.config
     if config.kind != "eagle3" or min(config.taps) < 1:
@@ -88,9 +90,9 @@ def save_eagle1(
     architectures: Sequence[str],
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """verifier, architectures: see save_eagle3.
+    """Save EAGLE-1 that projects features. verifier, architectures: see save_eagle3.
 
-    Raises ValueError for a head that the form cannot hold.
+    Raises ValueError for a head that the format cannot hold.
     """
     config = head.config
     if config.kind != "eagle1" or not config.projects_features or config.target_ids is not None:
@@ -112,10 +114,10 @@ def save_eagle1(
 def save_block_head(
     head: DFlashHead, folder: Path, verifier: str, architectures: Sequence[str], dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """DFlash or DSpark. verifier, architectures: see save_eagle3. Where it drafts all ids, its lm_head is taken to be the target's, as
-    the form has it, and left out.
+    """Save DFlash or DSpark. verifier, architectures: see save_eagle3. If the head drafts all ids, its lm_head is left out: the format
+    assumes that it is the target's.
 
-    Raises ValueError for a head that the form cannot hold, or that is not written yet.
+    Raises ValueError for a head that the format cannot hold, or of a kind that cannot be saved yet.
     """
     config = head.config
     correction = config.correction
@@ -155,7 +157,7 @@ def save_exit(
     architectures: Sequence[str],
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """An early exit after so many layers. verifier, architectures: see save_eagle3."""
+    """Save an early exit. layer: how many layers precede it. verifier, architectures: see save_eagle3."""
     tensors = _stored(exit.state_dict(), dtype)
     fields = {
         "architectures": ["EarlyExitDraftModel"],
@@ -172,7 +174,7 @@ def save_exit(
 
 
 def save_medusa(head: MedusaHead, folder: Path, target: str, dtype: torch.dtype = torch.bfloat16) -> None:
-    """target: its name."""
+    """Save Medusa heads in vLLM's format. target: its name."""
     config = head.config
     weights = {_VLLM_BLOCK.sub(r"blocks.\1.layers.\2.", name): weight for name, weight in head.state_dict().items()}
     tensors = _stored(weights, dtype)
@@ -206,7 +208,7 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any
 
 
 def _tables(config: EagleConfig | DFlashConfig) -> dict[str, Tensor]:
-    """Which ids the columns stand for, as offsets, and which ids have a column."""
+    """The tables of a reduced vocabulary: the ids of the columns, as offsets, and which ids have a column."""
     if config.target_ids is None:
         return {}
     marks = torch.zeros(config.layer.vocab_size, dtype=torch.bool)

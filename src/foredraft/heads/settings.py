@@ -1,4 +1,4 @@
-"""A configuration that notices which of its keys nobody read."""
+"""A configuration that tracks which of its keys were not read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from foredraft.errors import ModelError, shown
 
 
 class Settings:
-    """The keys of a head's configuration. A key that nobody reads is refused at the end, since what it changes would otherwise be
-    ignored without an error. Keys whose value is null count as absent.
+    """The keys of a head's configuration. `refuse_unread` rejects keys that were not read, since their effect would otherwise be
+    ignored silently. Keys whose value is null count as absent.
 
-    where: the name of a nested object, for messages.
+    where: the name of a nested object, for error messages.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str = "") -> None:
@@ -28,21 +28,21 @@ class Settings:
         return self._config.get(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Raises ModelError for what is neither true nor false."""
+        """Raises ModelError for a value other than true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise ModelError(f"config.json: {self._where}{key} must be true or false, not {shown(value)}")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Raises ModelError for what is no whole number, and for a key that is missing and has no default."""
+        """Raises ModelError for a value that is not a whole number, and for a key that is missing and has no default."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ModelError(f"config.json: {self._where}{key} must be a whole number, not {shown(value)}")
         return value
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, or None where there is none. Raises ModelError for anything else."""
+        """A list of whole numbers; None if it is missing or empty. Raises ModelError for anything else."""
         value = self.get(key)
         if value is None or value == []:
             return None
@@ -51,14 +51,14 @@ class Settings:
         return tuple(value)
 
     def nested(self, key: str) -> Settings:
-        """An object inside; empty where there is none."""
+        """A nested object; empty if it is missing. Raises ModelError for anything but an object."""
         value = self.get(key, {})
         if not isinstance(value, Mapping):
             raise ModelError(f"config.json: {self._where}{key} must be an object, not {shown(value)}")
         return Settings(value, f"{self._where}{key}")
 
     def expect(self, **values: Any) -> None:
-        """Settings of which only one value is supported. Raises ModelError for another one."""
+        """Check settings for which only one value is supported. Raises ModelError for another value."""
         for key, value in values.items():
             actual = self.get(key, value)
             if actual != value:
@@ -67,13 +67,13 @@ class Settings:
                 )
 
     def take(self, keys: Iterable[str]) -> dict[str, Any]:
-        """Those of these keys that are there, with their values."""
+        """The values of these keys, for those that are present. All of them count as read."""
         keys = set(keys)
         self._unread -= keys
         return {key: value for key, value in self._config.items() if key in keys}
 
     def refuse_unread(self) -> None:
-        """Raises ModelError, with the names, if a key was not read."""
+        """Raises ModelError, with their names, if keys were not read."""
         if self._unread:
             names = ", ".join(f"{self._where}{key}" for key in sorted(self._unread))
             raise ModelError(

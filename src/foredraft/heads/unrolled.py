@@ -1,5 +1,5 @@
-"""An EAGLE head over whole texts, several drafted tokens deep: what training minimises a loss on (test-time training, EAGLE-3,
-arXiv:2503.01840). The weights are those of an EagleHead, and so are the numbers."""
+"""An EAGLE head over whole texts, several draft tokens deep, for training (training-time test, EAGLE-3, arXiv:2503.01840). The
+weights are those of an EagleHead, and the results are the same."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from foredraft.heads.eagle import EagleHead
 
 _KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Of one layer, of each step so far: [B, Hkv, L, D] both."""
+"""The keys and values of one layer for each step so far, [B, heads, L, D] each."""
 
 
 def unroll(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """Logits of the first, second, .. drafted token behind every position. See unroll_states -> for each step [B, L, D]"""
+    """Logits of the first, second, .. draft token after every position. See unroll_states. -> for each step [B, L, D]"""
     for states in unroll_states(head, features, next_ids, num_steps):
         yield head.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
 
 
 def unroll_states(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """What the head's lm_head reads for the first, second, .. drafted token behind every position.
+    """The inputs of the head's lm_head for the first, second, .. draft token after every position.
 
     features: [B, L, F], of the tokens at positions 0 .. L - 1. next_ids: [B, L], the tokens at positions 1 .. L. Row P of step j
-    reads token P + 1 + j, as the text has it, with the target's features of P (j = 0) or the head's own state of its row
-    before; a head that drafts in one pass reads its mask token and mask state from step 1 on. It sees the rows of step 0 up to P,
-    and its own chain. -> for each step [B, L, H], of which the last j rows mean nothing
+    reads the text's token P + 1 + j with the target's features of P (j = 0), or with the head's own state from step j - 1. A head that
+    drafts in one pass reads its mask token and mask state from step 1 on. The row sees the rows of step 0 up to P, and its own
+    chain. -> for each step [B, L, H]; the last j rows of step j are meaningless
     """
     states = head.fuse(features)
     stores: list[_KeysAndValues] = [[] for _ in head.layers]
@@ -50,7 +50,7 @@ def unroll_states(head: EagleHead, features: Tensor, next_ids: Tensor, num_steps
 
 
 def _ids_of_step(head: EagleHead, next_ids: Tensor, step: int) -> Tensor:
-    """[B, L], what each row reads"""
+    """[B, L], the ids that the rows read"""
     if step and head.config.mask_token is not None:
         return torch.full_like(next_ids, head.config.mask_token)
     return functional.pad(next_ids[:, step:], (0, step))
@@ -79,7 +79,7 @@ def _attention(attention: Any, x: Tensor, angles: tuple[Tensor, Tensor], store: 
 
 
 def _attend(query: Tensor, store: _KeysAndValues, scale: float) -> Tensor:
-    """Over the rows of step 0 up to a row's own position, and the rows of later steps at it. query: [B, H, L, D] -> [B, H, L, D]"""
+    """Attend to the rows of step 0 up to a row's own position, and to later steps at that position. query: [B, H, L, D] -> the same"""
     (first_keys, first_values), *chain = store
     if not chain:
         return functional.scaled_dot_product_attention(query, first_keys, first_values, is_causal=True, scale=scale)

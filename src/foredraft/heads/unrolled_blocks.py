@@ -1,5 +1,5 @@
-"""A block drafter over whole texts, a block behind every one of many positions: what training minimises a loss on. The weights are those
-of a DFlashHead, and so are the numbers."""
+"""A block drafter over whole texts, with a block at each of many positions, for training. The weights are those of a DFlashHead, and the
+results are the same."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from foredraft.heads.dflash import DFlashHead
 
 
 def unroll_blocks(head: DFlashHead, features: Tensor, ids: Tensor, anchors: Tensor) -> Iterator[Tensor]:
-    """Logits of the first, second, .. draft token behind each anchor, given that the text's own tokens stand before it.
+    """Logits of the first, second, .. draft token after each anchor, with the text's own tokens before each (teacher forcing).
 
     features: [B, L, F], the target's. ids: [B, L]. anchors: [B, A], positions of pending tokens, from 1 on. -> for each place of the
-    draft [B * A, D], of which those that reach beyond the text mean nothing
+    draft [B * A, D]; rows for places past the end of the text are meaningless
     """
     reading = read_blocks(head, features, ids, anchors)
     config, correction = head.config, head.correction
@@ -39,8 +39,8 @@ def unroll_blocks(head: DFlashHead, features: Tensor, ids: Tensor, anchors: Tens
 
 
 def read_blocks(head: DFlashHead, features: Tensor, ids: Tensor, anchors: Tensor) -> BlockReading:
-    """What DFlashHead.read gives for a block behind each anchor, if the context of each is the text before it. See unroll_blocks.
-    -> of B * A blocks"""
+    """DFlashHead.read for a block that begins at each anchor, with the text before it as context. See unroll_blocks. -> the reading
+    of B * A blocks"""
     size = head.config.block_size
     context = head.hidden_norm(head.fc(features.to(head.dtype)))
     block_ids = torch.full((*anchors.shape, size), head.config.mask_token, device=ids.device)
@@ -90,7 +90,7 @@ def _keys_and_values(attention: Any, x: Tensor, angles: Any, groups: int) -> tup
 
 
 def _masks(attention: Any, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Whether a row sees a token of the text, [B, A, S, L], and a row of its block, [B, A, S, S]."""
+    """Which tokens of the text a row sees, [B, A, S, L], and which rows of its block, [B, A, S, S]."""
     start = positions[..., :1, None]
     rows, keys = positions[..., None], torch.arange(length, device=positions.device)
     return (keys < start) & attention.sees(keys, rows, start), attention.sees(positions[..., None, :], rows, start)

@@ -1,7 +1,7 @@
 """Reduced vocabularies: which ids of the target a head's columns stand for.
 
-`d2t` has one number for each column. The format's own meaning is an offset: column i stands for the target's id i + d2t[i]. Some
-files hold the ids themselves. `t2d` marks the ids that have a column. Columns are in the order of their ids.
+`d2t` has one number for each column. By the format it is an offset: column i stands for the target's id i + d2t[i]. Some files hold
+the ids themselves. `t2d` marks the ids that have a column. Columns are in the order of their ids.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from foredraft.errors import ModelError
 
 
 class VocabularyTable(NamedTuple):
-    """target_ids: [D] int64, or None: the first D ids. candidates: every reading of the file that is possible, if there are
-    several. notes: what a user should know."""
+    """target_ids: [D] int64, or None: the first D ids. candidates: all possible readings of the file, if there are several. notes:
+    what a user should know."""
 
     target_ids: Tensor | None
     candidates: tuple[Tensor, ...] = ()
@@ -53,8 +53,8 @@ def read_table(d2t: Tensor | None, t2d: Tensor | None, draft_vocab_size: int, vo
 
 
 def to_target_vocabulary(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [n, D] over the target's vocabulary, [n, vocab_size]. Ids that no column stands for get -inf.
-    target_ids: [D], or None: columns are ids; those past the vocabulary are cut."""
+    """Map logits [n, D] to the target's vocabulary, [n, vocab_size]. Ids without a column get -inf.
+    target_ids: [D], or None: columns are ids, and those past the vocabulary are cut."""
     num_columns = logits.shape[1]
     if target_ids is None and num_columns >= vocab_size:
         return logits[:, :vocab_size]
@@ -64,7 +64,7 @@ def to_target_vocabulary(logits: Tensor, target_ids: Tensor | None, vocab_size: 
 
 
 def check_ids(ids: Tensor, name: str, draft_vocab_size: int, vocab_size: int) -> Tensor:
-    """A table that holds ids in any order, as int64 [draft_vocab_size]. Raises ModelError unless they are different ids of the
+    """A table that holds ids in any order, as int64 [draft_vocab_size]. Raises ModelError unless they are distinct ids of the
     vocabulary."""
     _check_shapes({name: (ids, draft_vocab_size)})
     ids = ids.long()

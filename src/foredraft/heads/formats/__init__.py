@@ -1,4 +1,4 @@
-"""The forms in which heads are published: one file a form, and one line in FORMATS."""
+"""The formats in which heads are published: one file per format, and one line in FORMATS."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ FORMATS: Sequence[HeadFormat] = (
     safeailab_eagle3.FORMAT,
     safeailab_eagle1.FORMAT,
 )
-"""The first form that matches the files is used."""
+"""The first format that matches the files is used."""

@@ -1,4 +1,4 @@
-"""What a form of head checkpoints is."""
+"""The description of a format of head checkpoints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from foredraft.heads.config import HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
 
 KIND_KEY = "speculators_model_type"
-"""In config.json: what a head in the form of speculators is."""
+"""The key in config.json that says the kind of a head in the format of speculators."""
 
 
 class HeadFormat(NamedTuple):
-    """matches: whether files are of this form. read: the head they hold; raises ModelError, one line, for what it cannot be.
-    method: that drafts with it. kinds: what config.json has as KIND_KEY in such files, of those forms that have it."""
+    """matches: whether files are in this format. read: the head they hold; raises ModelError, one line, for invalid files. method:
+    the method that drafts with it. kinds: possible values of KIND_KEY in config.json, for formats that have the key."""
 
     name: str
     matches: Callable[[HeadFiles], bool]
@@ -30,7 +30,7 @@ def architectures(files: HeadFiles) -> tuple[str, ...]:
 
 
 def renamed(files: HeadFiles, *prefixes: tuple[str, str]) -> HeadFiles:
-    """The same files with the first prefix of a name that matches replaced."""
+    """The same files, with renamed tensors. prefixes: (old, new); in each name the first old prefix that matches is replaced."""
     tensors = {}
     for name, tensor in files.tensors.items():
         old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))

@@ -30,7 +30,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
         layer,
         files.tensors,
         target,
-        taps=taps_of(ids, target, offset=1),  # ids number outputs of layers
+        taps=taps_of(ids, target, offset=1),  # ids number the outputs of layers
         draft_vocab_size=layer.vocab_size,
         target_hidden_size=layer.hidden_size,
         ambiguities=[Ambiguity("norm_output", (False, True))],

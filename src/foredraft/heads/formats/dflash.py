@@ -1,5 +1,5 @@
-"""Block drafters: DFlash and DFlash-2 as z-lab publishes them (`dflash` 0.1.0), DSpark as SpecForge and DeepSpec write it, which follow
-z-lab's form, and all of them and XPress as `speculators` (0.9) writes them."""
+"""Block drafters: DFlash and DFlash-2 as z-lab publishes them (`dflash` 0.1.0), DSpark as SpecForge and DeepSpec write it, in z-lab's
+format, and all of these and XPress as `speculators` (0.9) writes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from foredraft.heads.settings import Settings
 from foredraft.heads.vocabulary import read_table
 
 KINDS = ("dflash", "dflash2", "dspark", "xpress")
-"""In speculators' form."""
+"""Values of KIND_KEY in speculators' format."""
 ARCHITECTURES = MappingProxyType(
     {
         "DFlashDraftModel": "dflash",
@@ -41,10 +41,10 @@ ARCHITECTURES = MappingProxyType(
         "Gemma4DSparkModel": "dspark",
     }
 )
-"""z-lab's, SpecForge's and DeepSpec's: what is of which kind."""
+"""The kinds of the classes of z-lab, SpecForge and DeepSpec."""
 _GEMMAS_LAYERS = "Gemma4DSparkModel"
 _SPECFORGE_DSPARK = "DSparkDraftModel"
-"""Its training drafts from the anchor, and its own decoding does not."""
+"""SpecForge's training drafts from the anchor, but its decoding does not."""
 CORRECTION_PREFIXES = MappingProxyType(
     {"dspark": "markov_head.", "dflash2": "candidate_selector.", "xpress": "refiner_head."}
 )
@@ -58,7 +58,7 @@ _NEUTRAL: dict[str, Any] = {
     "attention_value_scale": 1.0,
     "is_neox_style": True,
 }
-"""Settings of which only these values are supported."""
+"""Settings for which only these values are supported."""
 _TRAINING = (
     "num_anchors",
     "attention_mode",
@@ -68,7 +68,7 @@ _TRAINING = (
     "confidence_head_alpha",
     "target_model_name_or_path",
 )
-"""What was of account in training, or to parts that are not run here."""
+"""Settings that matter only for training, or for parts that are not run here."""
 _ABOUT = (
     "architectures",
     "auto_map",
@@ -86,7 +86,7 @@ _ABOUT = (
 
 
 def method_of_architectures(names: Any) -> str | None:
-    """names: of classes, as config.json has them"""
+    """names: the class names in config.json"""
     return FORMAT.method if any(name in ARCHITECTURES for name in names or ()) else None
 
 
@@ -99,7 +99,7 @@ def matches_speculators(files: HeadFiles) -> bool:
 
 
 def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
-    """Ids count the outputs of layers."""
+    """Read a head in z-lab's format. Layer ids number the outputs of layers."""
     settings = Settings(files.config)
     inner = settings.nested("dflash_config")
     either = _Either(settings, inner)
@@ -139,7 +139,7 @@ def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 
 
 def read_speculators(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
-    """Ids count what layers read."""
+    """Read a head in speculators' format. Layer ids number the inputs of layers."""
     settings = Settings(files.config)
     kind = settings.get(KIND_KEY)
     inner = settings.nested("transformer_layer_config")
@@ -166,13 +166,13 @@ def read_speculators(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 
 
 class _Either:
-    """A setting that is in a nested object, or else beside it."""
+    """Settings that are in a nested object or, failing that, in the outer one."""
 
     def __init__(self, outer: Settings, inner: Settings) -> None:
         self._outer, self._inner = outer, inner
 
     def read(self, key: str) -> Settings:
-        """Where it is; both count as read."""
+        """The object that holds the key; it counts as read in both."""
         self._outer.get(key)
         return self._inner if key in self._inner else self._outer
 
@@ -195,7 +195,7 @@ def _zlab_kind(files: HeadFiles, inner: Settings) -> str:
 
 
 def _parts(kind: Any, settings: _Either, default_rank: int) -> dict[str, Any]:
-    """Fields of DFlashConfig beyond DFlash's own."""
+    """The fields of DFlashConfig that plain DFlash does not use."""
     read: Callable[[_Either, int], CorrectionForm | None] | None = _CORRECTIONS.get(kind)
     convolution = None
     if kind == "dflash2":
@@ -234,7 +234,7 @@ def _checkpoint(
     layout_is_open: bool,
     **fields: Any,
 ) -> HeadCheckpoint:
-    """layout_is_open: programs disagree about whether such files draft from the anchor. fields: the others of DFlashConfig."""
+    """layout_is_open: whether programs disagree about such heads drafting from the anchor. fields: the other fields of DFlashConfig."""
     _check_sizes(layer, fields["block_size"], fields["convolution"], fields["correction"])
     tensors = _named(files, kind)
     table = read_table(tensors.get("d2t"), tensors.get("t2d"), draft_vocab_size, layer.vocab_size)
@@ -275,7 +275,7 @@ def _check_sizes(
 
 
 def _named(files: HeadFiles, kind: str) -> dict[str, Tensor]:
-    """As in heads/dflash.py. z-lab's tables of a selector may be called weights."""
+    """The tensors, named as in heads/dflash.py. In z-lab's files the names of a selector's tables may end in .weight."""
     tensors = renamed(files, (CORRECTION_PREFIXES.get(kind, "-"), "correction.")).tensors
     return {
         name.removesuffix(".weight") if name.endswith("_codebook.weight") else name: tensor

@@ -1,4 +1,4 @@
-"""What the forms of EAGLE-3 have in common. Tensors are named as in heads/eagle.py by now."""
+"""The common part of the EAGLE-3 formats. Here tensors already have the names of heads/eagle.py."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _TABLES = ("d2t", "t2d")
 
 
 class Taps(NamedTuple):
-    """taps: those chosen. candidates: what else the file may mean."""
+    """taps: those chosen. candidates: all that the file may mean, the chosen ones first."""
 
     taps: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...]
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Of a file that names none: the inputs of layers 2, L // 2 and L - 3, as every program takes them."""
+    """The taps for a file that names none: the inputs of layers 2, L // 2 and L - 3, which every program uses."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def taps_of(ids: Sequence[int] | None, target: TargetShape, offset: int) -> Taps:
-    """ids: as the file gives them; None: it gives none. offset: what is added to an id, by the form's own convention.
+    """ids: as the file gives them; None: it gives none. offset: what to add to an id, by the format's own convention.
 
     Programs disagree by one about what an id counts, so the neighbouring taps are candidates too.
-    Raises ModelError where the target has no such layers.
+    Raises ModelError if the target has no such layers.
     """
     taps = default_taps(target.num_layers) if ids is None else tuple(each + offset for each in ids)
     if not _are_taps(taps, target):
@@ -78,7 +78,7 @@ def _are_taps(taps: Sequence[int], target: TargetShape) -> bool:
 
 
 def _num_fused(layer: PretrainedConfig, weights: dict[str, Tensor]) -> int:
-    """Layers that read the embedding too: all of them in some files, the first in most."""
+    """The number of layers that also read the embedding: all of them in some files, only the first in most."""
     return sum(f"layers.{index}.hidden_norm.weight" in weights for index in range(layer.num_hidden_layers))
 
 

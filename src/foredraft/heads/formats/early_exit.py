@@ -1,4 +1,4 @@
-"""Early exits as `foredraft train head --kind exit` writes them: a configuration like speculators', a norm and an adapter."""
+"""Early exits as `foredraft train head --kind exit` writes them: a norm, an adapter, and a configuration like that of speculators."""
 
 from __future__ import annotations
 

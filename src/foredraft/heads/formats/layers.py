@@ -34,7 +34,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Layers in the weights: what config.json says of them is often the target's. Raises ModelError for none, or a gap."""
+    """The number of layers in the weights: config.json often has the target's. Raises ModelError for no layers, or a gap."""
     indices = {int(match[1]) for name in names if (match := _LAYER.match(name))}
     if not indices or indices != set(range(len(indices))):
         raise ModelError(f"its weights should have layers 0, 1, .., and have {sorted(indices) or 'none'}")
@@ -42,7 +42,7 @@ def count_layers(names: Iterable[str]) -> int:
 
 
 def read_layers(settings: Settings, num_layers: int, family: str | None = None) -> PretrainedConfig:
-    """Reads every key of a layer configuration. family: the model_type; None: as the settings give it.
+    """Read every key of a layer configuration. family: the model_type; None: the one in the settings.
 
     Raises ModelError for a family or a rotary embedding that is not supported.
     """
@@ -69,7 +69,7 @@ def _types(types: Any, num_layers: int) -> list[str]:
 
 
 def _check_rotary(layer: PretrainedConfig) -> None:
-    """Some kinds of scaling go by the longest position of a pass, and would let one request rotate another's rows."""
+    """Refuse kinds of scaling that depend on the longest position of a pass: one request would change the rotation of another's rows."""
     parameters = layer.rope_parameters
     kind = parameters.get("rope_type", "default")
     if kind not in _ROTARY:

@@ -1,7 +1,7 @@
-"""Medusa heads as FasterDecoding writes them (`medusa_lm_head.pt`), and text-generation-inference after it (safetensors).
+"""Medusa heads as FasterDecoding writes them (`medusa_lm_head.pt`), and likewise text-generation-inference (safetensors).
 
-Tensors are `{head}.{block}.linear.weight`, `.bias`, and last `{head}.{number of blocks}.weight`, the lm_head. In models that were
-trained together with their heads (Medusa-2) they lie below `medusa_head.`, beside the model's own.
+Tensors are `{head}.{block}.linear.weight`, `.bias`, and last `{head}.{number of blocks}.weight`, the lm_head. For a model that was
+trained together with its heads (Medusa-2), they have the prefix `medusa_head.` in the model's own files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Medusa heads in vLLM's form."""
+"""Medusa heads in vLLM's format."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _target_ids(token_map: Tensor | None, draft_vocab_size: int, vocab_size: int
 
 
 def _reduced(name: str, tensor: Tensor, target_ids: Tensor | None) -> Tensor:
-    """An lm_head of the whole vocabulary is cut down to the columns drafted."""
+    """Cut an lm_head over the whole vocabulary down to the drafted ids."""
     if target_ids is None or not name.startswith("lm_head") or tensor.shape[0] == len(target_ids):
         return tensor
     return tensor[target_ids]

@@ -1,5 +1,5 @@
-"""MTP layers in a target's own checkpoint, as DeepSeek-V3 and GLM-4.5 have them behind the target's layers, and as MiMo has them in
-a list of their own. Everything that such a checkpoint holds of them is accounted for."""
+"""MTP layers in a target's own checkpoint: numbered after the target's layers in DeepSeek-V3 and GLM-4.5, and in a list of their own in
+MiMo. Every tensor of such layers must be accounted for."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BUFFER = "rotary_emb.inv_freq"
 
 
 class MtpForm(NamedTuple):
-    """How checkpoints name MTP layers. layers: what comes before a layer's number. is_behind: whether numbers go on behind the target's
-    own layers; otherwise they begin at 0. renamed: parts that are not the decoder layer's -> their names in heads/mtp.py. copies: of the
-    target's own tensors -> those. hidden_first: see MtpConfig."""
+    """How checkpoints name MTP layers. layers: the prefix before a layer's number. is_behind: whether numbers continue after the target's
+    own layers; otherwise they begin at 0. renamed: parts outside the decoder layer -> their names in heads/mtp.py. copies: tensors that
+    are copies of the target's -> the target's names. hidden_first: see MtpConfig."""
 
     name: str
     layers: str
@@ -58,21 +58,21 @@ _FORMS = (DEEPSEEK, MIMO)
 
 
 class MtpNames(NamedTuple):
-    """names: for each layer its tensors: what comes behind the layer's prefix -> the whole name in the checkpoint."""
+    """The tensors of MTP layers. layers: for each layer, a tensor's name after the layer's prefix -> its full name in the checkpoint."""
 
     form: MtpForm
     layers: tuple[dict[str, str], ...]
 
     @property
     def wanted(self) -> set[str]:
-        """In the checkpoint: of the layers, and what they hold copies of."""
+        """The tensors to read from the checkpoint: those of the layers, and the originals of their copies."""
         copied = {name for layer in self.layers for name in layer if name in self.form.copies}
         originals = {_EMBEDDINGS, *(self.form.copies[name] for name in copied)} if copied else set()
         return originals | {name for layer in self.layers for name in layer.values()}
 
 
 def find_layers(names: Iterable[str], num_hidden_layers: int) -> MtpNames | None:
-    """The MTP layers among the tensors of a target; None: there are none. Raises ModelError for layers of no known form."""
+    """The MTP layers among the tensors of a target; None: there are none. Raises ModelError for layers in no known format."""
     names = list(names)
     for form in _FORMS:
         first = num_hidden_layers if form.is_behind else 0
@@ -92,7 +92,7 @@ def find_layers(names: Iterable[str], num_hidden_layers: int) -> MtpNames | None
 
 
 def _by_layer(form: MtpForm, names: Iterable[str], first: int) -> dict[int, dict[str, str]]:
-    """Layers from this number on, counted from 0: see MtpNames."""
+    """The layers numbered from `first` on, as in MtpNames, by number counted from 0."""
     pattern, layers = re.compile(re.escape(form.layers) + r"(\d+)\.(.*)"), dict[int, dict[str, str]]()
     for name in names:
         match = pattern.fullmatch(name)
@@ -104,9 +104,9 @@ def _by_layer(form: MtpForm, names: Iterable[str], first: int) -> dict[int, dict
 def read(
     found: MtpNames, tensors: Mapping[str, Tensor], config: PretrainedConfig, parts: DecoderParts
 ) -> HeadCheckpoint:
-    """tensors: those wanted, by their names in the checkpoint. config: the target's; parts: of its decoder.
+    """tensors: those that `found` wants, by their names in the checkpoint. config: the target's; parts: of its decoder.
 
-    Raises ModelError for a configuration by which such layers cannot be made, and for copies of the target's tensors that are none.
+    Raises ModelError for a configuration from which such layers cannot be built, and for copies that differ from the target's tensors.
     """
     form = found.form
     weights: dict[str, Tensor] = {}
@@ -129,7 +129,7 @@ def read(
 
 
 def _layer(form: MtpForm, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the names in heads/mtp.py."""
+    """One layer's tensors, by the names in heads/mtp.py."""
     named = {}
     for name, tensor in tensors.items():
         part = name.removesuffix(".weight")
@@ -141,7 +141,7 @@ def _layer(form: MtpForm, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a mixture in one tensor, as transformers has them: gate_up_proj [E, 2 * I, H], down_proj [E, H, I]."""
+    """Stack the weights of experts, as transformers has them: gate_up_proj [E, 2 * I, H], down_proj [E, H, I]."""
     others: dict[str, Tensor] = {}
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     for name, tensor in tensors.items():
@@ -164,7 +164,7 @@ def _with_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_copies(form: MtpForm, layer: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """The target's embeddings and lm_head are used; a tied lm_head is the embeddings."""
+    """Refuse copies that differ from the target's tensors, which are used in their place. A tied lm_head is the embeddings."""
     for name, original in form.copies.items():
         theirs = tensors.get(original, tensors.get(_EMBEDDINGS))
         if name in layer and theirs is not None and not torch.equal(layer[name], theirs):
@@ -172,7 +172,7 @@ def _check_copies(form: MtpForm, layer: Mapping[str, Tensor], tensors: Mapping[s
 
 
 def _config_of_layers(config: PretrainedConfig, weights: Mapping[str, Tensor], num_layers: int) -> PretrainedConfig:
-    """The target's, by which layers 0, 1, .. are MTP layers."""
+    """The target's configuration, changed so that layers 0, 1, .. are the MTP layers."""
     text = copy.deepcopy(config.get_text_config())
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and set(kinds) != {_FULL}:

@@ -1,4 +1,4 @@
-"""EAGLE-3 as NeMo AutoModel writes it: SafeAILab's tensors below `model.`."""
+"""EAGLE-3 as NeMo AutoModel writes it: SafeAILab's tensors with the prefix `model.`."""
 
 from __future__ import annotations
 

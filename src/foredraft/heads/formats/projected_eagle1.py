@@ -1,4 +1,4 @@
-"""EAGLE-1 heads as `foredraft train head --kind eagle1` writes them: a configuration like speculators'."""
+"""EAGLE-1 heads as `foredraft train head --kind eagle1` writes them: a configuration like that of speculators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE-1 and 2 as SafeAILab writes them: a Llama layer without input norm, and fc before it."""
+"""EAGLE-1 and 2 as SafeAILab writes them: fc, then a Llama layer without an input norm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matches(files: HeadFiles) -> bool:
 def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     weights = {name: tensor for name, tensor in files.tensors.items() if name != TOKEN_MAP}
     settings = Settings(files.config)
-    settings.take(("bias",))  # whether fc has one: its tensors tell
+    settings.take(("bias",))  # whether fc has one: taken from the tensors
     draft_vocab_size = settings.get("truncated_vocab_size")
     logit_scale = float(settings.get("logit_scale", 1.0))
     layer = read_layers(settings, count_layers(weights))
@@ -51,7 +51,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 
 
 def _target_ids(tensors: dict[str, Tensor], draft_vocab_size: int | None, vocab_size: int) -> Tensor | None:
-    """vLLM's reduced vocabulary: ids in any order."""
+    """The ids of vLLM's reduced vocabulary, in any order."""
     if draft_vocab_size is None or draft_vocab_size == vocab_size:
         return None
     if TOKEN_MAP not in tensors:
@@ -60,7 +60,7 @@ def _target_ids(tensors: dict[str, Tensor], draft_vocab_size: int | None, vocab_
 
 
 def _reduced(weights: dict[str, Tensor], target_ids: Tensor | None) -> dict[str, Tensor]:
-    """An lm_head of the whole vocabulary is cut down to the columns drafted."""
+    """Cut an lm_head over the whole vocabulary down to the drafted ids."""
     lm_head = weights.get("lm_head.weight")
     if lm_head is None or target_ids is None or lm_head.shape[0] == len(target_ids):
         return weights

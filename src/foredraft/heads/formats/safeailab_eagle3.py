@@ -37,7 +37,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     width = settings.integer("target_hidden_size", layer.hidden_size)
     settings.refuse_unread()
     nested.refuse_unread()
-    # the programs of this form leave fc out where the features are as wide as the head, though the file has it
+    # programs that use this format skip fc if the features are as wide as the head, even if the file has it
     applies_fc = len(taps.taps) * width != layer.hidden_size
     unclear = () if applies_fc else (Ambiguity("applies_fc", (False, True)),)
     return checkpoint_of(
@@ -55,7 +55,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 
 
 def _taps(settings: Settings, nested: Settings, target: TargetShape) -> Taps:
-    """Ids that begin with 1 number outputs of layers (SGLang, SpecForge), others inputs (vLLM)."""
+    """Ids that begin with 1 number the outputs of layers (SGLang, SpecForge), others the inputs (vLLM)."""
     inner, outer = nested.integers(_IDS), settings.integers(_IDS)
     ids = inner or outer
     count = settings.get(_COUNT)
@@ -83,7 +83,8 @@ def _norms(settings: Settings, nested: Settings) -> dict[str, Any]:
 
 
 def _unclear_norms(settings: Settings, norms: dict[str, Any]) -> list[Ambiguity]:
-    """By norm_output SpecForge means whether a norm precedes the lm_head, SGLang and vLLM what is fed back."""
+    """Norm settings that files leave open. For SpecForge norm_output means that a norm precedes the lm_head, for SGLang and vLLM that
+    the normalised state is fed back."""
     unclear = [Ambiguity("norm_output", (norms["norm_output"], not norms["norm_output"]))]
     if "norm_before_residual" not in settings:
         unclear.append(Ambiguity("norm_before_residual", (False, True)))

@@ -1,4 +1,4 @@
-"""vLLM's wrapper round an EAGLE head's configuration: the layers' own is in `model`."""
+"""vLLM's wrapper around an EAGLE head's configuration, with the configuration of the layers in `model`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
 
 
 def _unwrapped(files: HeadFiles) -> HeadFiles:
-    """Keys outside win over those of the layers, as in vLLM."""
+    """The files with a flat configuration. As in vLLM, outer keys override those of the layers."""
     inner = files.config.get("model")
     if not isinstance(inner, dict):
         raise ModelError("config.json of type eagle must hold the layers' configuration in model")
