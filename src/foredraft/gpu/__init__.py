@@ -1,6 +1,6 @@
-"""A decoder on one GPU: its passes over static memory, in Triton and the library's products, captured into CUDA graphs.
+"""A decoder on one GPU: passes over static memory, in Triton and PyTorch's products, captured into CUDA graphs.
 
-Whoever has no Triton has no `kernels` and no `passes`; ask `why_not` before importing them.
+`kernels` and `passes` need Triton: call `why_not` before importing them.
 """
 
 from foredraft.gpu.buckets import Bucket, Noise, bucket_for, drafting_buckets, verification_buckets

@@ -1,4 +1,4 @@
-"""Passes come in every size, graphs are captured for a few: each pass is filled up to the next of these."""
+"""Passes come in any size, but CUDA graphs are captured for a few sizes: each pass is padded to the next of these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Noise(IntEnum):
-    """What tokens are generated with, at most: nothing, if all are the likeliest; uniform numbers; or noise that drafter and verifier
+    """The most that the choice of generated tokens needs: nothing, if all are greedy; uniform numbers; or noise that drafter and verifier
     share."""
 
     NONE = 0
@@ -18,8 +18,8 @@ class Noise(IntEnum):
 
 class Bucket(NamedTuple):
     """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are computed. depth: tokens that the model
-    generates; 0 if it only reads. noise: what they are chosen with. num_slots: those that the rows' paths name (SlotPaths); 0 where every
-    row's slot is its position."""
+    generates; 0 if it only reads. noise: what they are chosen with. num_slots: the number of slots in the rows' paths (SlotPaths); 0 if
+    every row's slot is its position."""
 
     num_rows: int
     num_spans: int
@@ -34,8 +34,8 @@ class Bucket(NamedTuple):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is worth a graph, as decoding, verification and drafting are. Prompts come in too many sizes, and take the device
-        longer than their launches take the processor."""
+        """Whether it is worth a graph, as decoding, verification and drafting are. Prompts come in too many sizes, and they take the GPU
+        longer than launching their kernels takes the CPU."""
         if self.depth:
             return self.num_rows <= 2 * self.num_spans
         return self.num_wanted == self.num_rows <= min(_MOST_GRAPH_ROWS, _MOST_WIDTH * self.num_spans)
@@ -53,17 +53,17 @@ def bucket_for(
     *,
     num_slots: int = 0,
 ) -> Bucket:
-    """The smallest that holds a pass of so many rows. A row more than a power of two costs as much as twice as many, at
-    most; a model's pass is paid by its weights up to far more rows than that."""
+    """The smallest bucket that holds a pass of this size. Rounding up to a power of two at most doubles the rows, and up to many more
+    rows the cost of a pass is that of reading the weights."""
     rows = _power(num_rows)
-    # decoding and verification want all of their rows: of those there are few sizes
+    # decoding and verification want all of their rows, and those come in few sizes
     wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
     return Bucket(rows, _power(num_spans), wanted, depth, noise, _power(num_slots) if num_slots else 0)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
-    """Every bucket that plain decoding and verification of up to max_spans sequences, with up to max_width rows each,
-    come to; the smallest first."""
+    """Every bucket needed for plain decoding and verification of up to max_spans sequences, with up to max_width rows each, smallest
+    first."""
     buckets = {
         bucket_for(spans * width, spans, spans * width)
         for spans in _sizes(max_spans)
@@ -73,8 +73,8 @@ def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:
 
 
 def drafting_buckets(max_spans: int, max_depth: int) -> Iterator[Bucket]:
-    """The same for a draft model that generates up to max_depth tokens; after a full acceptance it has two to read. What it cannot
-    generate in one call takes a pass for each token. Buckets with shared noise are captured when they are first used."""
+    """The same for a draft model that generates up to max_depth tokens, which has two tokens to read after a full acceptance. If it
+    cannot generate in one call, it takes one pass per token. Buckets with shared noise are captured when they are first used."""
     buckets = {
         bucket_for(spans * unread, spans, spans, depth, noise)
         for spans in _sizes(max_spans)

@@ -1,4 +1,4 @@
-"""Running a computation over static memory: at once, or captured into a CUDA graph the first time and replayed since."""
+"""Run a computation over static memory: directly, or captured into a CUDA graph the first time and replayed afterwards."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _WARM_UPS = 2
 
 
 class Runner(Protocol):
-    """compute: reads memory that stays where it is, and is the same for the same key. -> what it gives, valid until the
-    next call, with any key."""
+    """compute: reads memory that never moves, and is the same for the same key. -> its outputs, valid until the next call with any key"""
 
     def __call__(self, key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
 
@@ -24,7 +23,7 @@ def at_once(key: Hashable, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[T
 
 
 class Graphs:
-    """CUDA graphs by key, all in one memory pool: no two of them run at a time."""
+    """CUDA graphs by key, all in one memory pool: no two of them run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -43,12 +42,12 @@ class Graphs:
     def _capture(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):  # kernels are compiled and libraries set up outside the capture
+            with torch.cuda.stream(self._stream):  # compile kernels and set up libraries outside the capture
                 for _ in range(_WARM_UPS):
                     compute()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # what other threads do with the device is no part of it
+            # other threads may use the device during the capture
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 outputs = compute()
         return graph, outputs

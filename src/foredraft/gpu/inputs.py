@@ -1,4 +1,4 @@
-"""The inputs of a pass, in memory that stays where it is: a graph reads it there whenever it is replayed."""
+"""The inputs of a pass at fixed addresses, where a graph reads them whenever it is replayed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NO_SPAN = -1
 """The span of a padding row: it belongs to no sequence, stores nothing and reads nothing."""
 
 BY_KEY = -1.0
-"""In place of a uniform number: the token is chosen with shared noise."""
+"""In place of a uniform number if the token is chosen with shared noise."""
 
 
 class SlotPaths(NamedTuple):
-    """Which slots a row sees from its span's start on. slots: paths, one after the other; rows of one path share it. first_slots:
-    [R], where each row's begins."""
+    """The slots that a row sees from its span's start on. slots: all paths, one after the other; rows on the same path share it.
+    first_slots: [R], the index in slots at which each row's path begins."""
 
     slots: Sequence[int]
     first_slots: Sequence[int]
 
 
 class Inputs:
-    """Of one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
-    all int64. temperatures: [spans] and uniforms [depth, spans] float64, of generated tokens, BY_KEY where noise is shared; keys:
-    [depth, spans] int64, its keys, or None if the bucket has none. slots and first_slots: [rows], starts: [spans], path_slots:
-    [slots], all int64 (SlotPaths), or None if the bucket is contiguous."""
+    """The inputs for one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
+    all int64. temperatures: [spans] and uniforms: [depth, spans], float64, for generated tokens; a uniform is BY_KEY if noise is shared.
+    keys: [depth, spans] int64, of the shared noise, or None if the bucket has none. slots and first_slots: [rows], starts: [spans],
+    path_slots: [slots], all int64 (SlotPaths), or None if the bucket is contiguous."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
@@ -63,7 +63,7 @@ class Inputs:
         self.fill(StackBatch([], [], None if bucket.is_contiguous else [], [], []), SlotPaths([], []))
 
     def fill(self, batch: StackBatch, paths: SlotPaths | None = None) -> None:
-        """Copy a batch to the device. What the bucket has beyond it becomes padding. paths: where slots are not positions"""
+        """Copy a batch to the device. The rest of the bucket becomes padding. paths: needed if slots are not positions"""
         self._whole.wait()
         ids, positions, row_spans, wanted, capacities, stores = self._parts
         for part, numbers in ((ids, batch.ids), (positions, batch.positions), (wanted, batch.wanted)):
@@ -94,7 +94,7 @@ class Inputs:
         self._slots.send()
 
     def fill_noise(self, specs: Sequence[DrawSpec]) -> None:
-        """specs: of each span, with noise for every token that it generates."""
+        """specs: one per span, with noise for every token that it generates."""
         self._noise.wait()
         temperatures, uniforms = self._noise_parts
         temperatures[:], uniforms[:] = 0.0, 0.0
@@ -116,12 +116,12 @@ class Inputs:
         self._shared.send()
 
     def _by_step(self, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """[depth, spans], in the same memory."""
+        """A view of the same memory, [depth, spans]."""
         return part.reshape(self.bucket.depth, self.bucket.num_spans)
 
 
 class PinnedBuffer:
-    """Numbers on the device and, where the device is another, their source in page-locked memory."""
+    """Numbers on the device and the host memory that they are copied from, page-locked if the device is a GPU."""
 
     def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device) -> None:
         size = sum(_even(sizes))
@@ -135,12 +135,12 @@ class PinnedBuffer:
         return tuple(part[:size] for part, size in zip(parts, sizes, strict=True))
 
     def host_parts(self, sizes: list[int]) -> list[np.ndarray[Any, Any]]:
-        """What is written to them goes to the device with `send`."""
+        """`send` copies what is written to these to the device."""
         parts = np.split(self._host.numpy(), np.cumsum(_even(sizes))[:-1])
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def wait(self) -> None:
-        """Until the copy before has been made: a prompt's pieces follow each other unread."""
+        """Wait for the previous copy: the chunks of a prompt follow each other without a result being read."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -151,5 +151,5 @@ class PinnedBuffer:
 
 
 def _even(sizes: list[int]) -> list[int]:
-    """Each part begins on 16 bytes: kernels are compiled anew for what does not."""
+    """Align each part to 16 bytes: kernels are compiled separately for parts that are not."""
     return [size + size % 2 for size in sizes]

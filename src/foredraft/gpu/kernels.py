@@ -1,10 +1,10 @@
-"""What a decoder of Llama's form computes between its matrix products, in Triton: a program a row (and a head).
+"""What a Llama-like decoder computes between its matrix products, in Triton: one program per row (and head).
 
-A program sums over its own row in an order that its position alone decides, so a row's bits depend neither on how many
-rows share the launch nor on where among them it stands; `linear` says the same of products. Keys and values are read and
-written where the cache keeps them: the kernels are given addresses, so a captured graph finds a sequence that has moved.
+A program sums over its own row in an order that depends only on the row's position, so a row's bits depend neither on how many rows share
+the launch nor on its place among them; the same holds for the products of `linear`. Keys and values are read and written where the cache
+keeps them: the kernels are given addresses, so a captured graph finds a sequence that has moved.
 
-Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1), which is how they are tested.
+Without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1), which is how they are tested.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from foredraft.gpu.inputs import Inputs
 from foredraft.gpu.weights import DeviceLayer, Linear, Shape
 
 _WIDEST_KEYS = 16_384
-"""Bytes of a block of keys: several of them, and of values, are on their way into shared memory at a time."""
+"""The most bytes in a block of keys: several such blocks, and of values, are loaded into shared memory at a time."""
 _GATE_BLOCK = 1024
 
 
 class Tiles(NamedTuple):
-    """Of a product: rows of the pass and of the matrix in a program, how much of the inner size at a time, warps, and how many
-    loads are on their way."""
+    """Tiles of a product: rows of the pass and rows of the matrix per program, the step along the inner size, warps, and how many loads
+    are in flight."""
 
     rows: int = 16
     columns: int = 32
@@ -50,8 +50,8 @@ def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: fl
 
 
 def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape) -> Tensor:
-    """Rotary embedding (arXiv:2104.09864) of queries and keys, normed before where the layer does that; keys and values go
-    to their slots in the cache. qkv: [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]"""
+    """Rotary embedding (arXiv:2104.09864) of queries and keys, after their norms if the layer has those; keys and values go to their
+    slots in the cache. qkv: [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]"""
     num_rows = qkv.shape[0]
     queries = qkv.new_empty(num_rows, shape.num_heads, shape.head_dim)
     programs.rotate_and_store[(num_rows, shape.num_heads + 2 * shape.num_kv_heads)](
@@ -79,18 +79,18 @@ def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer
 
 
 def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shape: Shape, parts: int = 1) -> Tensor:
-    """Causal attention of each row over the keys of its own sequence, in a tree those of its path, in the order of position. queries: [T, Hq, D] -> [T, Hq * D]; rows of no sequence
-    become zero.
+    """Causal attention of each row over the keys of its own sequence, or in a tree of its path, in the order of position. queries:
+    [T, Hq, D] -> [T, Hq * D]; rows of no sequence become zero.
 
-    The softmax is summed up as it goes (arXiv:2205.14135), block after block of keys at fixed places. parts, a power of two:
-    the blocks are dealt out to so many programs, whose sums are then joined (Flash-Decoding, Dao et al. 2023): a few rows
-    would otherwise leave most of the device idle. Their number decides the order of a row's sum.
+    The softmax is accumulated online (arXiv:2205.14135), over blocks of keys at fixed places. parts, a power of two: the blocks are split
+    among this many programs, whose sums are then merged (Flash-Decoding, Dao et al. 2023), because a few rows would otherwise leave most
+    of the device idle. The number of parts decides the order of a row's sum.
     """
     num_rows = queries.shape[0]
     groups = shape.num_heads // shape.num_kv_heads
     width = max(16, triton.next_power_of_2(shape.head_dim))
     out = torch.empty_like(queries)
-    reads, sums = queries, queries  # not looked at where there is one part
+    reads, sums = queries, queries  # unused if there is one part
     if parts > 1:
         each = (num_rows, shape.num_kv_heads, parts, groups)
         reads = queries.new_empty(*each, shape.head_dim, dtype=torch.float32)
@@ -142,8 +142,8 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, matrix: Linear, tiles: Tiles = TILES) -> Tensor:
-    """A product whose rows do not see each other: the inner size is never split, and walked in one order whatever the
-    number of rows. x: [T, k] -> [T, n]"""
+    """A product that computes each row independently: the inner size is never split, and summed in the same order for any number of rows.
+    x: [T, k] -> [T, n]"""
     num_rows, inner = x.shape
     n = matrix.weight.shape[0]
     out = x.new_empty(num_rows, n)

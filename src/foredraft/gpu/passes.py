@@ -1,5 +1,5 @@
-"""One pass of a decoder over static inputs, and the loop in which a draft model generates. Nothing in here waits for the device or
-reads a number back, so that all of it can be captured."""
+"""One pass of a decoder over static inputs, and the loop in which a draft model generates. Nothing here waits for the device or reads a
+number back, so that all of it can be captured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from foredraft.gpu.weights import DeviceStack, Linear, Shape
 from foredraft.sampling import inverse_cdf, shared_scores, tempered
 
 FINAL_NORM = -1
-"""The tap of what the head reads."""
+"""The tap for the input of the head."""
 
 _PROGRAMS, _MOST_PARTS, _LEAST_KEYS = 256, 16, 64
-"""Attention is dealt out to about two programs for each of a GPU's multiprocessors, each with a block of keys at least; joining
-more parts of a row costs more than reading them."""
+"""Attention is split among about two programs per multiprocessor of a GPU, each with at least one block of keys; merging more parts of a
+row costs more than reading them."""
 
 
 class Arithmetic(NamedTuple):
-    """The order in which sums are made. product: of x [T, k] and a matrix -> [T, n]. parts: into how many attention deals the
-    keys of each of so many rows."""
+    """The order in which sums are made. product: of x [T, k] and a matrix -> [T, n]. parts: into how many parts attention splits the keys
+    of each row, given the number of rows."""
 
     product: Callable[[Tensor, Linear], Tensor]
     parts: Callable[[int, Shape], int]
@@ -36,16 +36,16 @@ def _library_product(x: Tensor, matrix: Linear) -> Tensor:
 
 
 def _parts_for(num_rows: int, shape: Shape) -> int:
-    """Fewer the more rows there are; a power of two."""
+    """Fewer parts for more rows; a power of two."""
     most = min(_MOST_PARTS, _PROGRAMS // (num_rows * shape.num_kv_heads), shape.cos.shape[0] // _LEAST_KEYS)
     return 1 << max(0, most.bit_length() - 1)
 
 
 FASTEST = Arithmetic(_library_product, _parts_for)
-"""Which sums are taken may depend on the number of rows."""
+"""The order of a row's sums may depend on the number of rows."""
 
 ROW_EXACT = Arithmetic(kernels.linear, lambda num_rows, shape: 1)
-"""A row's sums are made in one order in any pass."""
+"""A row's sums are made in the same order in every pass."""
 
 
 def read(
@@ -62,7 +62,7 @@ def read(
     for index, layer in enumerate(stack.layers):
         normed = kernels.add_norm(residual, delta, layer.input_norm, epsilon)
         if index in taps:
-            hidden[index] = residual.clone()  # which later layers add to
+            hidden[index] = residual.clone()  # later layers add to the original
         qkv = product(normed, layer.qkv)
         queries = kernels.rotate_and_store(qkv, inputs, index, layer, shape)
         delta = product(kernels.attend(queries, inputs, index, layer, shape, parts), layer.out)
@@ -82,9 +82,9 @@ def generate(
     arithmetic: Arithmetic,
     token_probs: Tensor | None = None,
 ) -> Tensor:
-    """Read, and generate bucket.depth tokens of the first vocab_size ids after each span. step: inputs with a row for each span,
-    which are filled here. token_probs: if any token is drawn, [depth, spans, V] float32, where their distributions are written
-    (rows at temperature 0 mean nothing). -> ids [depth, spans], -1 where a row has a NaN"""
+    """Read, then generate bucket.depth tokens after each span, chosen from the first vocab_size ids. step: inputs with one row per span,
+    which are filled here. token_probs: required if any token is drawn, [depth, spans, V] float32, filled with the distributions (rows at
+    temperature 0 are meaningless). -> ids [depth, spans], -1 where a row has a NaN"""
     bucket = inputs.bucket
     last = inputs.wanted[: bucket.num_spans]
     spans = torch.arange(bucket.num_spans, device=last.device)
@@ -112,13 +112,13 @@ def generate(
 
 def argmax(logits: Tensor) -> Tensor:
     """[R, V] -> ids [R], -1 where there is a NaN"""
-    ids = logits.argmax(-1)  # of NaN, if there is one
+    ids = logits.argmax(-1)  # the index of a NaN, if there is one
     return torch.where(logits.gather(1, ids[:, None])[:, 0].isnan(), -1, ids)
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """From softmax(logits / T), or the likeliest where T is 0. logits: [R, V], temperatures, uniforms: [R] float64; keys: [R]
-    int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; probabilities [R, V] float32"""
+    """Draw from softmax(logits / T), or choose the most likely id where T is 0. logits: [R, V], temperatures, uniforms: [R] float64;
+    keys: [R] int64, of the noise where uniforms are BY_KEY -> ids [R], -1 where there is a NaN; probabilities [R, V] float32"""
     is_greedy = temperatures == 0
     token_probs = tempered(logits, torch.where(is_greedy, 1.0, temperatures))
     ids = torch.where(is_greedy, logits.argmax(-1), inverse_cdf(token_probs, uniforms.clamp(min=0)))

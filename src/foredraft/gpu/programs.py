@@ -1,6 +1,6 @@
-"""The kernels themselves, as Triton compiles them; `kernels.py` calls them and says what their arguments are.
+"""The kernels as Triton compiles them; `kernels.py` calls them and documents their arguments.
 
-Nothing is annotated but constants: Triton reads annotations, and knows no others.
+Only constants are annotated: Triton reads annotations, and knows no others.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def attend(
             tl.store(out + heads[:, None] * WIDTH + wide[None, :], nothing, mask=head_mask)
     else:
         capacity = tl.load(capacities + span)
-        # allocations are aligned; without this hint each number would be loaded by itself
+        # allocations are aligned; without this hint numbers would be loaded one by one
         keys = tl.multiple_of(tl.load(stores + span * 2).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
         values = (
             tl.multiple_of(tl.load(stores + span * 2 + 1).to(tl.pointer_type(element)), 16) + head * capacity * WIDTH
@@ -205,7 +205,7 @@ def merge(
         of_head = row.to(tl.int64) * KV_HEADS + head // GROUPS
         place = (of_head * PARTS + tl.arange(0, PARTS)) * GROUPS + head % GROUPS
         best = tl.load(sums + 2 * place)
-        # the first part always has a key, so one of them is finite; a part without any weighs nothing
+        # the first part always has a key, so one of these is finite; a part without keys gets weight 0
         weights = tl.exp(best - tl.max(best, axis=0))
         total = tl.sum(weights * tl.load(sums + 2 * place + 1), axis=0)
         read = tl.load(reads + place[:, None] * WIDTH + wide[None, :], mask=inside[None, :], other=0.0)
@@ -226,7 +226,7 @@ def gated(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + places, (activated * up).to(element), mask=inside)
 
 
-# num_rows: what is compiled must not depend on it, or a row's bits might
+# the compiled code must not depend on num_rows, or a row's bits might
 @triton.jit(do_not_specialize=["num_rows"])
 def linear(
     x,

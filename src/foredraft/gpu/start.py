@@ -1,4 +1,4 @@
-"""Whether the kernels run on a device: tried before anything is trusted to them."""
+"""Check whether the kernels run on a device, by running one before they are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST_WITH_BFLOAT16 = (8, 0)
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps the kernels from this device, in one line; None if they run."""
+    """Why the kernels do not run on this device, in one line; None if they do."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     if (
@@ -32,5 +32,5 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def on(device: torch.device) -> torch.cuda.device:
-    """Kernels and events go to the current device. A CPU leaves it as it is."""
+    """Make a device current, for kernels and events. A CPU leaves the current device as it is."""
     return torch.cuda.device(device if device.type == "cuda" else -1)

@@ -1,4 +1,4 @@
-"""A decoder of Llama's form as a device reads it: matrices that share an input joined, norms and rotary angles beside them."""
+"""The weights of a Llama-like decoder as laid out for a GPU: matrices with the same input are joined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceLayer:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the layers have in common. cos, sin: [positions, D / 2] float32."""
+    """The parameters that all layers share. cos, sin: [positions, D / 2] float32."""
 
     num_heads: int
     num_kv_heads: int
