@@ -1,4 +1,4 @@
-"""Vocabularies: whether two are the same, what each id stands for in bytes, and text from the ids of one in those of another."""
+"""Compare vocabularies, map their ids to bytes, and translate text from the ids of one to those of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer's ids as bytes, and bytes as its ids. Nothing passes through decode(), which strips, cleans up and replaces."""
+"""Convert a tokenizer's ids to bytes and bytes to its ids, without decode(), which strips, cleans up and replaces text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
 class ByteVocabulary:
-    """What the ids of one tokenizer stand for.
+    """The bytes that the ids of a tokenizer stand for.
 
-    bytes_of: by id; None for special tokens, which stand for no text. special: the text of each of those, by id. roles: their ids
-    by role, such as "eos_token_id". prefix_ids: what the tokenizer puts before a text. prefix_space: b" " where it puts a space
-    before one, else b"".
+    bytes_of: by id; None for special tokens, which stand for no text. special: the text of each special token, by id. roles: ids of
+    special tokens by role, such as "eos_token_id". prefix_ids: the ids that the tokenizer puts before a text. prefix_space: b" " if it
+    puts a space before a text, else b"".
 
     Raises VocabularyError for a tokenizer whose tokens do not stand for bytes.
     """
@@ -55,12 +55,12 @@ class ByteVocabulary:
         return len(self.bytes_of)
 
     def encode(self, text: str) -> list[int]:
-        """Its ids, and nothing else."""
+        """The ids of the text, without special tokens."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
     def write(self, data: bytes) -> list[int]:
-        """Ids whose bytes, one after another, are `data`, or the longest beginning of it that is found: it ends before what this
-        vocabulary has no ids for, and before bytes that are no character."""
+        """Ids whose concatenated bytes are `data`, or the longest prefix of it that is found. The prefix ends before anything that this
+        vocabulary has no ids for, and before bytes that are not a character."""
         rest = data.lstrip(_CONTINUATION)
         num_single = len(data) - len(rest)
         ids = [self.single_byte_ids.get(byte, -1) for byte in data[:num_single]]
@@ -76,8 +76,8 @@ class ByteVocabulary:
         return ids
 
     def spell(self, data: bytes) -> tuple[list[int], list[int]]:
-        """Ids for all of `data`, and where in it the bytes of each end. What the vocabulary has no ids for is spelt as its tokenizer
-        does, by an unknown token or none; then the ends of the ids around it are that of the whole run."""
+        """Ids for all of `data`, and the offset at which the bytes of each id end. Text that the vocabulary has no ids for is encoded as
+        its tokenizer does, by an unknown token or none; then the ids of that run all have the end of the run."""
         ids, ends, start = list[int](), list[int](), 0
         for run in _ESCAPED.split(data.decode(errors="surrogateescape")):
             if not run:
@@ -97,7 +97,7 @@ class ByteVocabulary:
         return ids, ends
 
     def joined(self, ids: Sequence[int]) -> bytes:
-        """Special tokens left out."""
+        """The bytes of these ids, without special tokens."""
         return b"".join(part for index in ids if index < len(self) and (part := self.bytes_of[index]) is not None)
 
     def _ends(self, ids: Sequence[int], start: int, end: int) -> list[int]:
@@ -105,7 +105,7 @@ class ByteVocabulary:
         return [*accumulate(sizes, initial=start)][1:] if start + sum(sizes) == end else [end] * len(ids)
 
     def _find_single_byte_ids(self, tokens: dict[str, int]) -> dict[int, int]:
-        """The id of each byte: that of a byte token where there is one."""
+        """The id of each byte: those of the byte tokens if all 256 exist."""
         by_token = {value: index for token, index in tokens.items() if (value := byte_token(token)) is not None}
         if len(by_token) == 256:
             return by_token
@@ -122,8 +122,8 @@ _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, ByteVocabulary] = WeakKeyDict
 
 
 def byte_vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> ByteVocabulary:
-    """The same, made once for each tokenizer, which it does not hold, and anew where tokens were added. Raises VocabularyError as
-    ByteVocabulary does."""
+    """The ByteVocabulary of a tokenizer, made once, and again if tokens were added. It does not keep the tokenizer alive. Raises
+    VocabularyError as ByteVocabulary does."""
     known = _CACHE.get(tokenizer)
     if known is None or known.num_tokens != len(tokenizer):
         known = _CACHE[tokenizer] = ByteVocabulary(tokenizer)
@@ -131,11 +131,11 @@ def byte_vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> ByteVocabulary:
 
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes inside a character."""
+"""UTF-8 continuation bytes."""
 
 
 def num_whole(data: bytes) -> int:
-    """How many of the first bytes are whole characters."""
+    """How many bytes at the beginning are whole characters."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -144,7 +144,7 @@ def num_whole(data: bytes) -> int:
 
 
 def num_pending(data: bytes) -> int:
-    """How many of the last bytes are the beginning of a character that may still become whole: 0 to 3."""
+    """How many bytes at the end are the beginning of a character that may still be completed: 0 to 3."""
     for size in range(1, min(4, len(data) + 1)):
         try:
             data[len(data) - size :].decode()

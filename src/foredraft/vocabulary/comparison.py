@@ -1,4 +1,4 @@
-"""Whether a draft model speaks the target's vocabulary, and if not, what differs."""
+"""Check whether a draft model has the target's vocabulary, and if not, say what differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "unk_token_id")
 
 
 def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raises VocabularyError with sizes, the first token that differs, and the special tokens that differ.
+    """Raise VocabularyError if the vocabularies differ, with their sizes, the first token that differs, and the special tokens that
+    differ.
 
     Logits may be wider than the vocabulary (152,064 for 151,936 tokens): padding is not a difference.
     """

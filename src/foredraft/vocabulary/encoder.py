@@ -1,4 +1,4 @@
-"""A tokenizer that adds nothing to a text and changes nothing in it, made of another one."""
+"""Make a tokenizer that adds nothing to a text and changes nothing in it from another tokenizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from foredraft.vocabulary.surface import SPACE, Component, component_of
 
 
 def encoder_of(backend: Any) -> Tokenizer:
-    """The same vocabulary and merges, in the same memory, but without special tokens, without a space before a text, and without
-    normalizers that change a text: only spaces are respelt. backend: a `tokenizers.Tokenizer`, which stays as it is."""
+    """A tokenizer with the same vocabulary and merges, in the same memory, but without special tokens, without a space before a text, and
+    without normalizers that change a text, except to respell spaces. backend: a `tokenizers.Tokenizer`, which stays unchanged."""
     encoder = Tokenizer(backend.model)
     normalizer, splitter = _parts(
         _only_respelling(component_of(backend.normalizer)), _without_prefix(component_of(backend.pre_tokenizer))
@@ -20,12 +20,12 @@ def encoder_of(backend: Any) -> Tokenizer:
     encoder.normalizer, encoder.pre_tokenizer = normalizer, splitter
     added = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
     encoder.add_tokens([AddedToken(each.content, normalized=each.normalized, special=each.special) for each in added])
-    encoder.encode_special_tokens = True  # in a text they are text
+    encoder.encode_special_tokens = True  # special tokens in a text are encoded as text
     return encoder
 
 
 def _parts(normalizer: Component, splitter: Component) -> tuple[Any, Any]:
-    """As objects of the library."""
+    """Convert both to objects of the library."""
     empty: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     parts = {"normalizer": normalizer, "pre_tokenizer": splitter, "post_processor": None, "decoder": None}

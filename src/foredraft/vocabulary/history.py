@@ -1,4 +1,4 @@
-"""A target's history in a draft model's ids, and the draft model's text in the target's: on bytes, and only what is new."""
+"""Translate a target's history to a draft model's ids, and draft text to the target's ids, by their bytes and incrementally."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from foredraft.vocabulary.byte_vocabulary import num_pending
 from foredraft.vocabulary.pair import VocabularyPair
 
 _PRIOR_IDS = 32
-"""Of a text's beginning, while too few of its own ids are known to tell how long they are."""
+"""The weight, in ids, of the measured length ratio at the beginning of a text, which has too few ids of its own to estimate it from."""
 
 
 class TranslatedHistory:
-    """One sequence's.
+    """The translated history of one sequence.
 
-    ids: of the draft model, for the whole history but `pending`. A list that was handed out does not change: ids at its end may
-    become others when the text goes on. pending: the bytes at the end that are no whole character yet.
+    ids: the draft model's ids for the whole history except `pending`. A list that was handed out does not change, although the ids at its
+    end may be replaced when the text goes on. pending: the bytes at the end that are not a whole character yet.
     """
 
     def __init__(self, pair: VocabularyPair) -> None:
@@ -37,12 +37,12 @@ class TranslatedHistory:
 
     @property
     def draft_ids_per_token(self) -> float:
-        """How many ids of the draft one token of this text takes: a running mean."""
+        """How many draft ids one target token of this text takes: a running mean."""
         prior = self.pair.overlap.length_ratio * _PRIOR_IDS
         return (prior + len(self.ids)) / (_PRIOR_IDS + len(self._seen))
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Take over what is new of a history -> ids. It costs O(new tokens), unless the history is another one."""
+        """Take in the new part of a history -> ids. Costs O(new tokens), unless it is a different history."""
         known = len(self._seen) if tokens is self._source else 0
         if common_prefix(self._seen, tokens, start=known) < len(self._seen):
             self._reset()
@@ -55,8 +55,8 @@ class TranslatedHistory:
         return self.ids
 
     def to_target(self, drafted: Sequence[int]) -> list[int]:
-        """What the draft model wrote behind `ids`, in the target's ids: of a text up to a special token, and that token's
-        counterpart. Their bytes are those of the draft, or a beginning of them."""
+        """Translate what the draft model wrote after `ids` to the target's ids: the text up to a special token, and the counterpart of
+        that token. Their bytes are those of the draft, or a prefix of them."""
         draft = self.pair.draft
         end = next(
             (i for i, index in enumerate(drafted) if index in draft.special or index >= len(draft)), len(drafted)
@@ -72,7 +72,7 @@ class TranslatedHistory:
         return ids
 
     def _begin(self, tokens: Sequence[int]) -> None:
-        """The target's own prefix is in the place of the draft's, which is there already. So is the space before a text."""
+        """Skip the target's prefix ids, because the draft's are already in their place. Likewise use the draft's space before a text."""
         target, prefix = self.pair.target, self.pair.target.prefix_ids
         num_prefix = len(prefix) if tuple(tokens[: len(prefix)]) == prefix else 0
         first = self._bytes_of(tokens[num_prefix]) if num_prefix < len(tokens) else None
@@ -94,11 +94,11 @@ class TranslatedHistory:
         self._seen_ends.append(len(self._text))
 
     def _bytes_of(self, token: int) -> bytes | None:
-        """None also for an id past the vocabulary: logits may be wider."""
+        """None for a special token, and for an id past the vocabulary: logits may be wider."""
         return self.pair.target.bytes_of[token] if token < len(self.pair.target) else None
 
     def _close(self, token: int) -> None:
-        """A special token: what stands before it is cut from what follows."""
+        """Take a special token: the text before it is encoded separately from the text after it."""
         self._spell(0)
         counterpart = self.pair.special_to_draft.get(token)
         if counterpart is not None:
@@ -107,7 +107,7 @@ class TranslatedHistory:
         self._floor = len(self._text)
 
     def _spell(self, num_left: int) -> None:
-        """Ids for the text but the last num_left bytes, anew from the last border that was reached before."""
+        """Encode the text but the last num_left bytes, starting at the last border in the part that is already encoded."""
         written = max(self._floor, self._ends[-1] if self._ends else 0)
         end = len(self._text) - num_left
         self.pending = bytes(self._text[end:])
@@ -121,8 +121,8 @@ class TranslatedHistory:
         self._ends[kept:] = [start + each for each in ends]
 
     def _behind_tail(self, new: bytes) -> list[int]:
-        """The target's ids for `new`. They may depend on the text before it: the target's last ids are encoded with it, and where
-        these come out otherwise, it is cut off from them."""
+        """The target's ids for `new`. They may depend on the text before it, so the target's last ids are encoded with it; if those come
+        out different, `new` is encoded by itself."""
         tail, data = self._tail()
         ids = self.pair.target.write(data + new)
         return ids[len(tail) :] if ids[: len(tail)] == tail else self.pair.target.write(new)

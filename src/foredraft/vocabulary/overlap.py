@@ -1,4 +1,4 @@
-"""How alike two vocabularies are, on a text: the two numbers that the use of a draft model with another vocabulary depends on."""
+"""Measure how similar two vocabularies are on a text: two numbers that decide how a draft model with another vocabulary is used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ El niño preguntó por qué las estrellas no se caen del cielo durante la noche.
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """agreement: the share of the draft's ids on a text that are one id of the target at the same place. target_bytes_per_id,
+    """agreement: the share of the draft's ids on a text that span the same bytes as one target id. target_bytes_per_id,
     draft_bytes_per_id: on the same text."""
 
     agreement: float
@@ -50,12 +50,12 @@ class Overlap:
 
     @property
     def length_ratio(self) -> float:
-        """How many ids of the draft make one of the target."""
+        """How many draft ids correspond to one target id."""
         return self.target_bytes_per_id / self.draft_bytes_per_id
 
     @property
     def is_alike(self) -> bool:
-        """Whether the draft's ids can be proposed as they are: nearly all of them agree in place, and they are as long as the
+        """Whether the draft's ids can be proposed as they are: nearly all of them agree in place, and they are about as long as the
         target's."""
         return self.agreement >= LEAST_AGREEMENT and abs(self.length_ratio - 1) <= MOST_LENGTH_DIFFERENCE
 
@@ -67,7 +67,7 @@ class Overlap:
 
 
 def overlap_of(target: ByteVocabulary, draft: ByteVocabulary, text: str = SAMPLE) -> Overlap:
-    """Line by line. What lies in a part of a line that a vocabulary cannot write agrees nowhere."""
+    """Compare line by line. No ids agree in a part of a line that a vocabulary cannot write."""
     num_bytes = num_target = num_draft = num_agreeing = 0
     for line in text.splitlines(keepends=True):
         data = line.encode()
@@ -80,6 +80,6 @@ def overlap_of(target: ByteVocabulary, draft: ByteVocabulary, text: str = SAMPLE
 
 
 def _spans(ends: Sequence[int]) -> set[tuple[int, int]]:
-    """[start, end) of each id; ids of a run whose parts are not known have one end, and no span."""
+    """[start, end) of each id. Ids of a run whose parts are not known share one end, and have no span."""
     counts = Counter(ends)
     return {(start, end) for start, end in pairwise([0, *ends]) if counts[end] == 1}

@@ -1,4 +1,4 @@
-"""A target's vocabulary and a draft model's other one: how the draft model is used with it."""
+"""A target's vocabulary and a draft model's different one, and how the draft model is used with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class VocabularyPair:
-    """target, draft: their vocabularies. overlap: on a text. method: of METHODS."""
+    """target, draft: the vocabularies. overlap: measured on a text. method: one of METHODS."""
 
     target: ByteVocabulary
     draft: ByteVocabulary
@@ -36,7 +36,7 @@ class VocabularyPair:
 
     @cached_property
     def special_to_target(self) -> dict[int, int]:
-        """The target's special tokens that mean the same as the draft's: by role, and by equal text."""
+        """The target's counterparts of the draft's special tokens: those with the same role, or else the same text."""
         by_text = {text: index for index, text in self.target.special.items()}
         same = {index: by_text[text] for index, text in self.draft.special.items() if text in by_text}
         roles = self.draft.roles.items()
@@ -44,23 +44,23 @@ class VocabularyPair:
 
     @cached_property
     def special_to_draft(self) -> dict[int, int]:
-        """The same the other way."""
+        """The same in the other direction."""
         by_text = {text: index for index, text in self.draft.special.items()}
         same = {index: by_text[text] for index, text in self.target.special.items() if text in by_text}
         roles = self.target.roles.items()
         return same | {index: self.draft.roles[role] for role, index in roles if role in self.draft.roles}
 
     def __str__(self) -> str:
-        """One line: the way that is taken, and the numbers that it is chosen by."""
+        """One line: the chosen method, and the numbers that it was chosen by."""
         return f"its vocabulary is not the target's: {self.method}, {METHODS[self.method]} ({self.overlap})"
 
 
 def pair_of(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, method: str = AUTO, text: str = SAMPLE
 ) -> VocabularyPair | None:
-    """None where both have the same vocabulary. method: of METHODS; "auto" chooses by the overlap of the two on the text.
+    """None if both have the same vocabulary. method: one of METHODS, or "auto" to choose by the overlap of the two on the text.
 
-    Raises VocabularyError for method "none", and for a tokenizer whose tokens do not stand for bytes.
+    Raises VocabularyError if they differ and the method is "none", or the tokens of one do not stand for bytes.
     """
     try:
         check_vocabulary(target, draft)

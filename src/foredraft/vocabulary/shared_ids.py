@@ -11,13 +11,13 @@ from foredraft.vocabulary.pair import VocabularyPair
 
 
 class SharedIds:
-    """Ids with equal bytes, and special tokens with the same role, one to one.
+    """Ids with equal bytes, and special tokens with the same role or text, one to one.
 
-    target_ids, draft_ids: [N] int64, entry i of one for entry i of the other. Raises VocabularyError where there are none.
+    target_ids, draft_ids: [N] int64; entry i of one corresponds to entry i of the other. Raises VocabularyError if there are none.
     """
 
     def __init__(self, pair: VocabularyPair, draft_width: int, target_width: int) -> None:
-        """draft_width, target_width: of the logits."""
+        """draft_width, target_width: widths of the logits."""
         ours, theirs = _ids_by_bytes(pair.target), _ids_by_bytes(pair.draft)
         shared = {index: ours[part] for part, index in theirs.items() if part in ours}
         shared |= pair.special_to_target
@@ -32,12 +32,12 @@ class SharedIds:
         self._on_device = (self.target_ids, self.draft_ids)
 
     def to_draft(self, target_id: int) -> int:
-        """Of a token that is shared."""
+        """The draft's id for a target id, which must be shared."""
         return self._to_draft[target_id]
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """Logits over the target's ids, of which only the shared ones can be drawn: the softmax of these is the draft's own
-        distribution given that a shared token comes. [R, V draft] -> [R, target_width]"""
+        """Logits over the target's ids, of which only the shared ones can be drawn. Their softmax is the draft's own distribution
+        conditioned on a shared token. [R, V draft] -> [R, target_width]"""
         out = logits.new_full((logits.shape[0], self._target_width), -torch.inf)
         if self._on_device[0].device != logits.device:
             self._on_device = (self.target_ids.to(logits.device), self.draft_ids.to(logits.device))
@@ -46,7 +46,8 @@ class SharedIds:
 
 
 def _ids_by_bytes(vocabulary: ByteVocabulary) -> dict[bytes, int]:
-    """Of several ids with the same bytes the one that texts are encoded with, if it is among them: a byte token is the last resort."""
+    """The id for each byte string. If several ids have the same bytes, it is the one that texts are encoded with: a byte token is the
+    last resort."""
     single = set(vocabulary.single_byte_ids.values())
     found: dict[bytes, int] = {}
     for index, part in enumerate(vocabulary.bytes_of):

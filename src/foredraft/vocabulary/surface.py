@@ -1,4 +1,4 @@
-"""What a token of a vocabulary stands for, in bytes."""
+"""The bytes that a token of a vocabulary stands for."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from foredraft.errors import VocabularyError
 
 Component = dict[str, Any] | None
-"""A normalizer, pre-tokenizer or decoder of `tokenizers`, as its file has it."""
+"""A normalizer, pre-tokenizer or decoder of `tokenizers`, as in its file."""
 
 SPACE = "\u2581"
-"""SentencePiece's sign for a space."""
+"""SentencePiece's symbol for a space."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ADDS_SPACES = frozenset(("WordPiece", "BPEDecoder", "CTC"))
 
 
 def component_of(part: Any) -> Component:
-    """part: of a `tokenizers.Tokenizer`, or None"""
+    """part: a part of a `tokenizers.Tokenizer`, or None"""
     return None if part is None else json.loads(part.__getstate__())
 
 
 def kinds_in(component: Component) -> Iterator[str]:
-    """The types of a component and of those that it is a sequence of."""
+    """The types of a component and of its parts, if it is a sequence."""
     if component is not None:
         yield component["type"]
         for name in ("normalizers", "pretokenizers", "decoders"):
@@ -41,10 +41,10 @@ def byte_token(token: str) -> int | None:
 
 
 def surface_of(backend: Any) -> Callable[[str], bytes]:
-    """From a token, as the vocabulary spells it, to its bytes: byte-level BPE, SentencePiece with byte tokens or without, and plain
-    text. backend: a `tokenizers.Tokenizer`.
+    """A function from a token, as the vocabulary spells it, to its bytes: for byte-level BPE, SentencePiece with or without byte tokens,
+    and plain text. backend: a `tokenizers.Tokenizer`.
 
-    Raises VocabularyError for a vocabulary whose texts are not its tokens' bytes one after another.
+    Raises VocabularyError for a vocabulary whose texts are not the concatenated bytes of their tokens.
     """
     parts = [component_of(part) for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder)]
     kinds = {kind for part in parts for kind in kinds_in(part)}
@@ -67,7 +67,7 @@ def surface_of(backend: Any) -> Callable[[str], bytes]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Of a token in GPT-2's spelling, a character for each byte; another token is its text."""
+    """The bytes of a token in GPT-2's spelling, which has one character per byte; any other token is plain text."""
     table = _byte_level_table()
     try:
         return bytes(table[char] for char in token)
@@ -77,7 +77,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 @cache
 def _byte_level_table() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the others follow from 256 on."""
+    """GPT-2's characters for bytes: printable bytes stand for themselves, the others follow from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
