@@ -1,4 +1,4 @@
-"""Hugging Face models, read through our attention and our cache."""
+"""Hugging Face models, run with our attention and our KV cache."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Our attention, behind the registry through which transformers routes the attention of its models.
+"""Our attention, registered in the interface through which transformers routes the attention of its models.
 
-A pass is one flattened ragged batch [1, T]: each span of rows belongs to one sequence, reads that sequence's own keys
-and values, and is masked by the rule the library made for the layer, evaluated at the sequence's own positions.
+A pass is one flattened ragged batch [1, T]: each span of rows belongs to one sequence, reads that sequence's own keys and values, and is
+masked by the rule that the library made for the layer, evaluated at the sequence's own positions.
 
-Bits: a plain product, a float32 softmax and a plain product, with keys padded to a multiple of 16. In bfloat16 a row's
-bits then depend neither on how many rows share the pass nor on how many keys follow its own (see docs/internals/exactness.md).
+Bits: a plain product, a float32 softmax and a plain product, with keys padded to a multiple of 16. In bfloat16 a row's bits then depend
+neither on how many rows share the pass nor on how many keys follow its own (see docs/internals/exactness.md).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MaskFunction = Callable[[Any, Any, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """Travels through a model in the place of its attention mask."""
+    """Passed through a model in place of its attention mask."""
 
     function: MaskFunction
 
 
 class Chain(NamedTuple):
-    """Rows of a pass that see each other in turn, and what they see. rows: [R], their places in the pass, or a slice of it. start: the
-    position of the first. keys: [H, N, Dk], values: [H, N, Dv], in order of position; what lies behind the last row's is finite."""
+    """Rows of a pass that follow each other, with the keys and values they see. rows: [R], their indices in the pass, or a slice of it.
+    start: the position of the first. keys: [H, N, Dk], values: [H, N, Dv], in order of position; those after the last row are finite."""
 
     rows: slice | Tensor
     start: int
@@ -58,9 +58,9 @@ class Chain(NamedTuple):
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """What one forward pass of the model reads: spans that cover its rows in order, padding included.
+    """What attention reads in one forward pass of the model: spans that cover its rows in order, padding included.
 
-    kernels: the compiled ones, where the model is in bfloat16 on the CPU; None runs PyTorch's.
+    kernels: the compiled ones, if the model is in bfloat16 on the CPU; None: PyTorch's.
     """
 
     spans: list[Span]
@@ -71,7 +71,7 @@ class AttentionMetadata:
 
     @property
     def has_bias(self) -> bool:
-        """Whether scores get a bias by the distance of a key, which the library's own is replaced by."""
+        """Whether scores get a bias by the distance of a key, which replaces the library's own."""
         return False
 
     @classmethod
@@ -85,16 +85,16 @@ class AttentionMetadata:
     def scores_added(
         self, layer: int, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor
     ) -> Tensor:
-        """What is added to the scores of num_rows positions from the chain's first on. -> [1 or H, groups * R, N]"""
+        """What is added to the scores of num_rows positions, starting at the chain's first. -> [1 or H, groups * R, N]"""
         return self.mask(rule, chain, num_rows, groups, like)
 
     def bias_table(self, layer: int) -> Tensor | None:
-        """The same by distance, for the compiled kernels, see AttentionShape; None: nothing but the mask."""
+        """The bias by distance for the compiled kernels, see AttentionShape; None: only the mask."""
         return None
 
     def chains(self, layer: int, key: Tensor, value: Tensor) -> Iterator[Chain]:
-        """Put the keys and values of all rows into their regions -> the rows of each span as chains: one, or those of a tree's
-        branches. key: [H, T, Dk], value: [H, T, Dv]"""
+        """Write the keys and values of all rows to their regions -> the rows of each span as chains: one, or one per branch of a tree.
+        key: [H, T, Dk], value: [H, T, Dv]"""
         for index, span in enumerate(self.spans):
             rows = slice(span.first_row, span.first_row + span.num_rows)
             if span.paths is None:
@@ -107,7 +107,7 @@ class AttentionMetadata:
                 yield Chain(places, start, *span.region.along(layer, span.start, branch.slots))
 
     def seen(self, rule: MaskFunction, chain: Chain) -> Tensor:
-        """[R, N] bool: which keys the rows may see by the rule; later ones need not be hidden."""
+        """[R, N] bool: which keys the rows may see by the rule; keys after a row need not be hidden."""
         num_keys = chain.keys.shape[1]
         key = (rule, chain.start, chain.num_rows, num_keys)
         if key not in self._seen:
@@ -117,7 +117,7 @@ class AttentionMetadata:
         return self._seen[key]
 
     def mask(self, rule: MaskFunction, chain: Chain, num_rows: int, groups: int, like: Tensor) -> Tensor:
-        """Additive mask [1, groups * R, N] of num_rows positions from the chain's first on, made once per rule, device and pass."""
+        """Additive mask [1, groups * R, N] of num_rows positions, starting at the chain's first, made once per rule, device and pass."""
         num_keys = chain.keys.shape[1]
         key = (rule, chain.start, num_rows, num_keys, groups, like.device)
         if key not in self._masks:
@@ -137,7 +137,7 @@ class AttentionMetadata:
 
 
 class PassMetadata(Protocol):
-    """What attention has to know of the pass that it is part of."""
+    """What attention needs to know of its pass."""
 
     @property
     def has_bias(self) -> bool: ...
@@ -146,7 +146,7 @@ class PassMetadata(Protocol):
 
 
 class LayerAttention(NamedTuple):
-    """How one layer attends. rule: who may see whom. scale, softcap: of the scores. sinks: one a head."""
+    """How one layer attends. rule: which keys a query sees. scale, softcap: of the scores. sinks: one per head."""
 
     rule: MaskFunction
     scale: float
@@ -228,7 +228,7 @@ def _attend_by_kernels(
 
 
 def shape_of(kind: LayerAttention, bias: Tensor | None = None) -> AttentionShape:
-    """For the compiled kernels. bias: by distance, see AttentionShape."""
+    """The AttentionShape for the compiled kernels. bias: by distance."""
     sinks = None if kind.sinks is None else kind.sinks.float()
     return AttentionShape(kind.scale, softcap=kind.softcap or 0.0, sinks=sinks, bias=bias)
 
@@ -251,8 +251,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: L
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """weights: [H, M, N], values: [H, N, Dv] -> [H, M, Dv]
 
-    On a CPU a product with an inner size above 1,024 sums in another order than one below, so that a row would see
-    how many keys follow its own. Blocks of keys have fixed places, and those past a row's own add exact zeros.
+    On a CPU a product with an inner size above 1,024 sums in a different order than a smaller one, so a row's bits would depend on how
+    many keys follow its own. Blocks of keys have fixed places, and those past a row's own add exact zeros.
     """
     if values.shape[1] <= _KEY_BLOCK or values.device.type != "cpu":
         return torch.bmm(weights, values)
@@ -264,9 +264,9 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """A sink is a score that takes weight and gives nothing. scores: [H, G * R, N], sinks: [H * G] -> [H, G * R, N]
+    """A sink is a score that takes weight but has no value. scores: [H, G * R, N], sinks: [H * G] -> [H, G * R, N]
 
-    It goes first, on a whole key multiple, so that the others keep their places in the vectorised sum.
+    It goes first, in a whole key multiple, so that the others keep their places in the vectorised sum.
     """
     num_heads, num_rows, _ = scores.shape
     per_row = sinks.view(num_heads, -1, 1).expand(-1, -1, num_rows * num_heads // sinks.numel())
@@ -276,8 +276,8 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
-    """Two query rows for each head of keys, and more where heads are so few and small that a product of so few would
-    take another kernel (see rows.py)."""
+    """At least two query rows per key head, and more if heads are so few and small that a product with so few rows would use another
+    kernel (see rows.py)."""
     num_heads, num_keys, _ = keys.shape
     num_keys = 1 + (num_keys - 1) % _KEY_BLOCK  # in the last block
     work = groups * num_heads * num_keys * min(keys.shape[2], values.shape[2])
@@ -287,7 +287,8 @@ def _least_rows(keys: Tensor, values: Tensor, groups: int) -> int:
 def rule_of_mask(
     attention_mask: MaskRule | None, sliding_window: int | None = None, *, is_causal: bool = True
 ) -> MaskFunction:
-    """The library's rule; if it gave none, a causal one, or for a module that says it is not causal one that hides nothing."""
+    """The library's rule. If it gave none: that of a sliding window, a causal one, or for a module that is not causal one that hides
+    nothing."""
     if attention_mask is not None:
         return attention_mask.function
     if sliding_window is not None:
@@ -297,7 +298,7 @@ def rule_of_mask(
 
 @cache
 def _sliding(window: int) -> MaskFunction:
-    """One function for each window: masks are kept by function."""
+    """One function per window, because masks are kept by function."""
     return sliding_window_causal_mask_function(window)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Which of the library's classes makes a model of a configuration."""
+"""Choose the library's auto class for a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.model.encoder_inputs import feature_shape_of
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
-    """Of a decoder, or of an encoder-decoder that reads texts or sounds."""
+    """The class for a decoder, or for an encoder-decoder that reads text or audio."""
     if feature_shape_of(config) is not None:
         return AutoModelForSpeechSeq2Seq
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""What a pass reads, and what it gives."""
+"""The inputs and outputs of a pass."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from foredraft.model.rows import RowRule
 class Read:
     """Tokens of one sequence that follow what the cache holds of it; logits are wanted for the last num_logits.
 
-    parents: for each token the index of the one that it follows, an earlier one, or ROOT where it follows what the cache holds; None: each follows the one
-    before it. No two tokens with one parent may be equal.
+    parents: for each token, the index of the earlier token that it follows, or ROOT if it follows what the cache holds; None: each
+    follows the one before it. No two tokens with the same parent may be equal.
     """
 
     seq_id: int
@@ -29,7 +29,7 @@ class Read:
 
 
 def read_with_draft(read: Read, draft_ids: Sequence[int], parents: Sequence[int] | None) -> Read:
-    """A chain, its last token pending, and a draft behind it: the logits of all rows from the pending token on. parents: as in
+    """A read of a chain that ends with the pending token, and of a draft after it, with logits from the pending token on. parents: as in
     Proposal, None for a chain."""
     tokens, num_logits = [*read.tokens, *draft_ids], len(draft_ids) + 1
     if parents is None or list(parents) == list(range(ROOT, len(parents) - 1)):
@@ -41,9 +41,9 @@ def read_with_draft(read: Read, draft_ids: Sequence[int], parents: Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows first_row .. first_row + num_rows of a pass belong to the sequence in `region`. start: its tokens that the region holds
-    already, at positions and slots 0 .. start. padding: rows after the span that belong to nobody. paths: for each row the slots
-    of the positions from start to its own; None: the rows are a chain, each at the slot of its position."""
+    """Rows first_row .. first_row + num_rows of a pass, which belong to the sequence in `region`. start: how many tokens the region holds
+    already, at positions and slots 0 .. start. padding: rows after the span that belong to no sequence. paths: for each row, the slots of
+    the positions from start to its own; None: the rows are a chain, each at the slot of its position."""
 
     region: Region
     first_row: int
@@ -56,13 +56,13 @@ class Span:
 class RaggedBatch(NamedTuple):
     """Rows of several sequences, flattened.
 
-    ids: [R]. positions: [R], a row's depth in its text: rotary angles and masks go by it. slots: [R], where a row's keys and
+    ids: [R]. positions: [R], a row's depth in its text, which determines rotary angles and masks. slots: [R], where a row's keys and
     values are written in its region. spans: cover the rows in order. wanted: the rows whose logits are computed.
 
-    The rows of a span are a chain, at positions and slots start, start + 1, ..; or a tree, whose rows have slots as they come
-    (start <= slot < capacity, all different) and paths that name the slots they see. A row attends to the positions up to its own,
-    in order of position wherever they lie, so its bits do not depend on the slots: a row of a tree has the bits of that row in the
-    chain of its path. The next pass expects slots 0 .. start in order again (see Region.keep_prefix_of).
+    The rows of a span are a chain, at positions and slots start, start + 1, ..; or a tree, whose rows have any slots (start <= slot <
+    capacity, all different) and paths that name the slots they see. A row attends to the positions up to its own, in order of position
+    whatever their slots are, so its bits do not depend on the slots: a row of a tree has the bits of that row in the chain of its path.
+    The next pass expects slots 0 .. start in order again (see Region.keep_prefix_of).
     """
 
     ids: list[int]
@@ -77,8 +77,8 @@ class RaggedBatch(NamedTuple):
         return self.slots is self.positions or self.slots == self.positions
 
     def located(self, num_layers: int, like: Tensor) -> StackBatch:
-        """The same batch with addresses in place of regions, for kernels that write to the cache themselves. like: an example of
-        the keys [H, *, D] of a layer."""
+        """The same batch with addresses instead of regions, for kernels that write to the cache themselves. like: an example of a layer's
+        keys [H, *, D]."""
         spans = [
             CacheSpan(
                 span.first_row,
@@ -102,8 +102,9 @@ class Reading(NamedTuple):
 
 
 def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] | None = None) -> RaggedBatch:
-    """One batch that reads each sequence on from what the cache holds of it. num_generated: how many tokens will be generated after
-    each read, which must be a chain. Raises RuntimeError if no room has been reserved."""
+    """One batch that continues each sequence from what the cache holds of it. num_generated: how many tokens will be generated after each
+    read, which must be a chain. Raises RuntimeError if no room has been reserved, or a read wants more rows of logits than it has
+    tokens."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -128,8 +129,8 @@ def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] 
 
 
 def paths_of(parents: Sequence[int], start: int) -> list[list[int]]:
-    """For each row of a tree the slots of the rows from the root to itself, where row i has the slot start + i. parents: as in Read.
-    Raises ValueError for a parent that is no earlier row."""
+    """For each row of a tree, the slots of the rows from the root to itself, where row i has the slot start + i. parents: as in Read.
+    Raises ValueError for a parent that is not an earlier row."""
     paths: list[list[int]] = []
     for row, parent in enumerate(parents):
         if not ROOT <= parent < row:
@@ -146,7 +147,7 @@ class Branch(NamedTuple):
 
 
 def branches_of(paths: Sequence[Sequence[int]]) -> list[Branch]:
-    """A tree's rows, each once, along its branches. paths: of a Span."""
+    """The rows of a tree along its branches, each row once. paths: as in Span."""
     rows = {path[-1]: row for row, path in enumerate(paths)}
     inner = {slot for path in paths for slot in path[:-1]}
     branches: list[Branch] = []
@@ -159,7 +160,8 @@ def branches_of(paths: Sequence[Sequence[int]]) -> list[Branch]:
 
 
 def remember(reads: Sequence[Read], batch: RaggedBatch) -> None:
-    """What was read: chains, and of a tree the chain before its first branch, and the rest of which the cache will keep a path."""
+    """Record the tokens that were read: a whole chain, or of a tree the chain before its first fork. The cache will keep one path of the
+    rest."""
     for read, span in zip(reads, batch.spans, strict=True):
         if read.parents is None:
             span.region.tokens.extend(read.tokens)
@@ -170,7 +172,7 @@ def remember(reads: Sequence[Read], batch: RaggedBatch) -> None:
 
 
 def padded_batch(batch: RaggedBatch, rule: RowRule) -> RaggedBatch:
-    """With as many rows as the rule asks for. The new ones belong to no sequence."""
+    """The batch with as many rows as the rule asks for. The new ones belong to no sequence."""
     ids, positions, slots, spans, wanted = batch
     missing = rule.pad(len(ids)) - len(ids)
     if missing:

@@ -1,4 +1,4 @@
-"""What a checkpoint's path alone shows. Nothing here imports PyTorch, reads a weight or asks the hub."""
+"""What a checkpoint's path alone shows. Nothing here imports PyTorch, reads a weight or contacts the hub."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it is a file that is called a GGUF file, or begins like one."""
+    """Whether it is a file with the suffix or the first bytes of a GGUF file."""
     return path.is_file() and (path.suffix == _GGUF or _begins_with_magic(path))
 
 
 def refuse_unusable(name: str, *, has_weights: bool = True) -> None:
-    """Raises ModelError, with the reason, for a path that leads nowhere, for a file that is no GGUF file, and for a folder that
-    holds no model in Hugging Face format. A hub id passes. has_weights: whether the weights have to be there too."""
+    """Raise ModelError, with the reason, for a path that does not exist, a file that is not a GGUF file, and a folder without a model in
+    Hugging Face format. A hub id passes. has_weights: whether the weights must exist too."""
     path = Path(name)
     if path.is_file():
         reason = _why_no_file(path)
@@ -111,7 +111,7 @@ def _why_no_config(file: Path) -> str | None:
 
 
 def raw_config(name: str) -> dict[str, Any]:
-    """What a folder's config.json says, defaults left out; empty for what is no folder."""
+    """The contents of a folder's config.json, without defaults; empty if it is not a folder."""
     return _json(Path(name) / CONFIG)
 
 

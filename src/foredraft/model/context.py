@@ -15,13 +15,13 @@ _GROWING_ROPES = ("dynamic", "longrope")
 
 
 def context_len_of(config: PretrainedConfig, name: str) -> int:
-    """The longest sequence to read. Where the rotary embedding changes with the longest position of a pass, only as far
-    as it does not: beyond, one request would rotate its neighbours, and cached keys would be stale."""
+    """The longest sequence to read. If the rotary embedding changes with the longest position of a pass, the context ends where that
+    begins: beyond, one request would change the rotation of its neighbours, and cached keys would be stale."""
     text: Any = config.get_text_config()
     stated = (getattr(text, field, None) for field in _length_fields())
     longest = next((int(value) for value in stated if value), _DEFAULT_CONTEXT)
     if hasattr(text, "relative_attention_max_distance"):
-        longest = _DEFAULT_CONTEXT  # far is far: T5's n_positions is the length that it was trained on
+        longest = _DEFAULT_CONTEXT  # all far distances are alike: T5's n_positions is just its training length
     for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
         if rope.get("rope_type", rope.get("type")) in _GROWING_ROPES:
             fixed = rope.get("original_max_position_embeddings") or getattr(
@@ -51,7 +51,7 @@ def _length_fields() -> Sequence[str]:
 
 
 def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    """One description, or one for each kind of layer."""
+    """One set of parameters, or one per layer type."""
     if any(isinstance(value, dict) for value in parameters.values()):
         return [value for value in parameters.values() if isinstance(value, dict)]
     return [parameters]

@@ -1,6 +1,6 @@
-"""A decoder of Llama's form on a GPU: passes over static memory, replayed from CUDA graphs (see foredraft.gpu).
+"""A Llama-like decoder on a GPU: passes over static memory, replayed from CUDA graphs (see foredraft.gpu).
 
-The counterpart of stack.py, for models of Llama's form; the probe compares its logits with the library's forward too.
+The counterpart of stack.py for models of Llama's form; the probe compares its logits with the library's forward too.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ from foredraft.sampling import TokenProbs, to_device
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _WINDOW_IN_CONFIG = ("MistralForCausalLM",)
-"""Where the layers do not say how many keys they see, and the others' configurations may say what nobody reads."""
+"""Families whose layers do not say how many keys they see. The configurations of the others may name a window that the model ignores."""
 
 _MOST_POSITIONS = 1 << 17
-"""The rotary angles of so many positions are kept, whatever the context: 64 MiB at a width of 128."""
+"""Rotary angles are kept for at most this many positions, whatever the context: 64 MiB at a width of 128."""
 
 
 class DeviceStackBody:
-    """hf: gives up its layers and its head, one at a time; the embedding stays. runner: runs a pass whose bucket is worth a graph. is_batch_invariant: whether products are ours too, whose rows do not see each other, and not the library's."""
+    """hf: its layers and its head are taken from it, one at a time; the embedding stays. runner: runs a pass whose bucket is worth a
+    graph. is_batch_invariant: whether products are computed by our kernel, row by row independently, and not by PyTorch."""
 
     kernels = None
 
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
-        from foredraft.gpu import passes  # Triton is there where this is used
+        from foredraft.gpu import passes  # this class is used only if Triton is installed
 
         self.is_batch_invariant = is_batch_invariant
         self._passes = passes
@@ -81,13 +82,13 @@ class DeviceStackBody:
             return Reading(logits[: len(batch.wanted)].clone(), hidden)
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
-        """Not from truncated distributions: those take a pass for each token."""
+        """Truncated distributions are not supported: they take one pass per token."""
         return all(spec.temperature == 0 or spec.truncation is None for spec in specs)
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
     ) -> Generated:
-        """See LanguageModel.generate: in one replay."""
+        """See LanguageModel.generate. Runs in one replay."""
         noise = _noise_of(specs)
         with on(self._device):
             inputs = self._inputs_of(bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), max(lens), noise))
@@ -103,19 +104,19 @@ class DeviceStackBody:
         return Generated([_up_to_nan(row) for row in rows], token_probs)
 
     def take_over(self) -> None:
-        """The model runs nothing else already."""
+        """Nothing to do: the model's layers have been taken already."""
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
         """Capture every bucket that decoding and drafting need, with a progress bar. Prompts need none."""
         buckets = drafting_buckets if sizes.drafts else verification_buckets
         with torch.inference_mode(), on(self._device):
-            # the largest first: what it takes of shared memory serves the others
+            # the largest first, so that the others reuse its shared memory
             largest_first = list(buckets(sizes.max_num_seqs, sizes.max_tokens))[::-1]
             for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
                 self._compute(self._inputs_of(bucket), sizes.vocab_size, sizes.taps)
 
     def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-        """Run the bucket's pass, or its generation. vocab_size: of the ids to choose from. taps: of a pass."""
+        """Run the bucket's pass, or its generation. vocab_size: how many ids to choose from. taps: of a pass."""
         bucket = inputs.bucket
         compute = partial(self._generate, inputs, vocab_size) if bucket.depth else partial(self._read, inputs, taps)
         key = (bucket, vocab_size if bucket.depth else 0, taps)
@@ -133,7 +134,7 @@ class DeviceStackBody:
         return self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic, token_probs), token_probs
 
     def _token_probs_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
-        """[depth, num_spans, V], in memory that all buckets share: of their own, their V-wide rows would take gigabytes."""
+        """[depth, num_spans, V], in memory that all buckets share, because V-wide rows for each bucket would take gigabytes."""
         shape = (depth, num_spans, min(vocab_size, self._stack.head.weight.shape[0]))
         if prod(shape) > self._token_probs.numel():
             self._token_probs = torch.empty(prod(shape), device=self._device)
@@ -159,7 +160,7 @@ class DeviceStackBody:
 
 
 def slot_paths(batch: RaggedBatch) -> SlotPaths:
-    """Of all rows: a chain has one path, a tree one for each of its branches."""
+    """The paths of all rows: one for a chain, and one per branch for a tree."""
     slots: list[int] = []
     first_slots = [0] * len(batch.ids)
     for span in batch.spans:
@@ -173,7 +174,7 @@ def slot_paths(batch: RaggedBatch) -> SlotPaths:
 
 
 def has_device_form(hf: Any) -> bool:
-    """Whether DeviceStackBody computes what this model does."""
+    """Whether DeviceStackBody computes the same as this model."""
     if type(hf).__name__ not in _FORM:
         return False
     mlps = [layer.mlp for layer in hf.model.layers]
@@ -230,7 +231,7 @@ def _take(hf: Any, num_positions: int) -> DeviceStack:
 
 
 def _take_layer(hf: Any, index: int) -> DeviceLayer:
-    """Matrices that share an input joined; the layer itself goes, so that it is never there twice."""
+    """Join matrices with the same input; the layer itself is dropped, so that it is never in memory twice."""
     layer = hf.model.layers[index]
     attention, mlp = layer.self_attn, layer.mlp
     taken = DeviceLayer(
@@ -259,7 +260,7 @@ def _weight_of(norm: Any) -> Tensor | None:
 
 
 def joined_linears(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Several products of one input as one."""
+    """Join several products of one input."""
     weights: list[Tensor] = [linear.weight for linear in linears]
     weight = torch.cat(weights)
     if all(linear.bias is None for linear in linears):

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be used: the library's exceptions and reports in one line, with what to do."""
+"""Explain in one line why a checkpoint cannot be used, and what to do, from the library's exceptions and reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OFFLINE = (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionErr
 
 
 def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
-    """What the library raised where it looked for a checkpoint, in words."""
+    """Explain what the library raised while it looked for a checkpoint."""
     said = _why_not_ours(name, error)
     if said is not None:
         return said
@@ -45,12 +45,12 @@ def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
 
 
 def why_not_loaded(name: str, error: BaseException) -> str:
-    """What the library raised where it read the weights, in words."""
+    """Explain what the library raised while it read the weights."""
     return _why_not_ours(name, error) or f"the checkpoint cannot be loaded: {one_line(_as_exception(error))}"
 
 
 def _why_not_ours(name: str, error: BaseException) -> str | None:
-    """An architecture that the library does not have."""
+    """Explain an error about an architecture that the library does not have; None for any other error."""
     text = str(error)
     if "trust_remote_code" in text:
         return (
@@ -90,8 +90,8 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any]) -> str | None:
-    """report: the library's, of loading. It fills what a checkpoint lacks, and what is of another shape, with random
-    numbers, and leaves out what it has no place for. -> None where all of the model was there"""
+    """report: the library's loading report. The library fills missing weights, and those of another shape, with random numbers, and
+    ignores weights that the model has no place for. -> None if the whole model was loaded"""
     unsaid = _unsaid(name, config)
     mismatched, missing = sorted(report.get("mismatched_keys") or ()), sorted(report.get("missing_keys") or ())
     if mismatched:
@@ -111,7 +111,7 @@ def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any])
 
 
 def _unsaid(name: str, config: PretrainedConfig) -> str:
-    """The sizes that config.json does not give, and what the library takes in their place."""
+    """Name the sizes that config.json does not give, and the defaults that the library uses instead."""
     raw = raw_config(name)
     if not raw:
         return ""
@@ -130,7 +130,7 @@ def _unsaid(name: str, config: PretrainedConfig) -> str:
 
 @torch.inference_mode()
 def why_not_finite(hf: PreTrainedModel) -> str:
-    """Of a model whose logits are not finite."""
+    """Explain why the logits of a model are not finite."""
     for key, weight in hf.named_parameters():
         if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
             return f"its weights hold NaN or infinity, {key} among them; download the checkpoint again, or use another"

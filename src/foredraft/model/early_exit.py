@@ -15,8 +15,8 @@ class ExitingBody(Body, Protocol):
     """A body that can stop after some of its layers."""
 
     def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> Body:
-        """A body of the first layers, over the same weights. exit: what follows them; None: the final norm. weight_format: of the
-        exit's own matrices. Raises ModelError for an exit that it cannot run."""
+        """A body of the first layers, over the same weights. exit: the modules that follow them; None: the final norm. weight_format: of
+        the exit's own matrices. Raises ModelError for an exit that it cannot run."""
 
 
 def first_layers(

@@ -1,8 +1,8 @@
-"""An encoder-decoder run by the library's own code, with our attention inside.
+"""An encoder-decoder run by the library's own code, with our attention.
 
-The encoder reads each source once; what the decoder's cross attention makes of it is kept. A decoder pass is a flattened ragged
-batch like any other, except that its layers attend to the sources as well. The library is given a cache that says that every
-source is known, so that it projects none again, and whose keys nobody reads.
+The encoder reads each source once; the keys and values that the decoder's cross attention computes from it are kept. A decoder pass is a
+flattened ragged batch like any other, except that its layers attend to the sources as well. The library is given a cache which says that
+every source is projected already, so that it projects none again; nobody reads the keys of that cache.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CROSS_NAMES = ("EncDecAttention", "encoder_attn", "cross_attn")
 
 
 class EncoderDecoderBody:
-    """hf stays as its owner made it. kernels: for attention; None: PyTorch's. Raises ModelError for a model whose cross attention is not
-    where every known one has it."""
+    """Leaves hf unchanged until `take_over`. kernels: for attention; None: PyTorch's. Raises ModelError for a model whose cross attention
+    does not have one of the known names."""
 
     is_batch_invariant = False
 
@@ -56,11 +56,12 @@ class EncoderDecoderBody:
             self._projected = _ProjectedSources(self._cross, one_row)
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Encode these in one pass, and fill in their keys and values."""
+        """Encode these sources in one pass, and fill in their keys and values."""
         self.project(sources, self._encode(sources))
 
     def project(self, sources: Sequence[SourceKeys], rows: Tensor) -> None:
-        """Fill in the keys and values of these, from what an encoder gave of all their tokens in order, [T, width] or more."""
+        """Fill in the keys and values of these sources from an encoder's output for all their tokens in order: [T, width], or more
+        rows."""
         projected = {layer: cross.projected(rows) for layer, cross in self._cross.items()}
         for source, own in zip(sources, rows_of_sources(sources), strict=True):
             source.encoded = rows[own].clone() if source.keeps_encoded else None
@@ -69,7 +70,7 @@ class EncoderDecoderBody:
             }
 
     def _encode(self, sources: Sequence[SourceKeys]) -> Tensor:
-        """[T, width], and rows of padding behind them"""
+        """[T, width], followed by rows of padding"""
         ids = [token for keys in sources for token in keys.source.ids]
         positions = [position for keys in sources for position in range(keys.length)]
         missing = self._row_rule.pad(len(ids)) - len(ids)
@@ -103,7 +104,7 @@ class EncoderDecoderBody:
         return Reading((logits if self._keeps_rows else logits[wanted])[:num_wanted])
 
     def take_over(self) -> None:
-        """The model stays routed, see LibraryBody."""
+        """Keep the model routed, see LibraryBody."""
         route(self._hf)
         self._is_taken_over = True
 
@@ -117,7 +118,7 @@ class EncoderDecoderBody:
         return torch.tensor(numbers, device=self._hf.device)
 
     def _all_seen(self, num_rows: int) -> Tensor:
-        """Without it the library would make a mask of the padding ids, and take the batch for packed training sequences."""
+        """Without this mask the library would hide padding ids, and take the batch for packed training sequences."""
         return torch.ones(1, num_rows, dtype=torch.bool, device=self._hf.device)
 
 
@@ -129,7 +130,7 @@ class CrossAttention(NamedTuple):
     head_dim: int
 
     def projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [H, S, D] of what an encoder gave, [S, width]."""
+        """The keys and values [H, S, D] of an encoder's output [S, width]."""
         keys, values = (
             part(rows).view(len(rows), -1, self.head_dim).transpose(0, 1) for part in (self.key, self.value)
         )
@@ -137,7 +138,7 @@ class CrossAttention(NamedTuple):
 
 
 def cross_attentions(decoder: nn.Module) -> dict[int, CrossAttention]:
-    """By layer, whatever the families call them."""
+    """The cross attention of each layer, whatever the families call it."""
     found: dict[int, CrossAttention] = {}
     for name, module in decoder.named_modules():
         if name.rpartition(".")[2] in _CROSS_NAMES:
@@ -148,7 +149,7 @@ def cross_attentions(decoder: nn.Module) -> dict[int, CrossAttention]:
 
 
 def biases_of(stack: nn.Module) -> dict[int, PositionBias]:
-    """Of the self-attention of each layer. A layer without a table of its own has that of the layer before it."""
+    """The position biases of each layer's self-attention. A layer without a table of its own has that of the layer before it."""
     attentions = [
         module
         for name, module in stack.named_modules()
@@ -161,8 +162,8 @@ def biases_of(stack: nn.Module) -> dict[int, PositionBias]:
 
 
 class _ProjectedSources(EncoderDecoderCache):  # type: ignore[misc]
-    """Says to the library that all sources were projected, and that a pass begins at position 0: where the rows belong, attention
-    knows. Its keys are of one token, and nobody reads them."""
+    """Tells the library that all sources are projected, and that a pass begins at position 0: our attention knows the positions of the
+    rows. Its keys are of one token, and nobody reads them."""
 
     def __init__(self, cross: Mapping[int, CrossAttention], like: Tensor) -> None:
         sources = DynamicCache()
@@ -173,7 +174,7 @@ class _ProjectedSources(EncoderDecoderCache):  # type: ignore[misc]
 
 
 class _NoKeys(DynamicCache):  # type: ignore[misc]
-    """A decoder's own keys, of which our regions hold the earlier ones."""
+    """The cache of a decoder's own keys, which stays empty: our regions hold them."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states, value_states
@@ -195,7 +196,8 @@ def _takes_position_ids(forward: Callable[..., Tensor]) -> bool:
 
 @contextmanager
 def _positions_set(stack: nn.Module, positions: Tensor) -> Iterator[None]:
-    """For the duration, a table of positions (BART and its kin) gives the rows of these positions [R], not of the places in the pass."""
+    """While active, a position embedding (BART and similar models) returns the rows of these positions [R], not of the places in the
+    pass."""
     table = getattr(stack, "embed_positions", None)
     if table is None:
         yield
@@ -205,7 +207,7 @@ def _positions_set(stack: nn.Module, positions: Tensor) -> Iterator[None]:
         handle = table.register_forward_pre_hook(
             lambda _module, args, kwargs: (args, {**kwargs, "position_ids": positions}), with_kwargs=True
         )
-    else:  # M2M100's sinusoids, behind the padding id
+    else:  # M2M100's sinusoids, after the padding id
         rows = positions[None] + table.padding_idx + 1
         handle = table.register_forward_hook(lambda _module, args, _output: table.weights[rows].to(args[1].dtype))
     try:

@@ -1,4 +1,4 @@
-"""What an encoder reads: the ids of a text, or the features of a sound."""
+"""The inputs of encoders: the ids of a text, or the features of an audio recording."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from foredraft.model.context import context_len_of
 from foredraft.model.trial_ids import random_ids
 
 _FEATURE_READERS = ("whisper",)
-"""By model_type."""
+"""The model_type of models that read features."""
 
 _FRAMES_PER_ROW = 2
 """The stride of Whisper's convolutions."""
 
 
 class EncoderInputs(Protocol):
-    """The kind of source that a model reads. source_len: the length of the longest."""
+    """The kind of source that a model reads. source_len: the longest source."""
 
     @property
     def source_len(self) -> int: ...
 
     def random(self, length: int, generator: torch.Generator) -> Source:
-        """A source for a trial, of that length if there is a choice."""
+        """A random source for a trial, of this length if lengths can vary."""
 
     def arguments(self, source: Source) -> dict[str, Tensor]:
-        """Of the library's forward, for one source."""
+        """The arguments of the library's forward for one source."""
 
 
 class TokenInputs:
-    """Of a model that reads texts."""
+    """The inputs of a model that reads text."""
 
     def __init__(self, hf: PreTrainedModel, name: str) -> None:
         self.source_len = context_len_of(hf.get_encoder().config, name)
@@ -46,20 +46,20 @@ class TokenInputs:
         return TokenSource(tuple(random_ids(length, self._vocab_size, generator)))
 
     def arguments(self, source: Source) -> dict[str, Tensor]:
-        """See EncoderInputs. With a mask, since some families would take an id for padding."""
+        """See EncoderInputs. They include a mask, since some families would take an id for padding."""
         ids = torch.tensor([source.ids], device=self._device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class FeatureShape(NamedTuple):
-    """Of what a feature extractor gives for one sound, silence behind its end included."""
+    """The shape of a feature extractor's output for one recording, including the silence after its end."""
 
     num_mel_bins: int
     num_frames: int
 
     def source_of(self, features: Any) -> FeatureSource:
-        """A copy of them, as float32. features: [num_mel_bins, num_frames], a tensor, an array or lists. Raises ForedraftError for
-        others."""
+        """A copy of the features, in float32. features: [num_mel_bins, num_frames], a tensor, an array or lists. Raises ForedraftError
+        for anything else."""
         try:
             rows = torch.as_tensor(features).detach()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -76,7 +76,7 @@ class FeatureShape(NamedTuple):
 
 
 class FeatureInputs:
-    """Of a model that reads sounds (Whisper, arXiv:2212.04356)."""
+    """The inputs of a model that reads audio (Whisper, arXiv:2212.04356)."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
         shape = feature_shape_of(hf.config)
@@ -95,7 +95,7 @@ class FeatureInputs:
 
 
 def feature_shape_of(config: PretrainedConfig) -> FeatureShape | None:
-    """Of the features that an encoder of this configuration reads; None where it reads ids, or there is none."""
+    """The shape of the features that an encoder with this configuration reads; None if it reads ids, or there is no encoder."""
     if not (config.is_encoder_decoder and config.model_type in _FEATURE_READERS):
         return None
     settings: Any = config
@@ -103,5 +103,5 @@ def feature_shape_of(config: PretrainedConfig) -> FeatureShape | None:
 
 
 def encoder_inputs_of(hf: PreTrainedModel, name: str) -> EncoderInputs:
-    """hf: with an encoder."""
+    """hf: a model with an encoder."""
     return TokenInputs(hf, name) if feature_shape_of(hf.config) is None else FeatureInputs(hf)

@@ -1,4 +1,4 @@
-"""What follows the first layers of a target that stops early, as plain PyTorch modules."""
+"""The modules that follow the first layers of a target with an early exit, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 
 class ExitAdapter(nn.Module):
-    """A gated MLP under a norm, whose output is added to what it reads (arXiv:2404.18911 has a layer of attention there). norm: of
-    the target's form."""
+    """A norm and a gated MLP, whose output is added to its input (arXiv:2404.18911 has a layer of attention there). norm: of the target's
+    form."""
 
     def __init__(self, norm: nn.Module, hidden_size: int, size: int) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class ExitAdapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """What stands between a layer's output and the target's lm_head. norm: the target's final norm, of which
-    copies are made. adapter_size: how wide the adapter's MLP is; 0: there is no adapter."""
+    """The modules between a layer's output and the target's lm_head. norm: the target's final norm, of which copies are made.
+    adapter_size: the width of the adapter's MLP; 0: there is no adapter."""
 
     def __init__(self, norm: nn.Module, hidden_size: int, adapter_size: int) -> None:
         super().__init__()
@@ -35,6 +35,6 @@ class Exit(nn.Module):
         self.adapter = ExitAdapter(copy.deepcopy(norm), hidden_size, adapter_size) if adapter_size else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output of a layer [.., H] -> what the lm_head reads [.., H]"""
+        """Output of a layer [.., H] -> input of the lm_head [.., H]"""
         out: Tensor = self.norm(x if self.adapter is None else self.adapter(x))
         return out

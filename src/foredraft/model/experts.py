@@ -1,7 +1,7 @@
-"""Our mixture of experts, behind the registry through which transformers routes the experts of its models.
+"""Our mixture of experts, registered in the interface through which transformers routes the experts of its models.
 
-The library's own functions either run a token's expert on one row alone or add a token's experts up in an order that
-depends on the batch; here a row's bits depend on the row.
+The library's own functions either run an expert on a single row, or add up a token's experts in an order that depends on the batch; here
+a row's bits depend only on the row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "foredraft"
 
 
 def run_experts(module: Any, hidden: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-    """Each row through its experts, summed with its weights, first choice first. Ids past the last expert add nothing.
+    """Run each row through its experts, and sum with its weights, first choice first. Ids past the last expert add nothing.
 
     hidden: [T, D], expert_ids: [T, k], weights: [T, k] -> [T, D]
     """
@@ -67,7 +67,7 @@ def _bias(module: Any, name: str, expert: int) -> Tensor | None:
 
 
 def _linear(module: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """weight: [out, in], or [in, out] where the module says is_transposed."""
+    """weight: [out, in], or [in, out] if the module is_transposed."""
     out_by_in = weight.T if module.is_transposed else weight
     return nn.functional.linear(rows, out_by_in, bias)
 

@@ -1,7 +1,7 @@
-"""The decoders that run as one call, family by family: what each computes, as data, and where its modules say so.
+"""The decoder families that run as one kernel call, described as data: what each computes, and which modules and settings define it.
 
-A model is taken only if its family's description covers all of it: every module with weights, every setting that changes
-what is computed. Whatever else it has, the library's own code runs it.
+A model runs this way only if its family's description covers all of it: every module with weights, and every setting that changes the
+result. The library's own code runs all other models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from foredraft.model.rotary import Angles, rotation_table
 from foredraft.model.stored import StoredExperts, is_linear
 
 Number = Callable[[Any], float]
-"""Reads a number off a model."""
+"""Reads a number from a model."""
 
 ACTIVATIONS = {
     nn.SiLU: SILU,
@@ -35,8 +35,8 @@ _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture of experts. router: what the MLP calls it. are_gates_alternating: gate, up, gate, up, .. among the rows of
-    gate_up_proj, not all gates first. normalizes: whether the weights of a row's experts sum to 1."""
+    """A mixture of experts. router: the router's name in the MLP. are_gates_alternating: whether the rows of gate_up_proj alternate
+    (gate, up, gate, up, ..) instead of starting with all gates. normalizes: whether the weights of a row's experts sum to 1."""
 
     router: str = "gate"
     are_gates_alternating: bool = False
@@ -53,11 +53,11 @@ def _one(hf: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's decoder differs from Llama's, whose form is the default.
+    """How a family's decoder differs from Llama's, which is the default.
 
-    Norms: the layer's names of those before and after attention and the MLP. qkv, up: one name where the matrices are joined
-    in the checkpoint. windows: who knows how many keys a layer sees. can_rotate_part: some numbers of a head may be left
-    alone. rotates_pairs: neighbours are rotated together, not halves. is_rotated: whether a layer's attention is.
+    Norms: the layer's names of the norms before and after attention and the MLP. qkv, up: one name where the checkpoint joins the
+    matrices. windows: where to find the number of keys that a layer sees. can_rotate_part: whether part of a head may be left unrotated.
+    rotates_pairs: whether neighbours are rotated together, not halves. is_rotated: whether a layer's attention is rotated.
     """
 
     attention_norm: str | None = "input_layernorm"
@@ -89,12 +89,12 @@ class Family:
 
     @property
     def norms(self) -> tuple[str | None, ...]:
-        """The layer's names of the norms before attention and the MLP, and after them."""
+        """The layer's names of the norms before attention and the MLP, then of those after them."""
         return self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm
 
 
 def _gemma_embedding_scale(hf: Any) -> float:
-    """Rounded as the library rounds it."""
+    """The embedding scale, rounded as the library rounds it."""
     return float(torch.tensor(hf.config.hidden_size**0.5).to(hf.dtype))
 
 
@@ -186,13 +186,13 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf: Any) -> Family | None:
-    """The description of this model; None where there is none, or where it does not cover the model."""
+    """The description of this model; None if there is none or it does not cover the model."""
     family = FAMILIES.get(type(hf).__name__)
     return family if family is not None and _covers(family, hf) else None
 
 
 def form_of(hf: Any, family: Family) -> StackForm:
-    """The numbers of a model that its family covers."""
+    """The StackForm of a model that its family covers."""
     attention, mlp = hf.model.layers[0].self_attn, hf.model.layers[0].mlp
     mixtures = [layer.mlp for layer in hf.model.layers if hasattr(layer.mlp, "experts")]
     router = getattr(mixtures[0], family.mixture.router) if family.mixture and mixtures else None
@@ -223,19 +223,19 @@ def form_of(hf: Any, family: Family) -> StackForm:
 
 
 def head_counts(attention: Any, family: Family) -> tuple[int, int]:
-    """Of queries, and of keys."""
+    """The number of query heads, and of key heads."""
     rows = sum(getattr(attention, name).out_features for name in family.qkv)
     num_kv_heads = rows // int(attention.head_dim) // (int(attention.num_key_value_groups) + 2)
     return num_kv_heads * int(attention.num_key_value_groups), num_kv_heads
 
 
 def layer_types_of(hf: Any, family: Family) -> list[Any]:
-    """The kinds of layers that have rotary tables of their own; [None]: there is one table."""
+    """The layer types that have rotary tables of their own; [None] if all layers share one table."""
     return sorted(set(hf.config.layer_types)) if family.has_table_per_layer_type else [None]
 
 
 def rotary_table_of(hf: Any, family: Family, index: int) -> int:
-    """Which table rotates this layer; -1: none."""
+    """The index of the table that rotates this layer; -1: none."""
     if not family.is_rotated(hf.model.layers[index].self_attn):
         return -1
     if not family.has_table_per_layer_type:
@@ -246,7 +246,7 @@ def rotary_table_of(hf: Any, family: Family, index: int) -> int:
 def window_of(hf: Any, family: Family, index: int) -> int:
     """How many keys a query of this layer sees; 0: all."""
     if family.windows == "none":
-        return 0  # its configuration may name a window that nobody reads
+        return 0  # its configuration may name a window that the model ignores
     owner = hf.config if family.windows == "config" else hf.model.layers[index].self_attn
     return int(getattr(owner, "sliding_window", None) or 0)
 
@@ -256,7 +256,7 @@ def epsilon_of(norm: Any) -> float:
 
 
 def _activation_of(mlp: Any, family: Family) -> int:
-    """Numbered as for the kernels; UNKNOWN for one that they do not have."""
+    """The kernels' number for the activation; UNKNOWN if they do not have it."""
     experts = getattr(mlp, "experts", None)
     if experts is None:
         return ACTIVATIONS.get(type(getattr(mlp, family.activation)), UNKNOWN)
@@ -291,7 +291,7 @@ def _children(module: nn.Module) -> set[str]:
 
 
 def _weights_of(layer: nn.Module) -> dict[str, str]:
-    """The modules of a layer that have weights: how they are called, and of what kind they are."""
+    """The names of a layer's modules that have weights, with the kind of each."""
     kinds = {}
     for name, module in layer.named_modules():
         has_weights = next(module.parameters(recurse=False), None) is not None or any(
@@ -305,7 +305,7 @@ def _weights_of(layer: nn.Module) -> dict[str, str]:
 
 
 def _described(family: Family, layer: Any) -> dict[str, str]:
-    """The same as the family's description has it."""
+    """The same, according to the family's description."""
     attention, mlp = layer.self_attn, layer.mlp
     kinds = {f"self_attn.{name}": "linear" for name in (*family.qkv, "o_proj")}
     kinds |= {name: "norm" for name in family.norms if name is not None}
@@ -329,7 +329,7 @@ def _is_norm(module: Any, family: Family) -> bool:
 
 
 def _is_window_masked(hf: Any, family: Family, index: int) -> bool:
-    """Whether the mask of this layer, which goes by its type, agrees with its window."""
+    """Whether the mask of this layer, which is chosen by its type, agrees with its window."""
     if family.windows != "layers":
         return True
     layer_type = hf.config.layer_types[index]

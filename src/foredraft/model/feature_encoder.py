@@ -23,7 +23,7 @@ class FeatureEncoderBody(EncoderDecoderBody):
         self._inputs = FeatureInputs(hf)
 
     def _encode(self, sources: Sequence[SourceKeys]) -> Tensor:
-        """One by one: each has a thousand rows and more, and nothing to gain from company."""
+        """One source at a time: each has more than a thousand rows, and nothing to gain from batching."""
         with self._routed():
             return torch.cat([self._encode_alone(keys) for keys in sources])
 

@@ -1,6 +1,6 @@
 """Kinds of checkpoints: where a configuration, weights and a tokenizer come from.
 
-A new kind is a class here or in a file of its own, and a line in `FORMATS`.
+A new kind is a class here or in its own file, and a line in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ _TOKENIZER_FILES = (
 
 
 class Checkpoint(Protocol):
-    """A checkpoint that was named and not yet read. Every method raises ModelError, one line, for what cannot work."""
+    """A checkpoint that has a name and has not been read yet. Every method raises a one-line ModelError for what cannot work."""
 
     def check(self, *, has_weights: bool) -> None:
-        """Refuse what its files alone rule out. has_weights: whether the weights have to be there."""
+        """Raise ModelError for what its files alone rule out. has_weights: whether the weights must exist."""
 
     def config(self) -> PretrainedConfig: ...
 
     def quantization(self, config: PretrainedConfig) -> str | None:
-        """How its weights are quantized, in the words of its format; None where they are floating point."""
+        """How its weights are quantized, in its format's terms; None if they are floating point."""
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-        """The model on the CPU, or where a device map puts it. Linear layers and the embedding may be stored ones (model/stored.py)."""
+        """The model on the CPU, or on the devices of a device map. Linear layers and the embedding may be stored ones
+        (model/stored.py)."""
 
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
 
@@ -124,7 +125,7 @@ class HuggingFaceCheckpoint:
 
 
 def _placement(options: LoadOptions) -> dict[str, Any]:
-    """Arguments of from_pretrained that say on which devices, or in which processes, the weights lie."""
+    """Arguments of from_pretrained that say on which devices, or in which processes, the weights are placed."""
     if options.device_map is not None:
         return {"device_map": options.device_map}
     if options.tp_plan is not None:
@@ -133,9 +134,9 @@ def _placement(options: LoadOptions) -> dict[str, Any]:
 
 
 FORMATS: Sequence[Callable[[str, LoadOptions], Checkpoint | None]] = (GGUFCheckpoint.of, HuggingFaceCheckpoint)
-"""Each gives a checkpoint for a name that is of its kind, and None for others. The first that does is used."""
+"""Each returns a checkpoint for a name of its kind, and None for others. The first match is used."""
 
 
 def open_checkpoint(name: str, options: LoadOptions) -> Checkpoint:
-    """The checkpoint of that name. Nothing is read yet but what tells its kind."""
+    """The checkpoint with this name. Nothing is read yet except what shows its kind."""
     return next(found for found in (make(name, options) for make in FORMATS) if found is not None)

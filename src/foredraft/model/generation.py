@@ -1,4 +1,4 @@
-"""Several tokens after each sequence, chosen as draw specs say: what a draft model does."""
+"""Generate several tokens after each sequence, chosen as draw specs say, as a draft model does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from foredraft.sampling import TokenProbs, choose_with
 
 
 class Generated(NamedTuple):
-    """ids: the tokens after each read. token_probs: the distributions of all drawn tokens, lens[i] rows for each read that draws,
-    in order; None if none does. Rows of tokens that were not reached hold anything."""
+    """ids: the tokens after each read. token_probs: the distributions of all drawn tokens, lens[i] rows for each read that draws, in
+    order; None if no read draws. Rows of tokens that were not reached are arbitrary."""
 
     ids: list[list[int]]
     token_probs: TokenProbs | None = None
@@ -28,7 +28,7 @@ def generate_step_by_step(
     vocab_size: int,
     specs: Sequence[DrawSpec],
 ) -> Generated:
-    """LanguageModel.generate with a pass for each token. read: runs a pass -> logits [len(reads), V]"""
+    """LanguageModel.generate with one pass per token. read: runs a pass -> logits [len(reads), V]"""
     ids: list[list[int]] = [[] for _ in reads]
     token_probs: dict[tuple[int, int], Tensor] = {}
     open_reads = {i: replace(read, num_logits=1) for i, read in enumerate(reads)}
@@ -51,7 +51,7 @@ def generate_step_by_step(
 def _stacked(
     token_probs: dict[tuple[int, int], Tensor], lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
 ) -> TokenProbs | None:
-    """token_probs: by read and step. Rows that are missing become zero."""
+    """token_probs: by read and step. Missing rows become zero."""
     if not token_probs:
         return None
     places = [(i, step) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, wherever it lies."""
+"""Read a checkpoint's config.json, from a directory or the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foredraft.model.checkpoint import CONFIG, raw_config
 
 
 def config_of(name: str, revision: str | None = None) -> dict[str, Any]:
-    """name: a directory or a hub id. Defaults are left out; empty if it cannot be had, as of a file, which is no hub id."""
+    """name: a directory or a hub id. Without defaults; empty if it is not available, as for a file, which is not a hub id."""
     if Path(name).is_dir():
         return raw_config(name)
     if Path(name).exists():

@@ -1,7 +1,7 @@
-"""How far apart a model's logits are moved by rounding the inputs of its linear layers to eight bits.
+"""Measure how far rounding the inputs of a model's linear layers to eight bits moves its logits.
 
-Kernels for quantized weights do that in every layer, so what they compute leaves the library's floating-point forward by more, the
-deeper a model is and the more outliers its activations have. How much that is, only the model itself can say: the library's own
+Kernels for quantized weights round the inputs in every layer, so their results differ from the library's floating-point forward, and the
+more so the deeper a model is and the more outliers its activations have. Only the model itself can show by how much, so the library's own
 forward is run with rounded inputs.
 """
 
@@ -17,7 +17,7 @@ from foredraft.kernels import QuantizedWeight
 from foredraft.model.stored import StoredLinear, is_linear
 
 GroupOf = Callable[[Any], int | None]
-"""A linear layer -> how many of its inputs share a scale where they are rounded; None where they are not."""
+"""A linear layer -> how many of its inputs share a scale when they are rounded; None if they are not."""
 
 _LARGEST_INT8 = 127
 
@@ -28,7 +28,7 @@ def never(linear: Any) -> int | None:
 
 
 def where_stored(linear: Any) -> int | None:
-    """For bodies that multiply quantized weights as they are stored: the weight's groups."""
+    """For bodies that multiply quantized weights as they are stored: the weight's group size."""
     if not isinstance(linear, StoredLinear):
         return None
     row = linear.source.rows(0, 1)
@@ -36,7 +36,7 @@ def where_stored(linear: Any) -> int | None:
 
 
 def everywhere(linear: Any) -> int | None:
-    """For bodies that round the other weights to int8 too: a scale for each row."""
+    """For bodies that round the other weights to int8 too: one scale per row."""
     group = where_stored(linear)
     return (
         int(linear.in_features if isinstance(linear, nn.Linear) else linear.weight.shape[0]) if group is None else group
@@ -45,7 +45,7 @@ def everywhere(linear: Any) -> int | None:
 
 @contextmanager
 def rounded_inputs(hf: nn.Module, group_of: GroupOf, sequence: int) -> Iterator[bool]:
-    """While it is open, linear layers round their inputs for one sequence of a batch. Yields whether any does."""
+    """While this is active, linear layers round their inputs for one sequence of a batch. Yields whether any of them does."""
     handles = []
     for module in hf.modules():
         group = group_of(module) if is_linear(module) else None
@@ -62,7 +62,7 @@ def _rounding(group: int, sequence: int) -> Callable[[nn.Module, tuple[Any, ...]
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         x = args[0]
         if x.dim() < 3:
-            return None  # without a dimension of sequences
+            return None  # no batch dimension
         x = x.clone()
         x[sequence] = rounded(x[sequence], group)
         return (x, *args[1:])
@@ -71,7 +71,7 @@ def _rounding(group: int, sequence: int) -> Callable[[nn.Module, tuple[Any, ...]
 
 
 def rounded(x: Tensor, group: int) -> Tensor:
-    """Each group of inputs on 127 steps to either side of 0, up to its largest. x: [..., k]"""
+    """Round each group of inputs to 127 steps on either side of 0, up to its largest. x: [..., k]"""
     groups = x.float().contiguous().view(*x.shape[:-1], -1, group)
     step = groups.abs().amax(-1, keepdim=True) / _LARGEST_INT8
     numbers: Tensor = (groups / step.clamp(min=1e-30)).round() * step

@@ -1,4 +1,4 @@
-"""A Hugging Face model that reads ragged batches from our cache."""
+"""A Hugging Face model that reads ragged batches with our KV cache."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from foredraft.model.warm_up import WarmUpSizes
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What was measured of a model when it was loaded.
+    """Properties of a model, determined when it is loaded.
 
-    vocab_size: the width of its logits. context_len: the longest sequence it can read. bytes_per_token: of cache.
-    row_exact: whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
+    vocab_size: the width of its logits. context_len: the longest sequence it can read. bytes_per_token: KV cache per token. row_exact:
+    whether a row's bits do not depend on the rest of the batch, as measured (see docs/internals/exactness.md).
 
-    Of an encoder-decoder, whose text answers a source: source_len: the longest source, 0 for other models. bytes_per_source_token: of
-    cache. start_ids: what the decoder begins with, () where its checkpoint leaves that open. feature_shape: of what its encoder
-    reads, None where that is ids. shares_encoder: whether it has no encoder of its own, and is given what its target's encoder gave.
+    For encoder-decoders: source_len: the longest source, 0 for other models. bytes_per_source_token: KV cache per source token.
+    start_ids: the ids that the decoder starts with, () if the checkpoint does not define them. feature_shape: of the encoder's input,
+    None if that is ids. shares_encoder: whether the model has no encoder of its own and is given the output of its target's.
     """
 
     name: str
@@ -56,15 +56,16 @@ class Traits:
 
 
 class ModelInputs(NamedTuple):
-    """What a model reads for a prompt. source: by its encoder, if it has one. tokens: what its text follows."""
+    """A model's inputs for a prompt. source: the encoder's input, if there is an encoder. tokens: the ids that the generated text
+    follows."""
 
     source: Source
     tokens: list[int]
 
 
 class Body(Protocol):
-    """What computes a pass. kernels: the compiled ones that its attention runs. is_batch_invariant: whether a row's sums are made
-    in one order in any pass, off the CPU too."""
+    """Computes forward passes. kernels: the compiled kernels that its attention uses. is_batch_invariant: whether a row's sums are made
+    in the same order in every pass, also on devices other than the CPU."""
 
     @property
     def is_batch_invariant(self) -> bool: ...
@@ -73,14 +74,14 @@ class Body(Protocol):
     def kernels(self) -> Kernels | None: ...
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        """taps: the hidden states that are wanted: i for what layer i reads (0: the embeddings), the number of layers for what the
-        last one gives, FINAL_NORM for that after the final norm."""
+        """taps: the wanted hidden states: i for the input of layer i (0: the embeddings), the number of layers for the output of the last
+        layer, FINAL_NORM for that output after the final norm."""
 
     def take_over(self) -> None:
-        """From now on nobody else runs the model."""
+        """Assume from now on that nobody else runs the model."""
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
-        """Prepare such passes, so that no request waits for it."""
+        """Prepare passes of these sizes, so that no request has to wait for it."""
 
 
 @runtime_checkable
@@ -88,7 +89,7 @@ class GeneratingBody(Body, Protocol):
     """A body that generates several tokens in one call."""
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
-        """Whether it chooses tokens as all these specs say."""
+        """Whether it can choose tokens as all of these specs require."""
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
@@ -111,29 +112,29 @@ class SourceReadingBody(Body, Protocol):
     """A body whose decoder attends to sources."""
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Fill in their keys and values, in one pass."""
+        """Fill in the keys and values of these sources in one pass."""
 
 
 @runtime_checkable
 class SharedBody(Body, Protocol):
-    """A body whose passes other processes read too, with regions of their own."""
+    """A body whose passes other processes run too, with regions of their own."""
 
     def new_region(self) -> Region:
-        """One whose changes they repeat."""
+        """A region whose changes the other processes repeat."""
 
 
 def library_body(hf: PreTrainedModel) -> Body:
-    """The library's own code, with our attention inside."""
+    """A body that runs the library's own code with our attention."""
     return source_reading_body(hf) if hf.config.is_encoder_decoder else LibraryBody(hf)
 
 
 def source_reading_body(hf: PreTrainedModel, kernels: Kernels | None = None) -> EncoderDecoderBody:
-    """The same of an encoder-decoder. kernels: for attention; None: PyTorch's."""
+    """The same for an encoder-decoder. kernels: for attention; None: PyTorch's."""
     return (EncoderDecoderBody if feature_shape_of(hf.config) is None else FeatureEncoderBody)(hf, kernels)
 
 
 class LanguageModel:
-    """Tokens in, logits out. body: None runs the Hugging Face model itself, and leaves it as its owner made it."""
+    """Tokens in, logits out. body: None runs the Hugging Face model itself, and leaves it unchanged."""
 
     def __init__(self, hf: PreTrainedModel, traits: Traits, body: Body | None = None) -> None:
         self.hf = hf
@@ -145,16 +146,16 @@ class LanguageModel:
         self._new_region = self.body.new_region if isinstance(self.body, SharedBody) else Region
 
     def take_over(self) -> None:
-        """From now on nobody else runs the model."""
+        """Assume from now on that nobody else runs the model."""
         self.body.take_over()
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
-        """Prepare such passes, so that no request waits for it."""
+        """Prepare passes of these sizes, so that no request has to wait for it."""
         self.body.warm_up(sizes)
 
     @property
     def mask_token(self) -> int | None:
-        """What it reads at places that are not written yet, if it was trained to; see mask_token.py."""
+        """The id that stands for a position not yet written, if the model was trained with one; see mask_token.py."""
         return mask_token_of(self.hf.config.to_dict())
 
     @property
@@ -163,7 +164,7 @@ class LanguageModel:
 
     @property
     def memory_for_cache(self) -> int | None:
-        """Bytes that are free for its keys and values, over all devices that it lies on; None where the system does not say."""
+        """Bytes free for keys and values, over all devices that hold the model; None where the system does not say."""
         return memory_for_layers(self.hf)
 
     @property
@@ -173,26 +174,26 @@ class LanguageModel:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether its text answers a source that its encoder reads."""
+        """Whether the model has an encoder, which reads a source."""
         return self.traits.source_len > 0
 
     def inputs_for(self, prompt: Sequence[int]) -> ModelInputs:
-        """A prompt is the source of a model with an encoder, and what the text follows for any other. Raises ForedraftError for a
-        model whose encoder reads no ids."""
+        """The prompt is the source for a model with an encoder, and the text to continue for any other. Raises ForedraftError for a model
+        whose encoder does not read ids."""
         self.check_reads_text()
         if self.has_encoder:
             return ModelInputs(TokenSource(tuple(prompt)), list(self.traits.start_ids))
         return ModelInputs(NO_SOURCE, list(prompt))
 
     def check_reads_text(self) -> None:
-        """Raises ForedraftError for a model that reads sound."""
+        """Raise ForedraftError for a model that reads audio."""
         if self.traits.feature_shape is not None:
             raise ForedraftError(
                 f'{self.traits.name} reads sound and no text: give {{"input_features": ...}}, of its feature extractor'
             )
 
     def inputs_for_features(self, features: Any) -> ModelInputs:
-        """The same for a sound, see FeatureShape.source_of. Raises ForedraftError for a model that reads none."""
+        """The same for audio features, see FeatureShape.source_of. Raises ForedraftError for a model that does not read audio."""
         if self.traits.feature_shape is None:
             raise ForedraftError(f"input_features are for models that read sound, and {self.traits.name} reads text")
         return ModelInputs(self.traits.feature_shape.source_of(features), list(self.traits.start_ids))
@@ -203,8 +204,8 @@ class LanguageModel:
         return self.device.type != "cpu"
 
     def new_cache(self, pool: MemoryPool, taps: Sequence[int] = (), *, keeps_encoded: bool = False) -> KVCache:
-        """taps: the hidden states that it keeps, see Body. keeps_encoded: whether it keeps what the encoder gives. Raises ModelError
-        for a tap that is not there."""
+        """taps: the hidden states to keep, see Body. keeps_encoded: whether to keep the encoder's output. Raises ModelError for a tap
+        that does not exist, and for taps of an encoder-decoder."""
         if taps and self.has_encoder:
             raise ModelError(f"{self.traits.name} is an encoder-decoder: hidden states of those are not kept")
         config = self.hf.config.get_text_config()
@@ -224,12 +225,12 @@ class LanguageModel:
         )
 
     def bytes_per_token(self, taps: Sequence[int] = ()) -> int:
-        """Of cache, with the features of these taps."""
+        """Bytes of cache per token, with the features of these taps."""
         width, itemsize = self.hf.config.get_text_config().hidden_size, self.hf.dtype.itemsize
         return int(self.traits.bytes_per_token + len(taps) * width * itemsize)
 
     def bytes_per_source_token(self, *, keeps_encoded: bool = False) -> int:
-        """Of cache, with what the encoder gives if that is kept."""
+        """Bytes of cache per source token, with the encoder's output if that is kept."""
         width = self.hf.get_encoder().config.hidden_size if keeps_encoded else 0
         return int(self.traits.bytes_per_source_token + width * self.hf.dtype.itemsize)
 
@@ -241,8 +242,8 @@ class LanguageModel:
         *,
         keeps_encoded: bool = False,
     ) -> KVCache:
-        """Sequences 0.. with room for so many tokens each, outside any budget: for a trial, or a measurement. taps, keeps_encoded: as
-        in new_cache. sources: of each sequence, for a model with an encoder."""
+        """A cache outside any budget, for a trial or a measurement: sequence i has room for lengths[i] tokens. taps, keeps_encoded: as in
+        new_cache. sources: one per sequence, for a model with an encoder."""
         source_bytes = self.bytes_per_source_token(keeps_encoded=keeps_encoded)
         cache = self.new_cache(MemoryPool(sum(map(len, sources)) * source_bytes), taps, keeps_encoded=keeps_encoded)
         cache.pool.evictables.clear()  # no cycle: the memory is freed with the cache, without waiting for the collector
@@ -253,10 +254,10 @@ class LanguageModel:
         return cache
 
     def read(self, reads: Sequence[Read], cache: Regions) -> Tensor:
-        """One pass over all reads; afterwards the cache holds their tokens too, and their features if it has taps. Room must have
-        been reserved. Sources that no pass has read are read before.
+        """One pass over all reads. Afterwards the cache also holds their tokens, and their features if it has taps. Room must have been
+        reserved. Sources that no pass has read yet are read first.
 
-        -> logits [sum(num_logits), V], read after read
+        -> logits [sum(num_logits), V], in the order of the reads
         """
         batch = flatten(reads, cache)
         with torch.inference_mode():
@@ -270,7 +271,7 @@ class LanguageModel:
         return logits
 
     def _read_sources(self, batch: RaggedBatch) -> None:
-        """Those that no pass has read."""
+        """Read the batch's sources that no pass has read yet."""
         if self._source_reading is None:
             return
         sources = (span.region.source for span in batch.spans)
@@ -279,7 +280,7 @@ class LanguageModel:
             self._source_reading.read_sources(list(unread.values()))
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
-        """The hidden states [N, F] of whole texts, in one pass and outside any budget. taps: as in new_cache."""
+        """The hidden states [N, F] of whole texts, from one pass outside any budget. taps: as in new_cache."""
         cache = self.scratch_cache([len(tokens) for tokens in texts], taps)
         self.read([Read(i, tokens, 0) for i, tokens in enumerate(texts)], cache)
         return [features.clone() for i in range(len(texts)) if (features := cache.features(i)) is not None]
@@ -287,8 +288,8 @@ class LanguageModel:
     def generate(
         self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: Regions, specs: Sequence[DrawSpec]
     ) -> Generated:
-        """Read, and generate lens[i] >= 1 tokens after reads[i], of the first vocab_size ids, as specs[i] says. The last token is
-        not read, the others are in the cache afterwards. A row of logits with a NaN ends the tokens of its read.
+        """Read, then generate lens[i] >= 1 tokens after reads[i], chosen from the first vocab_size ids as specs[i] says. Afterwards the
+        cache holds all of these tokens but the last, which is not read. A NaN in a row of logits ends the generation for its read.
 
         The distributions are over vocab_size ids, even if the model has fewer.
         """
@@ -317,11 +318,11 @@ class LanguageModel:
         cache: Regions,
         specs: Sequence[DrawSpec],
     ) -> list[list[int]]:
-        """Read, and grow a tree of shapes[i] after reads[i], of the first vocab_size ids, as specs[i] says: greedily or with shared
-        noise. The cache holds what was read, and nothing of the trees; it needs room for len(shapes[i]) - 1 tokens more. Only
-        where `can_grow`.
+        """Read, then grow a tree of shapes[i] after reads[i], chosen from the first vocab_size ids as specs[i] says: greedily or with
+        shared noise. Afterwards the cache holds the tokens of the reads and nothing of the trees, but it needs room for len(shapes[i]) -
+        1 more tokens. Only where `can_grow`.
 
-        -> for each read the token of each node, -1 where none has grown
+        -> for each read, the token of each node, -1 for a node that was not grown
         """
         assert self._growing is not None
         batch = flatten(reads, cache, [len(shape) for shape in shapes])

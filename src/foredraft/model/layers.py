@@ -1,4 +1,4 @@
-"""Packing a decoder's layers for the compiled body, one at a time."""
+"""Pack a decoder's layers for the compiled body, one at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from foredraft.model.stored import StoredExperts, source_of
 def take_layers(
     hf: PreTrainedModel, family: Family, form: StackForm, kernels: Kernels, weight_format: WeightFormat
 ) -> list[StackLayer]:
-    """The layers with their matrices packed. Each is replaced by what holds them, so that it is never there twice."""
+    """Pack the matrices of all layers. Each layer is replaced by a holder of its packed matrices, so that it is never in memory twice."""
     layers: Any = hf.model.layers
     memory, files, taken = WeightMemory(), mapped_files(), []
     for index in with_bar(range(len(layers)), "Packing"):
@@ -52,7 +52,7 @@ def take_layers(
 
 
 class Packer:
-    """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed ones,
+    """Packs one layer's matrices, and frees each linear layer's weight once it is packed. holder: a module that has the packed matrices
     as buffers."""
 
     def __init__(
@@ -104,7 +104,7 @@ def take_adapter(
 ) -> StackLayer:
     """An exit's adapter as a layer without attention."""
     gates, ups = (InMemory(linear.weight, weight_format) for linear in (adapter.gate_proj, adapter.up_proj))
-    # what a layer adds to the residual stream is scaled, and what an adapter adds is not
+    # a layer's addition to the residual stream is scaled, but an adapter's is not
     down = InMemory(adapter.down_proj.weight.detach() / form.residual_scale, weight_format)
     none = NormWeights()
     mlp = StackMlp(kernels.pack(Interleaved(gates, ups)), kernels.pack(down))
@@ -112,7 +112,7 @@ def take_adapter(
 
 
 def take_norm(norm: Any, family: Family) -> NormWeights:
-    """A norm's numbers, as the kernels multiply them."""
+    """A norm's parameters, as the kernels apply them."""
     bias = getattr(norm, "bias", None)
     return NormWeights(_norm_weight(norm, family), None if bias is None else bias.detach().float())
 
@@ -146,8 +146,8 @@ def _order(form: StackForm) -> Tensor:
 def _joined_heads(
     attention: Any, family: Family, form: StackForm, packer: Packer
 ) -> tuple[WeightSource, Tensor | None]:
-    """Queries, keys and values as one product. Where neighbours are rotated together, their order within a head changes, of
-    queries and keys alike: their products stay the same."""
+    """Queries, keys and values as one product. If neighbours are rotated together, the order within a head is changed for queries and
+    keys alike, which leaves their products the same."""
     linears = [getattr(attention, name) for name in family.qkv]
     joined, bias = Joined([packer.source(linear) for linear in linears]), joined_bias(linears)
     if not family.rotates_pairs:
@@ -161,7 +161,7 @@ def _joined_heads(
 
 
 def joined_bias(linears: Sequence[Any]) -> Tensor | None:
-    """The bias of several products of one input as one; None where no product has one."""
+    """The joined bias of several products of one input; None if none of them has one."""
     if all(linear.bias is None for linear in linears):
         return None
     return torch.cat(
@@ -178,7 +178,7 @@ def _take_dense_mlp(mlp: Any, family: Family, packer: Packer) -> StackMlp:
 
 
 def take_mlp(linears: Sequence[Any], down: Any, packer: Packer, *, is_gated: bool) -> StackMlp:
-    """linears: what reads the hidden states, gates before the values that they gate."""
+    """linears: those that read the hidden states, gates before the values that they gate."""
     up: WeightSource = Joined([packer.source(linear) for linear in linears])
     bias = joined_bias(linears)
     if is_gated:
@@ -189,7 +189,7 @@ def take_mlp(linears: Sequence[Any], down: Any, packer: Packer, *, is_gated: boo
 
 
 def _interleaved_bias(gates: WeightSource, ups: WeightSource) -> Tensor:
-    """As Interleaved lays the rows out. Each has one column."""
+    """Interleave two biases as Interleaved does with rows. Each has one column."""
     return dequantized(read_all(Interleaved(gates, ups)))[:, 0]
 
 
@@ -198,7 +198,7 @@ def _column(bias: Tensor) -> WeightSource:
 
 
 def _take_router(router: Any, packer: Packer) -> PackedMatrix:
-    """It stays in bfloat16: it is small, and decides."""
+    """The router stays in bfloat16: it is small, and its result decides which experts run."""
     return packer.pack("router", InMemory(router.weight), getattr(router, "bias", None))
 
 
@@ -224,7 +224,7 @@ def _gates_and_ups(rows: WeightSource, mixture: Mixture) -> tuple[WeightSource, 
 
 
 def _expert_source(experts: Any, name: str, expert: int, packer: Packer) -> WeightSource:
-    """Of one expert's weight [out, in]."""
+    """The weight [out, in] of one expert."""
     weights = getattr(experts, name)
     if isinstance(weights, StoredExperts):
         return weights.sources[expert]

@@ -1,4 +1,4 @@
-"""A model run by the library's own code, with our attention, our experts and our linear layers inside."""
+"""A model run by the library's own code, with our attention, experts and linear layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foredraft.model.warm_up import WarmUpSizes
 
 
 class LibraryBody:
-    """hf stays as its owner made it. kernels: for attention; None: PyTorch's."""
+    """Leaves hf unchanged until `take_over`. kernels: for attention; None: PyTorch's."""
 
     is_batch_invariant = False
 
@@ -60,14 +60,14 @@ class LibraryBody:
         return {
             "input_ids": torch.tensor([batch.ids], device=device),
             "position_ids": torch.tensor([batch.positions], device=device),
-            # without it the library would take the ragged batch for packed training sequences
+            # without a mask the library would take the ragged batch for packed training sequences
             "attention_mask": torch.ones(1, len(batch.ids), dtype=torch.bool, device=device),
             "use_cache": False,
             "attention_metadata": AttentionMetadata.of(batch, self.kernels),
         }
 
     def take_over(self) -> None:
-        """The model stays routed, which saves every pass from switching to our attention and back."""
+        """Keep the model routed, so that passes need not switch to our attention and back."""
         route(self._hf)
         self._is_taken_over = True
 
@@ -76,7 +76,7 @@ class LibraryBody:
 
 
 class _LastLayer:
-    """Sees what the last layer gives during a pass, which the library's hidden states hold only after the final norm."""
+    """Records the output of the last layer during a pass; the library's hidden states have it only after the final norm."""
 
     def __init__(self, hf: PreTrainedModel, taps: Sequence[int]) -> None:
         self._num_layers = int(hf.config.get_text_config().num_hidden_layers)
@@ -96,7 +96,7 @@ class _LastLayer:
         self._output = output if isinstance(output, Tensor) else output[0]
 
     def tapped(self, hidden_states: Sequence[Tensor], tap: int) -> Tensor:
-        """[1, R, hidden]. hidden_states: the library's, the last of them after the final norm."""
+        """[1, R, hidden]. hidden_states: the library's, of which the last is after the final norm."""
         if tap != self._num_layers:
             return hidden_states[tap]
         assert self._output is not None

@@ -1,4 +1,4 @@
-"""From a hub id, a directory or a model in memory to a LanguageModel, or to one line that says why not."""
+"""Load a hub id, a directory or a model in memory as a LanguageModel, or say in one line why that is impossible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv")
 
 
 def examine(source: str | os.PathLike[str], options: LoadOptions, *, has_weights: bool = True) -> PretrainedConfig:
-    """Check all that can be checked before the weights are read. Raises ModelError, one line, for what cannot work."""
+    """Check everything that can be checked before the weights are read. Raises a one-line ModelError for anything that cannot work."""
     name = os.fspath(source)
     options.torch_device()
     checkpoint = open_checkpoint(name, options)
@@ -75,13 +75,13 @@ def _refuse_second_rounding(name: str, kind: str | None, options: LoadOptions) -
 
 
 def _refuse_stored_quantization(name: str, kind: str | None) -> None:
-    """Of an encoder-decoder."""
+    """Raise ModelError for an encoder-decoder whose weights are quantized."""
     if kind is not None:
         raise ModelError(f"{name}: a quantized encoder-decoder ({kind}); give a checkpoint in floating point")
 
 
 def _refuse_split(name: str, config: PretrainedConfig, kind: str | None) -> None:
-    """What cannot be split among ranks."""
+    """Raise ModelError for a model that cannot be split among ranks."""
     if kind is not None:
         raise ModelError(f"{name}: its weights are quantized ({kind}), and tp_plan splits floating-point weights")
     if config.is_encoder_decoder:
@@ -97,7 +97,7 @@ def _refuse_unplaceable(name: str) -> None:
 
 
 def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOptions) -> LanguageModel:
-    """Raises ModelError, one line, where the checkpoint is missing, corrupt, too big, or of a kind that cannot work."""
+    """Raises a one-line ModelError if the checkpoint is missing, corrupt, too big, or of an unsupported kind."""
     if isinstance(source, PreTrainedModel):
         return _load_from_memory(source, options)
     name = os.fspath(source)
@@ -115,7 +115,7 @@ def load_model(source: str | os.PathLike[str] | PreTrainedModel, options: LoadOp
 
 
 def _load_share(name: str, config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> LanguageModel:
-    """This process's share of a model. All ranks load and try it in step; see lead_or_follow."""
+    """Load this process's share of a model. All ranks load and probe it in step; see lead_or_follow."""
     ranks, device = Ranks(this_world()), options.torch_device()
     on_this_device = ranks.world.local_size if device.type == "cpu" else 1
     refuse_if_too_big(name, dtype, device, on_this_device / ranks.world.size)
@@ -124,7 +124,7 @@ def _load_share(name: str, config: PretrainedConfig, dtype: torch.dtype, options
 
 
 def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> LanguageModel:
-    """The owner's model stays as it is: what is quantised is a copy."""
+    """Leave the owner's model unchanged: only a copy is quantised."""
     name = source.config.name_or_path or type(source).__name__
     if is_split(source):
         raise ModelError(
@@ -141,21 +141,21 @@ def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> Language
 
 
 def load_tokenizer(source: str | os.PathLike[str], options: LoadOptions) -> PreTrainedTokenizerBase:
-    """Raises ModelError where there is none."""
+    """Raises ModelError if there is none."""
     tokenizer = open_checkpoint(os.fspath(source), options).tokenizer()
-    give_back([])  # large vocabularies leave much free that the C library would keep
+    give_back([])  # large vocabularies free much memory that the C library would keep
     return tokenizer
 
 
 def load_config(name: str, options: LoadOptions) -> PretrainedConfig:
-    """Raises ModelError for a checkpoint without a configuration that can be read."""
+    """Raises ModelError for a checkpoint without a readable configuration."""
     checkpoint = open_checkpoint(name, options)
     checkpoint.check(has_weights=False)
     return checkpoint.config()
 
 
 def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
-    """Raises ModelError for what the configuration alone rules out."""
+    """Raise ModelError for a model that its configuration alone rules out."""
     if config.is_encoder_decoder:
         _refuse_encoder_decoder(config, name)
     text = config.get_text_config()
@@ -202,7 +202,7 @@ def _rounded_and_examined(hf: PreTrainedModel, name: str, options: LoadOptions) 
 
 
 def _refuse_placement(hf: PreTrainedModel, name: str) -> None:
-    """Where a device map has put a model that a pass could not use."""
+    """Raise ModelError if a device map has put parts of the model where a pass cannot use them."""
     try:
         refuse_offloaded(getattr(hf, "hf_device_map", None) or {})
     except ForedraftError as error:
@@ -225,5 +225,5 @@ def _examined(
         model = probe_encoder_decoder(hf, name, prepare_body, group_of)
     else:
         model = probe(hf, name, context_len_of(hf.config, name), prepare_body, group_of)
-    give_back([])  # what laying out and trying it took is free, and the C library would keep it
+    give_back([])  # layout and probing have freed memory that the C library would keep
     return model

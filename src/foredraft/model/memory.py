@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of its device, and moving it there."""
+"""Check whether a model fits into the memory of its device, and move it there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LONGEST_HEADER = 100_000_000
 
 
 def refuse_if_too_big(name: str, dtype: torch.dtype, device: torch.device, share: float = 1.0) -> None:
-    """For local checkpoints in Hugging Face format, before any memory is touched: weights against what is free. share: of them that
-    comes to this device."""
+    """Raise ModelError if the weights of a local checkpoint in Hugging Face format need more memory than is free, before any is
+    allocated. share: the fraction of the weights that this device gets."""
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     if files:
         refuse_more_than_free(name, round(sum(_loaded_size(file, dtype) for file in files) * share), device)
 
 
 def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
-    """needed: bytes of the weights."""
+    """needed: size of the weights in bytes."""
     free = available_memory(device)
     if free is not None and needed > free:
         raise ModelError(
@@ -39,7 +39,7 @@ def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
 
 
 def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, packs_linears: bool, packs_experts: bool) -> None:
-    """For stored layers, before they are read: those that become floating point against what is free.
+    """Raise ModelError, before stored layers are read, if those that become floating point need more memory than is free.
 
     packs_linears, packs_experts: whether a body packs quantized linear layers, and experts, as they are.
     """
@@ -57,7 +57,7 @@ def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, packs_linea
 
 
 def _loaded_size(file: Path, dtype: torch.dtype) -> int:
-    """Bytes of a safetensors file's tensors once they are loaded: floating ones in `dtype`, others as they are."""
+    """Bytes of a safetensors file's tensors once they are loaded: floating-point ones in `dtype`, others as they are."""
     with file.open("rb") as stream:
         header_size = int.from_bytes(stream.read(8), "little")
         try:
@@ -78,7 +78,7 @@ def _gib(num_bytes: int) -> str:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that can be had on a device, or None where the system does not say."""
+    """Free bytes on a device, or None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -90,8 +90,8 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def memory_for_layers(hf: PreTrainedModel) -> int | None:
-    """Bytes that are free for keys and values, which lie with their layers: over all devices, until the first is full. None where
-    the system does not say."""
+    """Bytes free for keys and values, which are on the devices of their layers: over all devices, until the first is full. None where the
+    system does not say."""
     num_layers = layers_by_device(hf)
     free = [(available_memory(device), num) for device, num in num_layers.items()]
     enough = [num_bytes * num_layers.total() // num for num_bytes, num in free if num_bytes is not None]
@@ -99,18 +99,18 @@ def memory_for_layers(hf: PreTrainedModel) -> int | None:
 
 
 def layers_by_device(hf: PreTrainedModel) -> Counter[torch.device]:
-    """How many of a decoder's layers lie on each device."""
+    """How many of a decoder's layers are on each device."""
     parameters = (next(layer.parameters(), None) for layer in find_layers(hf) or [hf])
     return Counter(hf.device if parameter is None else parameter.device for parameter in parameters)
 
 
 def is_spread(hf: PreTrainedModel) -> bool:
-    """Whether a device map puts parts of it on different devices."""
+    """Whether a device map puts parts of the model on different devices."""
     return len(set((getattr(hf, "hf_device_map", None) or {}).values())) > 1
 
 
 def float16_to_bfloat16(hf: PreTrainedModel) -> None:
-    """In place, one parameter at a time: converted by the library while it loads, the model and its mapped file would be in memory
+    """Convert in place, one parameter at a time. If the library converted while loading, the model and its mapped file would be in memory
     together."""
     for parameter in hf.parameters():
         if parameter.dtype == torch.float16:
@@ -121,7 +121,7 @@ def float16_to_bfloat16(hf: PreTrainedModel) -> None:
 
 
 def move(hf: PreTrainedModel, device: torch.device) -> None:
-    """Raises ModelError for a device that is not there, or has no room."""
+    """Raises ModelError for a device that does not exist or has no room."""
     try:
         hf.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -20,15 +20,15 @@ DTYPES = {name: getattr(torch, name) for name in arguments.DTYPES}
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How checkpoints are loaded. dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one.
+    """How checkpoints are loaded. dtype "auto": the checkpoint's own. device "auto": CUDA if there is one.
 
-    quantization: "int8" rounds linear layers to eight bits as they are loaded, "int4" all but the head to four, "int4-all" the
-    head too; the rest runs in bfloat16. None or "none" leaves the weights as they are. kernels: "auto" runs compiled ones where they can be had, "torch" never.
-    batch_invariant: on a GPU, products whose rows do not see each other, so that a text never depends on the batch or on
-    drafts; on a CPU compiled kernels are so anyway.
+    quantization: "int8" rounds linear layers to eight bits while they are loaded, "int4" all but the head to four bits, "int4-all" the
+    head too; the rest runs in bfloat16. None or "none" leaves the weights as they are. kernels: "auto" uses compiled kernels where they
+    are available, "torch" never does. batch_invariant: on a GPU, use products that compute each row independently, so that a text never
+    depends on the batch or on drafts; compiled kernels on a CPU always do.
 
-    device_map: as in transformers, which spreads the layers over devices: "auto", or a device for each module. tp_plan: "auto" splits
-    each layer among the processes of a torchrun (see tensor_parallel.py).
+    device_map: as in transformers, to spread the layers over devices: "auto", or a device for each module. tp_plan: "auto" splits each
+    layer among the processes that torchrun started (see tensor_parallel.py).
     """
 
     dtype: str | torch.dtype = "auto"
@@ -59,7 +59,7 @@ class LoadOptions:
         return self.quantization not in (None, "none")
 
     def torch_device(self) -> torch.device:
-        """Raises ModelError for a name that is none, and for a device that is not there."""
+        """Raises ModelError for an invalid name, and for a device that does not exist."""
         if self.tp_plan is not None:
             return this_world().device
         if self.device == "auto":
@@ -72,7 +72,7 @@ class LoadOptions:
         return device
 
     def torch_dtype(self, config: PretrainedConfig) -> torch.dtype:
-        """The dtype to load in. Raises ModelError for a name that is none."""
+        """The dtype to load in. Raises ModelError for an invalid name."""
         dtype = self.dtype
         if isinstance(dtype, str) and dtype != "auto":
             if dtype not in DTYPES:

@@ -1,7 +1,6 @@
 """Linear layers whose weights are laid out once for the kernels that will run: ours, PyTorch's int8, or oneDNN's.
 
-A plain `nn.Linear` has its weights laid out anew in every pass; for the few rows of a verification that costs more than
-the product.
+A plain `nn.Linear` has its weights laid out again in every pass; for the few rows of a verification that costs more than the product.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _TYPICAL_ROWS = 8
 _INT_MM_UNIT = 16
 
 Pack = Callable[[WeightSource, Tensor | None], nn.Module]
-"""(weight [out, in], bias [out] or None) -> the layer in its place"""
+"""(weight [out, in], bias [out] or None) -> the layer that replaces it"""
 
 
 class NativeLinear(nn.Module):
-    """y = x W^T + b by the compiled kernels; a row's bits do not depend on how many rows there are."""
+    """y = x W^T + b by the compiled kernels; a row's bits do not depend on the number of rows."""
 
     is_row_exact = True
-    weight = None  # some of the library's code looks at it (T5's), and takes no weight for any dtype
+    weight = None  # some of the library's code (T5's) compares dtypes with it, unless it is None
 
     def __init__(self, matrix: PackedMatrix, kernels: Kernels) -> None:
         super().__init__()
@@ -58,14 +57,15 @@ class NativeLinear(nn.Module):
 
 
 class NativeEmbedding(nn.Module):
-    """Rows of a packed matrix. stored: the layer in its place, which is not kept; what it does besides looking up rows is."""
+    """Rows of a packed matrix. stored: the layer that it replaces; its matrix is not kept, but what it does besides looking up rows
+    is."""
 
     def __init__(self, matrix: PackedMatrix, kernels: Kernels, stored: StoredEmbedding) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = matrix.shape
         self.matrix, self.dtype = matrix, stored.dtype
         self._kernels = kernels
-        self._original = (stored.original,)  # a tuple: its weight is no parameter of this module
+        self._original = (stored.original,)  # a tuple, so that its weight is not a parameter of this module
         for name, tensor in matrix.tensors.items():
             self.register_buffer(name, tensor)
 
@@ -76,12 +76,12 @@ class NativeEmbedding(nn.Module):
         return embedded
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Of the matrix alone. ids: [R] -> [R, hidden]"""
+        """Rows of the matrix alone. ids: [R] -> [R, hidden]"""
         return self._kernels.rows(self.matrix, ids).to(self.dtype)
 
 
 class Int8Linear(nn.Module):
-    """The same numbers as NativeLinear's in int8, by PyTorch's own integer product."""
+    """The same numbers as NativeLinear in int8, by PyTorch's own integer product."""
 
     weight = None  # see NativeLinear
     _weight: Tensor
@@ -119,7 +119,7 @@ class Int8Linear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b with W packed by oneDNN; the kernel that runs is the one that `F.linear` would have chosen.
+    """y = x W^T + b with W packed by oneDNN; it runs the kernel that `F.linear` would have chosen.
 
     weight: [out, in] bfloat16 on the CPU, not kept; bias: [out] or None.
     """
@@ -144,7 +144,7 @@ class PackedLinear(nn.Module):
         return out
 
     def dense(self) -> dict[str, Tensor]:
-        """weight [out, in] and bias, if there is one, as they were: by products with the unit vectors, which are exact."""
+        """weight [out, in] and bias, if there is one, as they were: recovered by products with the unit vectors, which are exact."""
         unit = torch.eye(self.in_features, dtype=torch.bfloat16)
         dense: dict[str, Tensor] = {"weight": self._product(unit, self._packed, None, "none", [], "").T}
         if isinstance(self._bias, Tensor):
@@ -153,14 +153,14 @@ class PackedLinear(nn.Module):
 
 
 def dense_weights(hf: nn.Module) -> dict[str, Tensor]:
-    """Its state, with the weights of the layers that oneDNN has packed, which the state lacks."""
+    """The model's state dict and the weights of the layers that oneDNN has packed, which it lacks."""
     packed = {name: module.dense() for name, module in hf.named_modules() if isinstance(module, PackedLinear)}
     return hf.state_dict() | {f"{name}.{key}": weight for name, kept in packed.items() for key, weight in kept.items()}
 
 
 def packs(dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> bool:
-    """Whether a model loaded so is packed: in bfloat16, by the compiled kernels or by a processor that multiplies it itself.
-    is_compiled: whether those kernels run."""
+    """Whether a model loaded like this is packed: in bfloat16 on the CPU, by the compiled kernels or on a processor with bfloat16
+    products. is_compiled: whether those kernels run."""
     if dtype != torch.bfloat16 or device.type != "cpu":
         return False
     return is_compiled or (
@@ -171,7 +171,7 @@ def packs(dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> boo
 
 @cache
 def int8_is_exact() -> bool:
-    """Whether PyTorch's integer product is exact here: without VNNI or its like it may saturate."""
+    """Whether PyTorch's integer product is exact on this processor: without VNNI or similar it may saturate."""
     try:
         return is_int8_exact(lambda weight, x: Int8Linear(quantize_int8(weight), None)(x))
     except RuntimeError:
@@ -180,8 +180,8 @@ def int8_is_exact() -> bool:
 
 @torch.inference_mode()
 def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = unquantized) -> int:
-    """Replace the model's linear layers in place -> how many. Each original's weights go as its packed ones come, so
-    the model is never held twice. Subclasses of nn.Linear (quantised ones) are left alone.
+    """Replace the model's linear layers in place -> how many. Each original's weights are freed as soon as they are packed, so the model
+    is never in memory twice. Subclasses of nn.Linear (quantised ones) are left alone.
 
     weight_format: what the weights in memory become; stored ones keep their own.
     """
@@ -199,7 +199,7 @@ def pack_linears(hf: PreTrainedModel, pack: Pack, weight_format: WeightFormat = 
 
 @torch.inference_mode()
 def pack_embedding(hf: PreTrainedModel, kernels: Kernels) -> None:
-    """Replace a stored embedding by a packed one, and a head that shares its rows by one that multiplies the same memory."""
+    """Replace a stored embedding with a packed one, and a head that shares its rows with one that multiplies the same memory."""
     stored = hf.get_input_embeddings()
     if not isinstance(stored, StoredEmbedding):
         return
@@ -211,7 +211,7 @@ def pack_embedding(hf: PreTrainedModel, kernels: Kernels) -> None:
 
 
 def weight_bytes(hf: PreTrainedModel) -> int:
-    """What a model's weights take in memory: shared ones once, packed ones in their packed form."""
+    """Bytes of a model's weights in memory: shared ones count once, packed ones in their packed form."""
     tensors: list[Tensor] = [*hf.parameters(), *hf.buffers()]
     packed = sum(module.num_bytes for module in hf.modules() if isinstance(module, PackedLinear))
     return packed + num_bytes(tensors)

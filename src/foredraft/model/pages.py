@@ -1,7 +1,7 @@
-"""Giving memory back while a model is laid out anew, so that it is not there twice.
+"""Return memory to the system while a model's weights are laid out again, so that they are not in memory twice.
 
-A checkpoint's tensors are views of its mapped file, and the file stays mapped as long as one of them lives (the embedding
-always does): dropping the others gives nothing back. And what the C library freed in pieces it keeps for itself.
+A checkpoint's tensors are views of its mapped file, which stays mapped as long as one of them lives (the embedding always does), so
+dropping the others frees nothing. And the C library keeps memory that was freed in pieces.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from torch import Tensor, nn
 
 _DONT_NEED = 4
-"""Linux's MADV_DONTNEED. Of a file mapped privately and not written to, pages come back from the file if they are read."""
+"""Linux's MADV_DONTNEED. Pages of a file that is mapped privately and was not written to are read from the file again if needed."""
 
 
 AddressRanges = Sequence[tuple[int, int]]
 
 
 def give_back(weights: Iterable[Tensor], files: AddressRanges | None = None) -> None:
-    """Return the memory of weights that are no longer needed, file mappings included, to the system. Only on Linux.
+    """Return the memory of weights that are no longer needed, including file mappings, to the system. Only on Linux.
 
-    files: mapped_files() of a moment ago, where many calls follow each other and nothing reads the weights any more: what has
-    taken a file's place since is lost with them. None: as they are now.
+    files: a recent result of mapped_files(), for many calls in a row after which nothing reads the weights; memory that has taken the
+    place of a file since then is lost with them. None: the files that are mapped now.
     """
     library = _c_library()
     if library is None:
@@ -50,8 +50,8 @@ def free(parameters: Iterable[nn.Parameter], files: AddressRanges | None = None)
 
 
 def mapped_files() -> list[tuple[int, int]]:
-    """Where files lie in memory, mapped privately; nowhere where the system does not tell. Not by their names: a hub's cache calls
-    them by their hashes."""
+    """The address ranges of privately mapped files; none where the system does not list them. Files are not looked up by name, because
+    the hub's cache names them by their hashes."""
     if _c_library() is None:
         return []
     ranges = []

@@ -1,4 +1,4 @@
-"""Choosing what computes a loaded model's passes, and laying its weights out for that."""
+"""Choose the body that runs a loaded model, and lay out the weights for it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ logger = logging.getLogger("foredraft")
 
 @torch.inference_mode()
 def prepare(hf: PreTrainedModel, name: str, options: LoadOptions) -> Body:
-    """Swap in what runs fastest on this processor. Changes the model, so it is only for those that were loaded here."""
-    give_back(hf.parameters())  # the library's pass has read all of the file; what is wanted again is read again
+    """Set up the body that runs fastest on this processor. This changes the model, so it is only for models that were loaded here."""
+    give_back(hf.parameters())  # the library's pass has read the whole file; pages that are needed again are read again
     wants_int8 = options.quantization == "int8" and _can_be_int8(hf)
     if hf.config.is_encoder_decoder:
         return _prepare_encoder_decoder(hf, options, wants_int8=wants_int8)
@@ -78,7 +78,7 @@ def _prepare_encoder_decoder(hf: PreTrainedModel, options: LoadOptions, *, wants
 
 
 def _pack(hf: PreTrainedModel, kernels: Kernels | None, weight_format: WeightFormat) -> None:
-    """The linear layers. kernels: ours; None: for PyTorch's."""
+    """Pack the linear layers. kernels: ours; None: PyTorch's."""
     if kernels is not None:
         memory = WeightMemory()
         pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias, memory), kernels), weight_format)
@@ -89,7 +89,7 @@ def _pack(hf: PreTrainedModel, kernels: Kernels | None, weight_format: WeightFor
 
 
 def rounded_groups(options: LoadOptions) -> GroupOf:
-    """Which inputs the body rounds that `prepare` makes."""
+    """Which inputs are rounded by the body that `prepare` makes."""
     if options.torch_device().type != "cpu":
         return never
     if options.quantization == "int8":
@@ -98,7 +98,7 @@ def rounded_groups(options: LoadOptions) -> GroupOf:
 
 
 def _fits_a_device(hf: PreTrainedModel) -> bool:
-    """Whether our passes on a GPU compute what this model does, all of it on one, and run there."""
+    """Whether the whole model is on one GPU, and our GPU passes run there and compute the same."""
     if is_spread(hf) or is_quantized(hf) or not has_device_form(hf):
         return False
     reason = why_not(hf.device, hf.dtype)
@@ -108,13 +108,13 @@ def _fits_a_device(hf: PreTrainedModel) -> bool:
 
 
 def _kernels_for(hf: PreTrainedModel, options: LoadOptions, is_rounded: bool) -> Kernels | None:
-    """Ours compute in bfloat16 and with quantized weights on the CPU."""
+    """Our kernels, which compute in bfloat16 or with quantized weights on the CPU; None if they do not fit the model."""
     fits = hf.device.type == "cpu" and (hf.dtype == torch.bfloat16 or is_rounded) and not is_quantized(hf)
     return compiled_kernels(options) if fits else None
 
 
 def compiled_kernels(options: LoadOptions) -> Kernels | None:
-    """The kernels that are wanted, where they can be had."""
+    """Our kernels, if the options allow them and they are available."""
     return load_kernels() if options.kernels == "auto" else None
 
 
@@ -123,7 +123,7 @@ def is_quantized(hf: PreTrainedModel) -> bool:
 
 
 def _can_be_int8(hf: PreTrainedModel) -> bool:
-    """Exact products of eight-bit integers need a processor that has them; elsewhere the model runs as it was loaded."""
+    """Exact int8 products need a processor that supports them; elsewhere the model runs as it was loaded."""
     if hf.device.type != "cpu":
         reason = f"there are no exact int8 products on {hf.device.type}"
     elif load_kernels() is None and not int8_is_exact():
@@ -135,7 +135,7 @@ def _can_be_int8(hf: PreTrainedModel) -> bool:
 
 
 def _narrow_the_rest(hf: PreTrainedModel) -> None:
-    """Everything but the matrices that will be quantised, in bfloat16. Buffers (rotary frequencies) stay."""
+    """Convert everything but the matrices that will be quantised to bfloat16. Buffers (rotary frequencies) stay."""
     matrices = {id(child.weight) for child in hf.modules() if type(child) in (torch.nn.Linear, Conv1D)}
     embedding = id(getattr(hf.get_input_embeddings(), "weight", None))
     for module in hf.modules():

@@ -1,7 +1,7 @@
-"""What a model can do is measured when it is loaded, on a few tokens, and not assumed from its name.
+"""Measure what a model can do when it is loaded, on a few tokens, instead of assuming it from its name.
 
-The library's own forward is the reference: a model whose attention does not pass through our function, that looks
-ahead, or that mixes the sequences of a ragged batch gives other logits, and is refused with the reason.
+The library's own forward is the reference: a model whose attention does not pass through our function, that looks ahead, or that mixes
+the sequences of a ragged batch gives different logits, and is refused with the reason.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from foredraft.utils.machine import cpu_features
 _LENGTHS = (13, 7)
 _SPLITS = (5, 3)
 _CUTS = (128, 64, 16, 8, 5, 1, 1, 1)
-"""In what pieces a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
+"""The pieces in which a long sequence is read to see whether its bits change: prefill chunks, verifications, single steps."""
 
 PRECISE = (torch.float32, torch.float64)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 PRECISE_TOLERANCE, TOLERANCE, _LARGEST_TOLERANCE = 1e-3, 0.1, 0.5
-"""Relative errors of a row of logits: in float32, in bfloat16, and where inputs are rounded. Unrelated logits are 1.4 apart."""
+"""The largest relative errors of a row of logits: in float32, in bfloat16, and with rounded inputs. Unrelated logits differ by 1.4."""
 
 _TIMES_ROUNDING = 2.0
-"""Rounding int8 weights moves logits about as far as rounding their inputs does: both together 1.4 times as far. The rest is room."""
+"""Rounding int8 weights moves logits about as far as rounding their inputs does: both together 1.4 times as far. The rest is a margin."""
 
 _MOST_COLUMNS = 1 << 14
-"""Of logits that are compared with the library's: a row of a large vocabulary takes as much memory as a layer."""
+"""The most columns of logits that are compared with the library's: a row of a large vocabulary takes as much memory as a layer."""
 
 _MOST_LOGITS = 1 << 21
-"""Whose bits are compared with those of another reading, and of at least one row."""
+"""The most logits whose bits are compared with those of another reading, though at least those of one row."""
 
 _ROWS_AT_A_TIME = 1024
 
 _LONG, _SHORT = 1056, 64
-"""Attention alone is tested on that many keys, past the 1,024 where products change their order, on the last rows."""
+"""Attention alone is tested with _LONG keys, past the 1,024 at which products change their order, on the last _SHORT rows."""
 
 
 def probe(
@@ -72,7 +72,7 @@ def probe(
     """
     _refuse_unsound_embeddings(hf, name)
     draft, bytes_per_token = _compared(hf, name, context_len, prepare, group_of)
-    give_back([])  # two sets of a large vocabulary's logits, before the next ones
+    give_back([])  # free two sets of a large vocabulary's logits before the next ones
     traits = replace(draft.traits, bytes_per_token=bytes_per_token, row_exact=_is_row_exact(draft))
     return LanguageModel(hf, traits, draft.body)
 
@@ -84,7 +84,7 @@ def _compared(
     prepare: Callable[[PreTrainedModel], Body],
     group_of: GroupOf,
 ) -> tuple[LanguageModel, int]:
-    """The model with its body, whose logits were compared with the library's, and the bytes of a token in its cache."""
+    """The model with its body, whose logits have been compared with the library's, and the bytes of cache per token."""
     sequences = _random_sequences(hf, [max(1, min(n, context_len)) for n in _LENGTHS])
     first = sequences[0]
     batch = [*sequences, first[: (len(first) + 1) // 2], first]
@@ -119,9 +119,9 @@ def _random_sequences(hf: PreTrainedModel, lengths: Sequence[int]) -> list[list[
 def _references(
     hf: PreTrainedModel, name: str, sequences: Sequence[list[int]], group_of: GroupOf
 ) -> tuple[int, list[Tensor]]:
-    """The library's number of logits, and some columns of each sequence's; of the last one with inputs rounded. In one pass: a
-    model whose weights are stored dequantizes them in every one. Shorter sequences are padded behind, where a causal model does
-    not look."""
+    """The library's number of logits, and some columns of each sequence's logits; those of the last sequence are for rounded inputs. All
+    in one pass, because a model with stored weights dequantizes them in every pass. Shorter sequences are padded at the end, where a
+    causal model does not look."""
     longest = max(len(tokens) for tokens in sequences)
     ids = torch.tensor([tokens + tokens[-1:] * (longest - len(tokens)) for tokens in sequences], device=hf.device)
     try:
@@ -137,40 +137,41 @@ def _references(
 
 
 def _is_sound(logits: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity; -inf bans a token. The largest is either if there is one, and takes no memory."""
+    """Whether there is neither NaN nor infinity, except -inf, which bans a token. The maximum shows both, and takes no memory."""
     largest = logits.amax()
     return not bool(torch.isnan(largest) or torch.isposinf(largest))
 
 
 def _some_columns(logits: Tensor) -> Tensor:
-    """[..., V] -> [..., at most _MOST_COLUMNS], evenly spaced, in memory of their own"""
+    """[..., V] -> [..., at most _MOST_COLUMNS], a copy of evenly spaced columns"""
     step = -(-logits.shape[-1] // _MOST_COLUMNS)
     return logits[..., ::step].clone()
 
 
 def _refuse_unsound_embeddings(hf: PreTrainedModel, name: str) -> None:
-    """A few tokens show what is wrong with any other weight, but of these only their own rows."""
+    """Raise ModelError for embeddings that are not finite. A few tokens reveal this for all other weights, but they read only their own
+    rows of the embeddings."""
     embedding = hf.get_input_embeddings()
     if isinstance(embedding, StoredEmbedding):
         return  # the reader of its file has checked it
     weight = embedding.weight
     if isinstance(weight, DTensor):
         weight = weight.to_local()  # the rows of this rank
-    # in parts: PyTorch sums a copy in float32
+    # in parts, because PyTorch sums a float32 copy
     sums = [part.sum(dtype=torch.float32) for part in weight.detach().split(_ROWS_AT_A_TIME)]
     if weight.is_floating_point() and not bool(torch.isfinite(torch.stack(sums)).all()):
         raise ModelError(f"{name}: {why_not_finite(hf)}")
 
 
 def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> None:
-    """beginning: the logits of the first tokens of `whole`, with others behind them."""
+    """beginning: the logits of the first tokens of `whole`, from a pass in which other tokens follow them."""
     tolerance = PRECISE_TOLERANCE if beginning.dtype in PRECISE else TOLERANCE
     if not relative_error(beginning, whole[: len(beginning)]) < tolerance:
         raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
 
 
 def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tuple[list[Tensor], Region]:
-    """Some columns of each sequence's logits, all sequences flattened together, each cut in two at a different place."""
+    """Some columns of each sequence's logits, from reading all sequences together, each cut in two at a different place."""
     cache = model.scratch_cache([len(tokens) for tokens in sequences])
     parts = []
     try:
@@ -188,11 +189,11 @@ def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tup
 
 
 def _is_row_exact(model: LanguageModel) -> bool:
-    """Whether a sequence read in pieces, alone, gives the bits it gives in one pass behind another: every key and value
+    """Whether a sequence that is read alone and in pieces gives the same bits as in one pass after another sequence: every key and value
     of every layer, and the last logits.
 
-    Never promised where PyTorch computes a product in float32 (a router's included) or with AMX, or off the CPU but by a body that is
-    made for it: kernels there sum in an order that depends on the number of rows, and a few hundred tokens could pass by luck.
+    Never promised if PyTorch computes a product in float32 (a router's included) or with AMX, and off the CPU only for a body that is
+    made for it: other kernels sum in an order that depends on the number of rows, and a few hundred tokens could pass by luck.
     """
     if model.hf.dtype not in _SIXTEEN_BITS:
         return False
@@ -203,9 +204,9 @@ def _is_row_exact(model: LanguageModel) -> bool:
 
 
 def states_if_rows_agree(model: LanguageModel, sources: Sequence[Source] = ()) -> tuple[Tensor, Tensor] | None:
-    """The keys and values of a layer, without tokens, if the bits are the same; None if they are not. What was read is freed.
+    """If the bits are the same, keys and values of one layer without tokens, which have its shapes; otherwise None. The caches are freed.
 
-    sources: two, of the neighbour and of the sequence, for a model with an encoder: what is kept of the second must be the same, too.
+    sources: two, of the neighbour and of the sequence, for a model with an encoder. The keys and values of the second must agree, too.
     """
     length = min(sum(_CUTS), model.traits.context_len)
     neighbour, tokens = _random_sequences(model.hf, [min(_LENGTHS[1], length), length])
@@ -234,7 +235,7 @@ def states_if_rows_agree(model: LanguageModel, sources: Sequence[Source] = ()) -
 
 @torch.inference_mode()
 def _is_attention_exact(model: LanguageModel, keys: Tensor, values: Tensor) -> bool:
-    """The same for attention alone, over contexts too long to send through the whole model. keys, values: show its shapes."""
+    """The same for attention alone, over contexts too long to send through the whole model. keys, values: give the shapes."""
     num_heads = getattr(model.hf.config.get_text_config(), "num_attention_heads", keys.shape[0])
     length = min(_LONG, model.traits.context_len)
     shapes = ((num_heads, keys.shape[2]), (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2]))
@@ -263,14 +264,14 @@ def _attend_in_pieces(states: list[Tensor], ends: Sequence[int], kernels: Kernel
 
 
 def _digests(rows: Tensor) -> list[bytes]:
-    """Of each row's bits. Rows of a large vocabulary would take much memory."""
+    """A hash of each row's bits, because the rows of a large vocabulary would take much memory."""
     return [hashlib.sha256(row.contiguous().view(torch.uint8).numpy(force=True)).digest() for row in rows]
 
 
 def _same_bits(a: Region, b: Region) -> bool:
     return all(
         torch.equal(ours, theirs)
-        for layer in a.layers  # any numbers: not every layer needs to have attention
+        for layer in a.layers  # layer numbers may have gaps: not every layer needs to have attention
         for ours, theirs in zip(a.layer(layer), b.layer(layer), strict=True)
     )
 
@@ -286,10 +287,10 @@ def _same_states(a: SourceKeys | None, b: SourceKeys | None) -> bool:
 
 
 class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices PyTorch's matrix products that sum in an order of their own: in float32, and in sixteen bits where the processor has AMX
-    (an outer product, as in rotary embeddings, sums nothing and is none)."""
+    """Detects PyTorch's matrix products that choose their order of summation: in float32, and in sixteen bits if the processor has AMX
+    (an outer product, as in rotary embeddings, sums nothing and does not count)."""
 
-    _LEFT = {  # noqa: RUF012 (where the left matrix stands among the arguments)
+    _LEFT = {  # noqa: RUF012 (the index of the left matrix among the arguments)
         torch.ops.aten.mm: 0,
         torch.ops.aten.bmm: 0,
         torch.ops.aten.matmul: 0,
@@ -312,27 +313,27 @@ class _UnorderedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_precise(region: Region) -> bool:
-    """Whether the body computes in float32 or more. Its keys tell, not its logits: a float32 checkpoint may be rounded to int8,
+    """Whether the body computes in float32 or more. The keys show it, but the logits do not: a float32 checkpoint may be rounded to int8,
     and the compiled body's logits are always in float32."""
     return all(keys.dtype in PRECISE for keys, _ in map(region.layer, region.layers))
 
 
 def tolerance_of(rounded: Tensor, exact: Tensor) -> float:
-    """How far a body's logits may be from the library's, by how far the library's own go where inputs are rounded as the body does
-    it: in every layer, so a deep model's go farther."""
+    """How far a body's logits may be from the library's, given how far the library's own move if inputs are rounded as the body rounds
+    them: in every layer, so a deep model's move farther."""
     return min(max(TOLERANCE, _TIMES_ROUNDING * relative_error(rounded, exact)), _LARGEST_TOLERANCE)
 
 
 def relative_error(a: Tensor, b: Tensor) -> float:
-    """The relative error of the median row: a leak moves every row, a router at a tie in low precision moves one."""
+    """The relative error of the median row: a leak moves every row, a tie in a router in low precision moves one."""
     # row by row: a large vocabulary's logits would take much memory in float64
     errors = [_relative_error(x.double(), y.double()) for x, y in zip(a, b, strict=True)]
     return float(torch.stack(errors).median())
 
 
 def _relative_error(x: Tensor, y: Tensor) -> Tensor:
-    """Of a row of logits, x, against another. Ids that a model never writes have -inf in both, and differ by nothing; -inf in one
-    alone is infinitely far from the other."""
+    """The error of a row of logits, x, relative to y. Ids that a model never writes have -inf in both, which counts as equal; -inf in one
+    alone is an infinite error."""
     differences = torch.where(x == y, 0.0, x - y)
     error: Tensor = differences.norm() / y.masked_fill(y.isinf(), 0.0).norm().clamp(min=1e-9)
     return error

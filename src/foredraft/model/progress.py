@@ -1,4 +1,4 @@
-"""Bars on standard error while a model loads, where that is a terminal; nothing elsewhere."""
+"""Progress bars on standard error while a model loads, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 def with_bar(items: Sequence[T], description: str) -> Iterable[T]:
-    """The same items, with a bar that shows how many have been taken."""
+    """The same items, with a progress bar."""
     bar: Iterable[T] = _bar(description, items, total=len(items))
     return bar
 
 
 @contextmanager
 def bar_of_layers(hf: PreTrainedModel, description: str) -> Iterator[None]:
-    """A bar of a pass by the library's own code. Files are mapped, so this pass is what reads them."""
+    """A progress bar for a pass by the library's own code. Files are memory-mapped, so this pass is what reads them."""
     layers = find_layers(hf) or ()
     bar = _bar(description, total=len(layers))
 
-    def tick(*_: object) -> None:  # what a hook returns would replace the layer's output
+    def tick(*_: object) -> None:  # a hook's return value would replace the layer's output
         bar.update()
 
     handles = [layer.register_forward_hook(tick) for layer in layers]
@@ -40,7 +40,7 @@ def bar_of_layers(hf: PreTrainedModel, description: str) -> Iterator[None]:
 
 
 def _bar(description: str, items: Sequence[Any] | None = None, *, total: int) -> Any:
-    # a program that draws on the terminal itself has put something else in the place of sys.stderr
+    # a program that draws on the terminal itself has replaced sys.stderr
     stream = sys.stderr
     is_ours = stream is not None and stream.isatty() and stream is sys.__stderr__
     return tqdm(items, desc=description, total=total, leave=False, disable=not is_ours)

@@ -1,4 +1,4 @@
-"""The processes that torchrun started, among which a model is split."""
+"""The processes started by torchrun, among which a model is split."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from foredraft.errors import ModelError, one_line
 _STARTED = "torchrun --nproc-per-node 2 -m foredraft generate ... --tp-plan auto"
 
 _PASS_TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others in the middle of a pass, or while they load."""
+"""How long a rank waits for the others during a pass, or while they load."""
 
 _IDLE_TIMEOUT = timedelta(days=365)
-"""How long one waits for the next pass. It notices all the same when the first rank's connection closes."""
+"""How long a rank waits for the next pass. It still notices when the first rank's connection closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where a process stands among those of a torchrun. local_rank, local_size: on its machine."""
+    """The place of a process among those that torchrun started. local_rank, local_size: on its machine."""
 
     rank: int
     size: int
@@ -46,7 +46,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Of this process. Raises ModelError where the machine has fewer GPUs than processes."""
+        """The device of this process. Raises ModelError if the machine has fewer GPUs than processes."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
         if self.local_rank >= torch.cuda.device_count():
@@ -63,10 +63,10 @@ def this_world() -> World:
 
 
 class Ranks:
-    """The group of all processes. The first sends what it is about to read, and the others receive it."""
+    """The group of all processes. The first rank sends what it is about to read, and the others receive it."""
 
     def __init__(self, world: World) -> None:
-        """Waits for all of them. Raises ModelError if that fails, or was done before in this process."""
+        """Wait for all processes. Raises ModelError if that fails, or if this process has done it before."""
         if dist.is_initialized():
             raise ModelError("torch.distributed is in use in this process already: one torchrun splits one model, once")
         self.world = world
@@ -89,11 +89,11 @@ class Ranks:
         return self.world.rank == 0
 
     def send(self, message: object) -> None:
-        """From the first rank to all others."""
+        """Send from the first rank to all others."""
         dist.broadcast_object_list([message], src=0, group=self._messages)
 
     def receive(self) -> Any:
-        """Wait for what the first rank sends. Raises RuntimeError if it has ended."""
+        """Wait for the first rank's next message. Raises RuntimeError if it has ended."""
         received: list[Any] = [None]
         dist.broadcast_object_list(received, src=0, group=self._messages)
         if received[0] is None:
@@ -101,29 +101,29 @@ class Ranks:
         return received[0]
 
     def end(self) -> None:
-        """Nothing more is sent. Where a pass has failed, the others are waiting in it, and see the connection close."""
+        """Send nothing more. If a pass has failed, the others are waiting in it, and see the connection close."""
         if not self.is_broken:
             self.is_broken = True
             self.send(None)
             self._close()
 
     def _close(self) -> None:
-        """After the last message. The group's thread frees a message some time after it was sent, for which it needs the interpreter:
-        where that is about to end, the process would abort. Without references the group waits for its thread."""
+        """Close the group after the last message. Its thread frees a message some time after sending it, for which it needs the
+        interpreter: if the interpreter is about to end, the process would abort. Once unreferenced, the group waits for its thread."""
         dist.destroy_process_group(self._messages)
         del self._messages
 
 
 def reason_of(error: Exception) -> str:
-    """What PyTorch says of a rank that is gone, without its place in the source and its advice."""
+    """PyTorch's message about a rank that is gone, without its place in the source and its advice."""
     return re.sub(r"\[/\S+\] ", "", one_line(error)).partition(". ")[0]
 
 
 def is_split(hf: PreTrainedModel) -> bool:
-    """Whether this process has a part of the model's weights, and other processes the rest."""
+    """Whether this process has only a part of the model's weights, and other processes have the rest."""
     return (getattr(hf, "_tp_size", None) or 1) > 1
 
 
 def num_sharing_memory(hf: PreTrainedModel) -> int:
-    """How many processes take memory for this model from where it lies."""
+    """How many processes take memory for this model from the same device."""
     return this_world().local_size if is_split(hf) and hf.device.type == "cpu" else 1

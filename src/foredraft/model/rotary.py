@@ -1,4 +1,4 @@
-"""The angles of rotary embeddings, as tables."""
+"""Tables of the angles of rotary embeddings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 Angles = Literal["halves", "pairs", "once"]
-"""How the library lays the cosines of a position out: all and all again, each twice, or each once."""
+"""How the library lays out the cosines of a position: the whole list twice, each number twice in a row, or each once."""
 
 
 @torch.inference_mode()
 def rotation_table(
     hf: Any, num_positions: int, angles: Angles = "halves", layer_type: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, [num_positions, rotary_dim / 2] float32 each. layer_type: of which layers, where the
+    """cos and sin of every position, [num_positions, rotary_dim / 2] float32 each. layer_type: the layers that the table is for, if the
     model has several tables."""
     positions = torch.arange(num_positions, device=hf.device)
     like = torch.zeros(1, device=hf.device)
@@ -33,8 +33,8 @@ def _each_once(values: Tensor, angles: Angles) -> Tensor:
 
 
 def pairs_as_halves(head_dim: int, rotary_dim: int) -> Tensor:
-    """The order in which a head whose neighbours are rotated together becomes one whose halves are: [D]. What follows the
-    rotated numbers stays where it is."""
+    """The permutation [D] that turns a head whose neighbours are rotated together into one whose halves are. Numbers after the rotated
+    ones keep their places."""
     return torch.cat(
         [torch.arange(0, rotary_dim, 2), torch.arange(1, rotary_dim, 2), torch.arange(rotary_dim, head_dim)]
     )

@@ -1,7 +1,7 @@
-"""Rounding a float checkpoint's linear layers to four bits, before anything runs it.
+"""Round a floating-point checkpoint's linear layers to four bits, before anything runs it.
 
-The layers become stored ones, as those of a checkpoint that is quantized already. So the library's own forward, which the
-probe compares with, is that of the rounded model: its numbers are too far from the original's for a comparison.
+The layers become stored ones, like those of a checkpoint that is quantized already. So the library's own forward, which the probe
+compares with, is that of the rounded model: the original's logits would be too different for a comparison.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ logger = logging.getLogger("foredraft")
 
 @torch.inference_mode()
 def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
-    """Store the linear layers in four bits, in place; the head in eight unless the options say int4-all. Where no kernels multiply
-    such weights the model stays as it is, and the log says so."""
+    """Store the linear layers in four bits, in place; the head in eight unless the options say int4-all. If no kernels multiply such
+    weights, leave the model as it is and log a warning."""
     reason = _why_not(hf, options)
     if reason is not None:
         logger.warning("%s: quantization is left out: %s", name, reason)

@@ -1,4 +1,4 @@
-"""Within `routed`, a Hugging Face model runs our attention and our experts; outside, what its owner chose."""
+"""Within `routed`, a Hugging Face model runs our attention and our experts; outside, those that its owner chose."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from foredraft.model import attention, experts
 
 @contextmanager
 def routed(model: PreTrainedModel) -> Iterator[None]:
-    """The model's configuration, and those inside it, name our functions for the duration."""
+    """While active, the configurations of the model and of its parts name our functions."""
     configs = _configs_of(model)
     before = [(config._attn_implementation, config._experts_implementation) for config in configs]
     try:
         route(model)
         yield
     finally:
-        # a whole hands its choice down to its parts, so parts come after wholes
+        # setting a configuration also sets those of its parts, so parts come after wholes
         for config, (attention_before, experts_before) in zip(configs, before, strict=True):
             config._attn_implementation = attention_before
             config._experts_implementation = experts_before
 
 
 def route(model: PreTrainedModel) -> None:
-    """From now on the model runs our functions.
+    """Make the model run our functions from now on.
 
-    Off the CPU the library's grouped kernels run the experts: no bits are promised there that ours would keep.
+    Off the CPU the library's grouped kernels run the experts, because no exactness is promised there that ours would keep.
     """
     for config in _configs_of(model):
         route_config(config, model.device)
 
 
 def route_config(config: PretrainedConfig, device: torch.device) -> None:
-    """Modules that are made from this configuration run our functions, on this device."""
+    """Make modules that are created from this configuration run our functions, on this device."""
     config._attn_implementation = attention.NAME
     if device.type == "cpu":
         config._experts_implementation = experts.NAME
 
 
 def _configs_of(model: PreTrainedModel) -> list[PretrainedConfig]:
-    """Wholes first. The stacks of some encoder-decoders (T5) have copies of their own."""
+    """The model's configurations, wholes first. The stacks of some encoder-decoders (T5) have copies of their own."""
     configs = _with_parts(model.config)
     if model.config.is_encoder_decoder:
         configs += [stack.config for stack in (model.get_encoder(), model.get_decoder())]

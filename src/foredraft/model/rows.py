@@ -1,13 +1,13 @@
 """How many rows to run, so that a row's bits do not depend on the other rows. Measured on PyTorch 2.13, oneDNN, AVX-512.
 With AMX no padding helps: see probe.py.
 
-Three things change with the number of rows, and padding mends each:
+Three things change with the number of rows, and padding avoids each:
 
-* One row alone is a matrix by a vector, which may take another kernel: never run fewer than two.
-* A product of at most 4,096 multiplications leaves oneDNN for a kernel of PyTorch's own, with other sums. Only toys have
-  matrices so small that a few rows stay below that.
-* Element by element, the last numbers of a tensor that do not fill two vector registers go through scalar code. Over
-  all bfloat16 inputs silu, sigmoid, tanh and exp give the same bits there; tanh-gelu differs for four of them. Where
+* A single row is a matrix-vector product, which may use another kernel: never run fewer than two.
+* A product of at most 4,096 multiplications runs in a kernel of PyTorch instead of oneDNN, with other sums. Only toy models
+  have matrices so small that a few rows stay below that.
+* In elementwise operations, the last numbers of a tensor that do not fill two vector registers go through scalar code. Over
+  all bfloat16 inputs silu, sigmoid, tanh and exp give the same bits there; tanh-gelu differs for four of them. If
   widths are multiples of 64 (as nearly everywhere), there is no remainder.
 """
 
@@ -37,8 +37,8 @@ class RowRule:
 
 
 def rule_for(shapes: Iterable[tuple[int, ...]], *, exact_shapes: Iterable[tuple[int, ...]] = ()) -> RowRule:
-    """For PyTorch's products with matrices of these shapes, and for products of our own kernels with those of
-    exact_shapes, whose rows never see each other. At most 16 rows of padding: a model that needs more goes without."""
+    """The rule for PyTorch's products with matrices of these shapes, and for our own kernels' products, whose rows never see each other,
+    with matrices of exact_shapes. At most 16 rows of padding, even for a model that needs more."""
     shapes, exact_shapes = list(shapes), list(exact_shapes)
     unit = gcd(_VECTOR, *(side for shape in [*shapes, *exact_shapes] for side in shape[-2:]))
     least = least_rows(min(prod(shape[-2:]) for shape in shapes)) if shapes else 1
@@ -46,12 +46,12 @@ def rule_for(shapes: Iterable[tuple[int, ...]], *, exact_shapes: Iterable[tuple[
 
 
 def least_rows(work: int) -> int:
-    """Rows of `work` multiplications each that a product needs to stay with oneDNN."""
+    """How many rows a product needs to stay with oneDNN, if each row takes `work` multiplications."""
     return max(2, min(_MOST, SMALL_PRODUCT // max(work, 1) + 1))
 
 
 def rule_of(model: nn.Module) -> RowRule:
-    """For every matrix of a model, packed ones too, but those that are only looked up."""
+    """The rule for all matrices of a model, including packed ones, except those that are only looked up."""
     looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     exact: list[tuple[int, ...]] = []
     shapes: list[tuple[int, ...]] = [

@@ -1,4 +1,4 @@
-"""A draft model without an encoder: its decoder attends to what the target's encoder gave of a source."""
+"""A draft model without an encoder: its decoder attends to the output of the target's encoder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from foredraft.model.source_attention import encoded_rows
 
 _KEY, _KIND = "spd_type", "shared_encoder"
 MARK: Mapping[str, Any] = {_KEY: _KIND}
-"""What says so in config.json."""
+"""The entry of config.json that marks such a model."""
 
 
 def shares_encoder(config: Mapping[str, Any]) -> bool:
-    """config: of config.json."""
+    """config: the contents of config.json."""
     return config.get(_KEY) == _KIND
 
 
 class SharedEncoderBody(EncoderDecoderBody):
-    """Its encoder is never run."""
+    """A body whose encoder is never run."""
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
+        """Fill in the keys and values of these sources from the output of the target's encoder, which is then dropped unless it is to be
+        kept."""
         self.project(sources, encoded_rows(sources))

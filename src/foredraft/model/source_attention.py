@@ -1,7 +1,7 @@
 """Attention of encoder-decoders: among the tokens of a source, and from a decoder's rows to a source.
 
-A decoder's layers attend twice. What tells the two apart is the mask rule that the library made: a causal one for the decoder's own
-keys, and one that hides nothing for the source.
+A decoder's layers attend twice. The mask rule that the library made tells the two apart: a causal one for the decoder's own keys, and one
+that hides nothing for the source.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from foredraft.model.batch import Span
 
 
 class PositionBias(NamedTuple):
-    """What attention scores get by the distance of a key from its query (T5). table: [H, 2 * most + 1] float32 or more, of the distances
-    key - query from -most to most; what lies farther counts as that far."""
+    """The bias of attention scores by the distance of a key from its query (T5). table: [H, 2 * most + 1] float32 or more, for the
+    distances key - query from -most to most; larger distances count as `most`."""
 
     table: Tensor
 
     @classmethod
     def of(cls, module: Any) -> PositionBias:
-        """As the library's module computes it, which has the embedding of the distances."""
+        """As computed by the library's module that has the embedding of the distances."""
         most = int(module.relative_attention_max_distance)
         with torch.inference_mode():
             scores = module.compute_bias(most + 1, most + 1)[0]  # [H, queries, keys]
@@ -46,12 +46,12 @@ class PositionBias(NamedTuple):
 
 
 Biases = Mapping[int, PositionBias]
-"""By layer. Empty for a model whose positions are in its rows."""
+"""By layer. Empty for a model that adds positions to its embeddings."""
 
 
 @dataclass(slots=True)
 class DecoderMetadata(AttentionMetadata):
-    """A pass of a decoder whose spans' regions have sources. biases: of its self-attention."""
+    """A pass of a decoder whose regions have sources. biases: of its self-attention."""
 
     biases: Biases = field(default_factory=dict)
     _biased: dict[tuple[int, MaskFunction, int, int, int], Tensor] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class DecoderMetadata(AttentionMetadata):
 
 @dataclass(slots=True)
 class EncoderMetadata:
-    """A pass of an encoder. sources: flattened, in order. num_padding: rows behind them that belong to none. biases: of its layers.
+    """A pass of an encoder. sources: flattened, in order. num_padding: rows after them that belong to no source. biases: of its layers.
     kernels: see AttentionMetadata."""
 
     sources: Sequence[SourceKeys]
@@ -118,7 +118,7 @@ class EncoderMetadata:
         return bool(self.biases)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kind: LayerAttention) -> Tensor:
-        """See AttentionMetadata.attend. A row sees those tokens of its source that the layer's rule lets it see."""
+        """See AttentionMetadata.attend. A row sees the tokens of its source that the layer's rule allows."""
         bias = self.biases[int(module.layer_idx)] if self.biases else None  # type: ignore[arg-type]
         if self.kernels is not None:
             spans = [
@@ -150,26 +150,26 @@ class EncoderMetadata:
 
 
 def rows_of_sources(sources: Sequence[SourceKeys]) -> Iterator[slice]:
-    """Of each source, where their rows follow each other."""
+    """The rows of each source, when they follow each other."""
     ends = accumulate((source.length for source in sources), initial=0)
     return (slice(*pair) for pair in pairwise(ends))
 
 
 def encoded_rows(sources: Sequence[SourceKeys]) -> Tensor:
-    """What these bring of another model's encoder, [T, width], one behind the other."""
+    """The outputs of another model's encoder that these sources carry, [T, width], one after the other."""
     rows = [source.encoded for source in sources if source.encoded is not None]
     assert len(rows) == len(sources)
     return torch.cat(rows)
 
 
 def readable(states: Tensor) -> Tensor:
-    """A copy of keys or values [.., N, D], behind which the kernels may read: they take sixteen keys at a time."""
+    """A copy of keys or values [.., N, D], followed by memory that the kernels may read: they read sixteen keys at a time."""
     memory = states.new_zeros(states.numel() + (KEY_MULTIPLE - 1) * states.shape[-1])
     return memory[: states.numel()].view(states.shape).copy_(states)
 
 
 def _seen(rule: MaskFunction, rows: slice, like: Tensor) -> Tensor:
-    """[R, R] bool: which of a source's tokens see which by the rule"""
+    """[R, R] bool: which of a source's tokens see which others by the rule"""
     positions = torch.arange(rows.stop - rows.start, device=like.device)
     seen: Tensor = rule(0, 0, positions[:, None], positions[None])
     return seen.expand(len(positions), len(positions))

@@ -1,6 +1,7 @@
-"""The encoder-decoders whose stacks run as one call: what each computes, as data, and where its modules say so.
+"""The encoder-decoder families whose stacks run as one kernel call each, described as data: what each computes, and which modules define
+it.
 
-As in families.py, a model is taken only if its family's description covers all of it; the library's own code runs the others.
+As in families.py, a model runs this way only if its family's description covers all of it; the library's own code runs the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from foredraft.model.stored import is_linear
 
 
 class LayerParts(NamedTuple):
-    """The modules of a layer. cross, cross_norm: None in an encoder. mlp: has the linear layers. activation: of the MLP."""
+    """The modules of a layer. cross, cross_norm: None in an encoder. mlp: has the linear layers. activation: the MLP's."""
 
     attention: Any
     attention_norm: Any
@@ -63,11 +64,11 @@ def _bart_parts(layer: Any) -> LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
-    """How a family's two stacks differ from BART's, whose form is the default.
+    """How a family's two stacks differ from Pegasus's, which are the default.
 
-    layers, final_norm, embedding_norm: a stack's names for them; None: there is no such norm. qkv, out: an attention's names. ups: an MLP's
-    names, of which the first that are there count; gates come before the values that they gate. norms_residual: the norm behind
-    a part is of the residual stream; else it is of what the part reads. logit_scale: of a model.
+    layers, final_norm, embedding_norm: a stack's names for them; None: there is no such norm. qkv, out: an attention's names. ups:
+    alternatives for an MLP's names, of which the first that exist are used; gates come before the values that they gate. norms_residual:
+    whether the norm of a part follows it and applies to the residual stream, instead of to the part's input. logit_scale: of a model.
     """
 
     layers: str = "layers"
@@ -87,7 +88,7 @@ class SourceFamily:
         return next((names for names in self.ups if all(hasattr(mlp, name) for name in names)), ())
 
     def layers_of(self, stack: Any) -> list[LayerParts]:
-        """Of an encoder or a decoder."""
+        """The layers of an encoder or a decoder."""
         return [self.parts(layer) for layer in getattr(stack, self.layers)]
 
 
@@ -132,7 +133,7 @@ SOURCE_FAMILIES: dict[str, SourceFamily] = {
 
 
 def source_family_of(hf: Any) -> SourceFamily | None:
-    """The description of this model; None where there is none, or where it does not cover the model."""
+    """The description of this model; None if there is none or it does not cover the model."""
     family = SOURCE_FAMILIES.get(type(hf).__name__)
     if family is None or not is_linear(hf.lm_head):
         return None
@@ -144,7 +145,7 @@ def source_family_of(hf: Any) -> SourceFamily | None:
 
 
 def source_form_of(hf: Any, stack: Any, family: SourceFamily) -> StackForm:
-    """The numbers of one of its stacks."""
+    """The StackForm of one of its stacks."""
     parts = family.layers_of(stack)[0]
     num_heads = _num_heads(parts.attention, family)
     return StackForm(
@@ -165,11 +166,11 @@ def source_form_of(hf: Any, stack: Any, family: SourceFamily) -> StackForm:
 
 
 def position_rows_of(stack: Any) -> Tensor | None:
-    """[positions, hidden] float32; None where positions are in attention."""
+    """The position embeddings, [positions, hidden] float32; None if positions are in attention."""
     table = getattr(stack, "embed_positions", None)
     if table is None:
         return None
-    # M2M100 keeps sinusoids behind its padding id, BART leaves the first rows out
+    # M2M100's sinusoids start after its padding id, and BART skips the first rows
     rows: Tensor = (
         table.weights[table.padding_idx + 1 :] if hasattr(table, "weights") else table.weight[_first_row(table) :]
     )
@@ -181,7 +182,7 @@ def _first_row(table: Any) -> int:
 
 
 def _embedding_scale(stack: Any) -> float:
-    """An embedding scales its rows itself, or the stack does."""
+    """The factor of the embeddings, which belongs to the embedding itself or to the stack."""
     owner: Any = stack.embed_tokens if hasattr(stack.embed_tokens, "embed_scale") else stack
     return float(getattr(owner, "embed_scale", 1.0))
 
@@ -195,7 +196,7 @@ def _num_heads(attention: Any, family: SourceFamily) -> int:
 
 
 def _scale(attention: Any) -> float:
-    """T5 scales nothing."""
+    """T5 does not scale its scores."""
     return float(getattr(attention, "scaling", 1.0))
 
 
@@ -204,7 +205,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _described(family: SourceFamily, stack: Any) -> Iterator[Any]:
-    """The modules with weights that a stack has by its family's description."""
+    """The modules with weights that a stack has according to its family's description."""
     yield from (stack.embed_tokens, getattr(stack, "embed_positions", None))
     yield from _norms_around(family, stack)
     for parts in family.layers_of(stack):
@@ -217,12 +218,12 @@ def _described(family: SourceFamily, stack: Any) -> Iterator[Any]:
 
 
 def _norms_around(family: SourceFamily, stack: Any) -> list[Any]:
-    """Before the first layer, and behind the last one."""
+    """The norms before the first layer and after the last one."""
     return [getattr(stack, name) for name in (family.embedding_norm, family.final_norm) if name is not None]
 
 
 def _is_one_form(family: SourceFamily, stack: Any) -> bool:
-    """Whether one description of numbers holds for all layers, in words that the kernels have."""
+    """Whether one set of numbers describes all layers, with an activation that the kernels have."""
     layers = family.layers_of(stack)
     attentions = [part for parts in layers for part in (parts.attention, parts.cross) if part is not None]
     kinds = {(family.up_of(parts.mlp), ACTIVATIONS.get(type(parts.activation), UNKNOWN)) for parts in layers}
@@ -234,6 +235,6 @@ def _is_one_form(family: SourceFamily, stack: Any) -> bool:
 
 
 def bias_tables_of(stack: Any) -> dict[int, Tensor]:
-    """By layer, [heads, 2 * farthest + 1] float32, see AttentionShape. Empty where positions are in the rows."""
+    """By layer, [heads, 2 * farthest + 1] float32, see AttentionShape. Empty if positions are added to the embeddings."""
     with torch.inference_mode():
         return {layer: bias.table.float().contiguous() for layer, bias in biases_of(stack).items()}

@@ -1,4 +1,4 @@
-"""What an encoder-decoder can do, measured when it is loaded as for any model (see probe.py)."""
+"""Measure what an encoder-decoder can do when it is loaded, as for any model (see probe.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foredraft.model.trial_ids import random_ids
 
 _SOURCE_LENS = (11, 29)
 _PASSES = ((1, 1), (5, 2), (1, 6))
-"""How many tokens of each of two texts the passes read."""
+"""How many tokens of each of two texts each pass reads."""
 
 
 def probe_encoder_decoder(
@@ -67,7 +67,7 @@ def probe_encoder_decoder(
 
 
 def _is_row_exact(model: LanguageModel, sources: Sequence[Source]) -> bool:
-    """Never promised but with the compiled kernels: PyTorch's products over a source sum in an order that depends on its length."""
+    """Promised only with the compiled kernels: PyTorch's products over a source sum in an order that depends on its length."""
     if model.body.kernels is None:
         return False
     return states_if_rows_agree(model, sources) is not None
@@ -76,7 +76,7 @@ def _is_row_exact(model: LanguageModel, sources: Sequence[Source]) -> bool:
 def _tolerance(
     hf: PreTrainedModel, own_logits: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], group_of: GroupOf
 ) -> float:
-    """See tolerance_of; the largest of all texts, which are short."""
+    """See tolerance_of. The largest over all texts, because they are short."""
     with rounded_inputs(hf, group_of, 0) as is_rounded:
         rounded = own_logits() if is_rounded else expected
     return max(map(tolerance_of, rounded, expected))
@@ -86,8 +86,8 @@ def _tolerance(
 def _own_logits(
     hf: PreTrainedModel, name: str, sources: Sequence[Mapping[str, Tensor]], texts: Sequence[list[int]]
 ) -> list[Tensor]:
-    """The library's, of each text behind its source, [length, V]. One by one, so that there is no padding. sources: as
-    EncoderInputs.arguments has them."""
+    """The library's logits [length, V] of each text given its source, one by one, so that there is no padding. sources: as
+    EncoderInputs.arguments returns them."""
     logits = []
     for source, text in zip(sources, texts, strict=True):
         decoder_ids = torch.tensor([text], device=hf.device)
@@ -109,8 +109,8 @@ def _own_logits(
 def _read_in_passes(
     model: LanguageModel, sources: Sequence[Source], texts: Sequence[list[int]]
 ) -> tuple[list[Tensor], Traits, bool]:
-    """The same, flattened together and cut at different places; the traits with what a token takes of the cache; and whether the body
-    computes in float32 or more."""
+    """The same logits, from passes over all texts together, cut at different places; the traits with the bytes of cache per token; and
+    whether the body computes in float32 or more."""
     assert isinstance(model.body, SourceReadingBody)
     cache = model.scratch_cache([len(text) for text in texts], sources=sources)
     parts: list[list[Tensor]] = [[] for _ in texts]

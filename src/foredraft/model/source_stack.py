@@ -1,8 +1,8 @@
-"""An encoder-decoder as two calls: one of the encoder for its sources, and one of the decoder for a pass. A draft over the target's
-encoder is a decoder alone.
+"""An encoder-decoder run as two kernel calls: one of the encoder for its sources, and one of the decoder for a pass. A draft model that
+shares the target's encoder is a decoder alone.
 
-Both are stacks as stack.py runs them; the decoder's layers attend to the sources too. Only models that source_families.py describes are
-run so, and the probe compares their logits with the library's forward.
+Both are stacks as stack.py runs them; the decoder's layers attend to the sources too. Only models that source_families.py describes run
+this way, and the probe compares their logits with the library's forward.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _NO_NORM = NormWeights()
 
 
 class DecoderStackBody:
-    """A decoder whose sources bring what an encoder gave of them (SourceKeys.encoded): a draft over its target's encoder.
+    """A decoder whose sources carry an encoder's output (SourceKeys.encoded): a draft model that shares its target's encoder.
 
-    hf: gives up its decoder's layers, one matrix at a time; the embeddings stay. family: which it is of. head: its lm_head, packed.
+    hf: its decoder's layers are taken from it, one matrix at a time; the embeddings stay. family: the model's. head: its lm_head, packed.
     weight_format: what its matrices become.
     """
 
@@ -80,11 +80,12 @@ class DecoderStackBody:
         self._keys_like = torch.empty(self._decoder.num_kv_heads, 0, self._decoder.head_dim, dtype=torch.bfloat16)
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Fill in their keys and values, from what they bring of the target's encoder. That is let go of."""
+        """Fill in the keys and values of these sources from the output of the target's encoder, which is then dropped unless it is to be
+        kept."""
         self._project(sources, encoded_rows(sources))
 
     def _project(self, sources: Sequence[SourceKeys], encoded: Tensor) -> None:
-        """encoded: [R, hidden] bfloat16, of all their tokens in order"""
+        """encoded: [R, hidden] bfloat16, for all their tokens in order"""
         states = self.kernels.linear(self._keys_of_sources, encoded)
         shape = (len(states), self._decoder.num_layers, 2, self._decoder.num_kv_heads, self._decoder.head_dim)
         for source, rows in zip(sources, rows_of_sources(sources), strict=True):
@@ -103,7 +104,7 @@ class DecoderStackBody:
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
     ) -> Generated:
-        """See LanguageModel.generate: in one call."""
+        """See LanguageModel.generate. Runs in one call."""
         ids, probs, kept_ids = self.kernels.generate(
             self._decoder, self._located(batch), _NO_ROTATION, lens, vocab_size, specs
         )
@@ -117,7 +118,7 @@ class DecoderStackBody:
         return self.kernels.grow(self._decoder, self._located(batch), _NO_ROTATION, parents, vocab_size, specs)
 
     def take_over(self) -> None:
-        """The model runs nothing else already."""
+        """Nothing to do: the model's layers have been taken already."""
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
         """Nothing to prepare."""
@@ -127,7 +128,7 @@ class DecoderStackBody:
 
 
 class SourceStackBody(DecoderStackBody):
-    """With an encoder of its own. hf: gives up its layers and its head. Raises ValueError for a model that has no such form, see
+    """With an encoder of its own. hf: its layers and its head are taken from it. Raises ValueError for a model without this form, see
     has_source_stack_form."""
 
     @torch.inference_mode()
@@ -140,14 +141,14 @@ class SourceStackBody(DecoderStackBody):
         self._encoder = _take_stack(hf, hf.get_encoder(), family, head, kernels, weight_format, WeightMemory())
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Encode these in one pass, and fill in their keys and values."""
+        """Encode these sources in one pass, and fill in their keys and values."""
         self._project(sources, self._encode([keys.source.ids for keys in sources]))
 
     def _encode(self, sources: Sequence[Sequence[int]]) -> Tensor:
         """-> [R, hidden] bfloat16, of all their tokens"""
         stack, spans, first = self._encoder, [], 0
         for ids in sources:
-            # every layer writes its keys and values to the same place: no later one reads them
+            # all layers write their keys and values to the same memory, because no later layer reads them
             room = torch.zeros(2, stack.num_kv_heads, padded(len(ids)), stack.head_dim, dtype=torch.bfloat16)
             stores = array("q", [part.data_ptr() for part in room] * stack.num_layers)
             spans.append((CacheSpan(first, len(ids), 0, room.shape[2], stores), room))
@@ -161,7 +162,7 @@ class SourceStackBody(DecoderStackBody):
 
 
 def has_source_stack_form(hf: Any) -> bool:
-    """Whether SourceStackBody computes what this model does."""
+    """Whether SourceStackBody computes the same as this model."""
     return source_family_of(hf) is not None
 
 
@@ -177,7 +178,7 @@ def _take_head(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Packed
 def _take_source_keys(
     hf: Any, family: SourceFamily, kernels: Kernels, weight_format: WeightFormat, memory: WeightMemory
 ) -> PackedMatrix:
-    """[layers * 2 * heads * D, hidden]: what all layers of the decoder make of a source, as one product."""
+    """[layers * 2 * heads * D, hidden]: the projections of a source to the keys and values of all decoder layers, as one product."""
     decoder = hf.get_decoder()
     crosses = [parts.cross for parts in family.layers_of(decoder)]
     linears = [getattr(cross, name) for cross in crosses for name in family.qkv[1:]]
@@ -196,13 +197,13 @@ def _take_stack(
     weight_format: WeightFormat,
     memory: WeightMemory,
 ) -> Stack:
-    """Each layer is replaced by what holds its packed matrices, so that it is never there twice. head: an encoder's is not run."""
+    """Each layer is replaced by a holder of its packed matrices, so that it is never in memory twice. head: not run for an encoder."""
     form, layers, biases = source_form_of(hf, stack, family), getattr(stack, family.layers), bias_tables_of(stack)
     parts, files, taken = family.layers_of(stack), mapped_files(), []
     embedding_norm, final_norm = (
         None if name is None else getattr(stack, name) for name in (family.embedding_norm, family.final_norm)
     )
-    before = embedding_norm  # of BART's kind: the norm behind one part is that before the next
+    before = embedding_norm  # as in BART: the norm after one part is the norm before the next
     for index, layer in enumerate(parts):
         packer = Packer(kernels, weight_format, memory, files)
         weights = list(layers[index].parameters())
@@ -225,7 +226,7 @@ def _take_layer(
     family: SourceFamily,
     packer: Packer,
 ) -> StackLayer:
-    """norms: before attention, before that to a source if there is any, and before the MLP."""
+    """norms: before attention, before cross attention if there is any, and before the MLP."""
     qkv, ups = (
         [getattr(owner, name) for name in names]
         for owner, names in ((parts.attention, family.qkv), (parts.mlp, family.up_of(parts.mlp)))
@@ -254,7 +255,7 @@ def _take_layer(
 
 
 def _norm(norm: Any) -> NormWeights:
-    """norm: None for none."""
+    """norm: may be None."""
     if norm is None:
         return _NO_NORM
     bias = getattr(norm, "bias", None)

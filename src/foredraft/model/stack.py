@@ -1,7 +1,7 @@
-"""A decoder as one call: embedding, layers, norm and head, without an operation of PyTorch between.
+"""A decoder run as one kernel call: embedding, layers, norm and head, without PyTorch operations in between.
 
-A small model's pass is paid by the operation, not by the multiplication. Only models that families.py describes are run
-so, and the probe compares their logits with the library's forward.
+The number of operations, not the multiplications, dominates the cost of a small model's pass. Only models that families.py describes run
+this way, and the probe compares their logits with the library's forward.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_POSITIONS = 512
 
 
 class StackBody:
-    """hf: gives up its layers and its head, one matrix at a time; the embedding stays. context_len: the longest sequence.
+    """hf: its layers and its head are taken from it, one matrix at a time; the embedding stays. context_len: the longest sequence.
     weight_format: what its matrices become."""
 
     is_batch_invariant = False
@@ -76,7 +76,7 @@ class StackBody:
         return body
 
     def _take_adapter(self, adapter: ExitAdapter, weight_format: WeightFormat) -> StackLayer:
-        """Raises ModelError where its activation is not that of the target's MLPs, which one form describes."""
+        """Raises ModelError if the target's MLPs are not SiLU-gated as the adapter is, because one form describes both."""
         form = self._stack.form
         if not form.is_gated or form.activation != SILU:
             raise ModelError(
@@ -91,7 +91,7 @@ class StackBody:
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
     ) -> Generated:
-        """See LanguageModel.generate: in one call."""
+        """See LanguageModel.generate. Runs in one call."""
         rotation = self._rotation_for(batch, max(lens))
         ids, probs, kept_ids = self.kernels.generate(
             self._stack, self._located(batch), rotation, lens, vocab_size, specs
@@ -108,14 +108,14 @@ class StackBody:
 
     @property
     def num_experts_read(self) -> int:
-        """How often an expert's weights were read so far, over all layers: what a mixture's passes cost in bytes."""
+        """How often an expert's weights were read so far, over all layers: a measure of the bytes that a mixture's passes read."""
         return self._stack.num_experts_read
 
     def _located(self, batch: RaggedBatch) -> StackBatch:
         return batch.located(self._stack.num_layers, self._keys_like)
 
     def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
-        """cos and sin, at least as far as this batch goes."""
+        """cos and sin, at least as far as this batch reaches."""
         end = max(span.start + span.num_rows for span in batch.spans) + num_generated
         if end > self._rotation[0].shape[1]:
             # no further than the context: some embeddings change every angle with the longest position they see
@@ -129,14 +129,14 @@ class StackBody:
         return cos, sin
 
     def take_over(self) -> None:
-        """The model runs nothing else already."""
+        """Nothing to do: the model's layers have been taken already."""
 
     def warm_up(self, sizes: WarmUpSizes) -> None:
         """Nothing to prepare."""
 
 
 def has_stack_form(hf: Any) -> bool:
-    """Whether StackBody computes what this model does."""
+    """Whether StackBody computes the same as this model."""
     return family_of(hf) is not None
 
 
@@ -158,5 +158,5 @@ def _take_ends(hf: Any, kernels: Kernels, weight_format: WeightFormat) -> Tensor
         return embedding.matrix
     give_back(weight for weight in head.parameters() if weight is not embedding.weight)
     embedding.weight = nn.Parameter(embedding.weight.to(torch.bfloat16).contiguous(), requires_grad=False)
-    weight: Tensor = embedding.weight.detach()  # stays where it is, whatever becomes of the parameter
+    weight: Tensor = embedding.weight.detach()  # its memory stays, whatever becomes of the parameter
     return weight

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder begins with, by its checkpoint."""
+"""The ids that the decoder of an encoder-decoder starts with, according to its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foredraft.model.encoder_inputs import feature_shape_of
 
 
 def start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
-    """A start id, and the language where the checkpoint forces one. () for a checkpoint of many languages that leaves it open which
-    (Whisper). Raises ModelError for a checkpoint that does not say."""
+    """The start id, and the language if the checkpoint forces one; for Whisper also the task and the id for no timestamps. () for a
+    multilingual checkpoint that leaves the language open (Whisper). Raises ModelError for a checkpoint that has no start id."""
     config: Any = hf.config
     owners = (getattr(hf, "generation_config", None), config, config.get_text_config())
 
@@ -37,8 +37,8 @@ def start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
 
 
 def _language_and_task(hf: PreTrainedModel, name: str) -> list[int | None]:
-    """Of a checkpoint of Whisper, None for a language that it leaves open: by their names in generation_config, else by
-    forced_decoder_ids, as transformers has it. [] for a checkpoint that knows English alone."""
+    """The ids of a Whisper checkpoint, None for a language that it leaves open: by the names in generation_config, else by
+    forced_decoder_ids, as in transformers. [] for an English-only checkpoint."""
     settings: Any = hf.generation_config
     languages, tasks = (getattr(settings, field, None) or {} for field in ("lang_to_id", "task_to_id"))
     language, task = (getattr(settings, field, None) for field in ("language", "task"))
@@ -54,7 +54,7 @@ def _language_and_task(hf: PreTrainedModel, name: str) -> list[int | None]:
 
 
 def _language_token(language: str) -> str:
-    """language: its name, its code, or the token."""
+    """language: its name, its code, or its token."""
     code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
     return code if code.startswith("<|") else f"<|{code}|>"
 

@@ -1,7 +1,7 @@
-"""Layers whose weights are still where they were stored, in a file or as another program's quantized tensors.
+"""Layers whose weights stay where they are stored, in a file or as another program's quantized tensors.
 
-A body that has kernels packs them from their sources, so no float matrix is ever in memory. Their own forward dequantizes a
-block of rows at a time: slow, exact, and good enough to be the reference of a probe.
+A body that has kernels packs them from their sources, so no floating-point matrix is ever in memory. The layers' own forward dequantizes
+a block of rows at a time: slow but exact, and good enough as the reference of a probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from foredraft.kernels import InMemory, WeightFormat, WeightSource, blocks_of, d
 class StoredLinear(nn.Module):
     """y = x W^T + b. source: of W [out, in]; bias: [out] or None."""
 
-    weight = None  # not in memory; some of the library's code looks at it (T5's)
+    weight = None  # not in memory; some of the library's code (T5's) looks at it
     bias: Tensor | None
 
     def __init__(self, source: WeightSource, bias: Tensor | None = None) -> None:
@@ -48,14 +48,14 @@ class StoredLinear(nn.Module):
 
 
 class StoredEmbedding(nn.Module):
-    """Rows of W [V, hidden], which are read as they are wanted. source: of W. dtype: of the rows given. original: the layer that this
-    one stands for, without its weight; what it does besides looking up rows (Gemma's scaling) is left to it."""
+    """Rows of W [V, hidden], which are read when they are needed. source: of W. dtype: of the returned rows. original: the layer that
+    this one replaces, without its weight; anything that it does besides looking up rows (Gemma's scaling) is left to it."""
 
     def __init__(self, source: WeightSource, dtype: torch.dtype, original: nn.Embedding) -> None:
         super().__init__()
         self.source, self.dtype = source, dtype
         self.num_embeddings, self.embedding_dim = source.shape
-        self._original = (original,)  # a tuple: its weight is no parameter of this module
+        self._original = (original,)  # a tuple, so that its weight is not a parameter of this module
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...] -> [..., hidden]"""
@@ -64,12 +64,12 @@ class StoredEmbedding(nn.Module):
         return embedded
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Of the matrix alone. ids: [R] -> [R, hidden]"""
+        """Rows of the matrix alone. ids: [R] -> [R, hidden]"""
         rows = [dequantized(self.source.rows(row, row + 1)) for row in ids.tolist()]
         return torch.cat(rows).to(self.dtype)
 
     def materialized(self) -> nn.Embedding:
-        """The layer that this one stands for, with its weight in memory."""
+        """The layer that this one replaces, with its weight in memory."""
         return with_rows(self.original, _in_memory(self.source, self.dtype))
 
     @property
@@ -93,7 +93,7 @@ class PermutedLinear(nn.Module):
     def __init__(self, linear: StoredLinear, order: Tensor) -> None:
         super().__init__()
         self.linear = linear
-        self.order = order  # no buffer: while a model is loaded, the library makes those that no file has anew
+        self.order = order  # not a buffer: while it loads a model, the library replaces buffers that no file has
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]"""
@@ -101,19 +101,19 @@ class PermutedLinear(nn.Module):
         return out
 
     def materialized(self, dtype: torch.dtype) -> nn.Linear:
-        """A plain layer with its weight in memory, its inputs in their own order."""
+        """A plain layer with its weight in memory and its inputs in their original order."""
         linear = self.linear.materialized(dtype)
         linear.weight.data = linear.weight.data[:, torch.argsort(self.order)]
         return linear
 
 
 class StoredExperts(nn.Module):
-    """The weights of a mixture's experts, each read when it is wanted, in place of a parameter [experts, out, in].
+    """The weights of a mixture's experts, each read when it is needed, in place of a parameter [experts, out, in].
 
-    sources: of one weight [out, in] for each expert. is_transposed: the parameter is [experts, in, out].
+    sources: a weight [out, in] per expert. is_transposed: the parameter is [experts, in, out].
     """
 
-    _is_hf_initialized = True  # transformers fills what lacks this mark with random numbers
+    _is_hf_initialized = True  # transformers fills modules without this mark with random numbers
 
     def __init__(self, sources: Sequence[WeightSource], dtype: torch.dtype, *, is_transposed: bool) -> None:
         super().__init__()
@@ -123,12 +123,12 @@ class StoredExperts(nn.Module):
         self.shape = torch.Size((len(self.sources), *sides))
 
     def __getitem__(self, expert: int | Tensor) -> Tensor:
-        """[out, in], or [in, out] where the parameter is transposed"""
+        """[out, in], or [in, out] if the parameter is transposed"""
         weight = dequantized(read_all(self.sources[int(expert)])).to(self.dtype)
         return weight.T if self.is_transposed else weight
 
     def materialized(self) -> nn.Parameter:
-        """The parameter that this stands for."""
+        """The parameter that this replaces."""
         weight = torch.empty(self.shape, dtype=self.dtype)
         for expert in range(len(self.sources)):
             weight[expert] = self[expert]
@@ -148,12 +148,13 @@ def _in_memory(source: WeightSource, dtype: torch.dtype) -> nn.Parameter:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether it is a plain linear layer, in memory or stored. Subclasses of nn.Linear (quantized ones) are not."""
+    """Whether it is a plain linear layer, in memory or stored, and not a (quantized) subclass of nn.Linear."""
     return type(module) in (nn.Linear, Conv1D, StoredLinear)
 
 
 def source_of(linear: Any, weight_format: WeightFormat) -> WeightSource:
-    """The rows of a linear layer's weight [out, in]. weight_format: what a weight in memory becomes; a stored one keeps its own."""
+    """The rows of a linear layer's weight [out, in]. weight_format: what a weight in memory becomes; a stored one keeps its own
+    format."""
     if isinstance(linear, StoredLinear):
         return linear.source
     weight = linear.weight.t() if type(linear) is Conv1D else linear.weight
@@ -161,19 +162,19 @@ def source_of(linear: Any, weight_format: WeightFormat) -> WeightSource:
 
 
 def stored_linears(hf: nn.Module) -> list[WeightSource]:
-    """Where the weights of stored linear layers and embeddings come from, each once."""
+    """The sources of the weights of stored linear layers and embeddings, each once."""
     sources = [module.source for module in hf.modules() if isinstance(module, StoredLinear | StoredEmbedding)]
     return list({id(source): source for source in sources}.values())
 
 
 def stored_experts(hf: nn.Module) -> list[WeightSource]:
-    """Where the weights of stored experts come from."""
+    """The sources of the weights of stored experts."""
     return [source for module in hf.modules() if isinstance(module, StoredExperts) for source in module.sources]
 
 
-@torch.no_grad()  # and not inference_mode: a model may be trained further
+@torch.no_grad()  # not inference_mode, because the model may be trained further
 def materialize(hf: PreTrainedModel) -> None:
-    """Put all stored weights into memory, in the model's dtype, in place. Weights with one source stay one."""
+    """Put all stored weights into memory, in the model's dtype, in place. Weights with the same source stay shared."""
     dtype = hf.dtype
     in_memory: dict[int, nn.Parameter] = {}
     for parent in list(hf.modules()):

@@ -1,4 +1,4 @@
-"""Where a Hugging Face decoder keeps its layers and its final norm, and the same decoder with fewer layers."""
+"""Find a Hugging Face decoder's layers and its final norm, and make the same decoder with fewer layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foredraft.errors import ModelError
 
 
 def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
-    """A decoder's layers, whatever its family calls them. Raises ModelError if none of its lists has as many entries."""
+    """A decoder's layers, whatever its family calls them. Raises ModelError if none of its module lists has as many entries."""
     layers = find_layers(hf)
     if layers is None:
         num_layers = hf.config.get_text_config().num_hidden_layers
@@ -25,14 +25,14 @@ def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
 
 
 def find_layers(hf: PreTrainedModel) -> nn.ModuleList | None:
-    """The same; None if none of its lists has as many entries."""
+    """The same; None if none of its module lists has as many entries."""
     num_layers = hf.config.get_text_config().num_hidden_layers
     lists = (module for module in hf.base_model.modules() if isinstance(module, nn.ModuleList))
     return next((layers for layers in lists if len(layers) == num_layers), None)
 
 
 def cache_width_of(config: PretrainedConfig) -> int:
-    """Numbers of keys and values that a layer keeps of a token, where the configuration uses the usual names."""
+    """How many numbers, of keys and values, a layer caches per token, if the configuration uses the usual names."""
     heads = config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds the expanded heads
         return int(heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
@@ -41,8 +41,8 @@ def cache_width_of(config: PretrainedConfig) -> int:
 
 
 def final_norm_of(hf: PreTrainedModel) -> nn.Module:
-    """The norm behind the last layer, whatever its family calls it: of the layers' siblings the last one with a vector of weights.
-    Raises ModelError where there is none."""
+    """The norm after the last layer, whatever its family calls it: the last of the layers' siblings that has a vector of weights. Raises
+    ModelError if there is none."""
     width = (int(hf.config.get_text_config().hidden_size),)
     siblings: list[nn.Module] = list(_parent_of(hf, decoder_layers(hf)).children())
     for module in reversed(siblings):
@@ -53,10 +53,10 @@ def final_norm_of(hf: PreTrainedModel) -> nn.Module:
 
 
 class DecoderParts(NamedTuple):
-    """What more layers of a decoder's family are made of.
+    """The parts from which more layers of a decoder's family are made.
 
-    layer: their class, made from a configuration and an index. norm: the final one, of which copies are made. rotary_emb: gives cos and
-    sin for all layers. float32: tensors that are kept in float32, by parts of their names.
+    layer: their class, made from a configuration and an index. norm: the final one, of which copies are made. rotary_emb: computes cos
+    and sin for all layers. float32: tensors that are kept in float32, by parts of their names.
     """
 
     layer: type[nn.Module]
@@ -66,8 +66,8 @@ class DecoderParts(NamedTuple):
 
     @classmethod
     def of(cls, hf: PreTrainedModel) -> DecoderParts:
-        """Of a model whose layers may have been given up to kernels. Raises ModelError for a decoder whose layers make their rotary
-        angles themselves, or have none."""
+        """The parts of a model, even if its layers have been taken for kernels. Raises ModelError for a decoder whose layers compute
+        their own rotary angles, or have none."""
         layers = decoder_layers(hf)
         rotary_emb = getattr(_parent_of(hf, layers), "rotary_emb", None)
         if not isinstance(rotary_emb, nn.Module):
@@ -77,8 +77,8 @@ class DecoderParts(NamedTuple):
 
 
 def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> PreTrainedModel:
-    """The model with the first layers alone: new modules on the way to what changes, the same ones everywhere else. exit: in
-    the place of the final norm."""
+    """The model with only its first layers: modules on the paths to a change are new, all others are the same. exit: replaces the final
+    norm."""
     layers = decoder_layers(hf)
     parent = _parent_of(hf, layers)
     changed: dict[str, nn.Module] = {_path_of(hf, parent, layers): nn.ModuleList(layers[:num_layers])}
@@ -89,7 +89,7 @@ def shortened(hf: PreTrainedModel, num_layers: int, exit: nn.Module | None) -> P
 
 
 def _skeleton(hf: PreTrainedModel) -> PreTrainedModel:
-    """The model as its class makes it, without storage."""
+    """The model as its class constructs it, without storage."""
     config = copy.deepcopy(hf.config)
     config._attn_implementation = "eager"
     with torch.device("meta"):
@@ -107,7 +107,7 @@ def _path_of(hf: PreTrainedModel, parent: nn.Module, child: nn.Module) -> str:
 
 
 def _with_modules(module: Any, changed: dict[str, nn.Module]) -> Any:
-    """A copy with other modules at these paths. What does not lie on the way is the same object, parameters included."""
+    """A copy with other modules at these paths. Everything that is not on these paths is the same object, parameters included."""
     other = copy.copy(module)
     other._modules = dict(module._modules)
     for name in {path.split(".")[0] for path in changed}:

@@ -17,5 +17,5 @@ FINAL_NORM = -1
 
 
 def is_tap(tap: int, num_layers: int) -> bool:
-    """Whether a model of so many layers has this tap."""
+    """Whether a model with this many layers has this tap."""
     return tap == FINAL_NORM or 0 <= tap <= num_layers

@@ -1,9 +1,9 @@
 """A model that several processes compute together, each with a share of the weights, heads, keys and values (Megatron-LM,
-arXiv:1909.08053, as transformers' `tp_plan` does it).
+arXiv:1909.08053, as in transformers' `tp_plan`).
 
-The first rank decides: it schedules, drafts, samples and verifies, as if the model were its own. Before each pass it sends the others
-what they need to read it too: the batch, and what has happened to the regions of its cache since the last one. Their regions hold
-the same rows of other heads. They know nothing of texts.
+The first rank decides: it schedules, drafts, samples and verifies, as if it had the model to itself. Before each pass it sends the others
+what they need to run the pass too: the batch, and the changes to the regions of its cache since the last pass. Their regions hold the
+same rows of other heads. They know nothing about texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from foredraft.model.warm_up import WarmUpSizes
 
 
 class RowsCopied(NamedTuple):
-    """See Region.copy_rows. target, source: regions by their numbers."""
+    """See Region.copy_rows. target, source: numbers of regions."""
 
     target: int
     source: int
@@ -59,11 +59,12 @@ class RegionFreed(NamedTuple):
 
 
 Change = RowsCopied | RowsMoved | RegionFreed
-"""What happened to a region outside of a pass."""
+"""A change to a region outside of a pass."""
 
 
 class SharedPass(NamedTuple):
-    """A pass that all ranks read. changes: what has happened to the regions before it. regions: of each span. spans: without them."""
+    """A pass that all ranks run. changes: to the regions before it. batch: its spans have no regions. regions: the number of each span's
+    region."""
 
     changes: list[Change]
     batch: RaggedBatch
@@ -71,7 +72,7 @@ class SharedPass(NamedTuple):
 
 
 class Journal:
-    """The changes that were not sent to the other ranks yet, in order."""
+    """The changes that have not been sent to the other ranks yet, in order."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
@@ -84,13 +85,13 @@ class Journal:
         self._changes.append(change)
 
     def take(self) -> list[Change]:
-        """All of them, which counts as sent."""
+        """Remove and return all changes, which then count as sent."""
         changes, self._changes = self._changes, []
         return changes
 
 
 class JournaledRegion(Region):
-    """A region of the first rank."""
+    """A region of the first rank, which records its changes."""
 
     def __init__(self, journal: Journal, number: int) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ def number_of(region: Region) -> int:
 
 
 class Sender(Protocol):
-    """To the other ranks. is_broken: a pass has failed, so that ranks no longer stand at the same place."""
+    """Sends to the other ranks. is_broken: a pass has failed, so the ranks are no longer in step."""
 
     is_broken: bool
 
@@ -123,7 +124,7 @@ class Sender(Protocol):
 
 
 class LeadingBody:
-    """The first rank's. body: computes its share of a pass, and waits for the others' in it."""
+    """The first rank's body. body: computes its share of a pass, and waits for the others' shares in it."""
 
     is_batch_invariant = False
     kernels: Kernels | None = None
@@ -136,11 +137,11 @@ class LeadingBody:
         weakref.finalize(self, others.end)
 
     def new_region(self) -> Region:
-        """Whose changes the other ranks repeat."""
+        """A region whose changes the other ranks repeat."""
         return self._journal.new_region()
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        """Raises ModelError if it fails, as where another rank has ended; no pass can be read after that."""
+        """Raises ModelError if the pass fails, for example because another rank has ended; no pass can be run after that."""
         if self._failure is not None:
             raise ModelError(self._failure)
         try:
@@ -153,7 +154,7 @@ class LeadingBody:
             raise
 
     def _break(self, how: str) -> str:
-        """No pass is read any more. -> why"""
+        """Run no more passes. -> why"""
         self._others.is_broken = True
         self._failure = f"a pass that all ranks share {how}: start all ranks again"
         return self._failure
@@ -171,11 +172,11 @@ class LeadingBody:
 
 
 _NOWHERE = Region()
-"""In the place of a region that only the first rank knows."""
+"""Replaces a region that only the first rank knows."""
 
 
 class Follower:
-    """What another rank does of a pass. body: computes its share."""
+    """Runs the passes of another rank. body: computes its share."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -183,7 +184,7 @@ class Follower:
 
     @property
     def regions(self) -> Mapping[int, Region]:
-        """By their numbers."""
+        """The regions by their numbers."""
         return self._regions
 
     @torch.inference_mode()
@@ -198,9 +199,9 @@ class Follower:
 
 
 def lead_or_follow(model: LanguageModel, ranks: Ranks) -> LanguageModel:
-    """-> on the first rank the model, whose passes all ranks read. On the others this reads them, and then ends the process.
+    """-> on the first rank, the model whose passes all ranks run. The other ranks run those passes here, and then end their process.
 
-    model: as each rank has loaded it. No row's bits are promised: sums over ranks depend on how many rows there are.
+    model: as each rank has loaded it. No row's bits are promised: sums over ranks depend on the number of rows.
     """
     if not ranks.is_first:
         model.take_over()
@@ -209,7 +210,7 @@ def lead_or_follow(model: LanguageModel, ranks: Ranks) -> LanguageModel:
 
 
 def follow(follower: Follower, ranks: Ranks) -> NoReturn:
-    """Read every pass of the first rank. Raises SystemExit when that ends, with a line if it ended badly or a pass fails here."""
+    """Run every pass of the first rank. Raises SystemExit when that rank ends, with a message if it ended badly or a pass fails here."""
     _leave_signals_to_the_first_rank()
     try:
         while (shared := ranks.receive()) is not None:
@@ -229,7 +230,7 @@ def _leave_signals_to_the_first_rank() -> None:
 
 
 def refuse_unsplittable(config: PretrainedConfig, name: str, num_ranks: int) -> None:
-    """Raises ModelError for a model whose heads the ranks cannot share evenly. What has no plan, the library refuses."""
+    """Raise ModelError for a model whose heads the ranks cannot share evenly. The library refuses models without a plan."""
     text = config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(text, what, None)

@@ -8,7 +8,7 @@ _NUM_SPECIAL = 5
 
 
 def random_ids(length: int, vocab_size: int, generator: torch.Generator) -> list[int]:
-    """None of the first few, which are special in many vocabularies."""
+    """Random ids other than the first few, which are special in many vocabularies."""
     ids: list[int] = torch.randint(
         min(_NUM_SPECIAL, vocab_size - 1), vocab_size, (length,), generator=generator
     ).tolist()

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class WarmUpSizes(NamedTuple):
-    """What a model prepares for before the first request. max_num_seqs: sequences in a pass. max_tokens: rows of each sequence,
-    or, if drafts, tokens that the model generates after each. vocab_size: it chooses among the first so many ids. taps: the
-    hidden states that passes give."""
+    """The passes that a model prepares before the first request. max_num_seqs: sequences in a pass. max_tokens: rows of each sequence,
+    or, if drafts, tokens that the model generates after each. vocab_size: it chooses among the first vocab_size ids. taps: the hidden
+    states that passes return."""
 
     max_num_seqs: int
     max_tokens: int

@@ -1,4 +1,4 @@
-"""GGUF files, as llama.cpp writes them, as models."""
+"""Load GGUF files, as written by llama.cpp, as models."""
 
 from foredraft.model.gguf.checkpoint import GGUFCheckpoint
 

@@ -1,7 +1,7 @@
-"""GGUF's architectures as data: which Hugging Face class each is, and how its file differs from that class's weights.
+"""GGUF's architectures as data: the Hugging Face class of each, and how its file differs from that class's weights.
 
-Sources: llama.cpp's convert_hf_to_gguf.py (what is changed when a file is written) and src/models (what is not in the file
-but in the code that reads it).
+Sources: llama.cpp's convert_hf_to_gguf.py (what is changed when a file is written) and src/models (what is not in the file but in the
+code that reads it).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 
 
 def _windows(metadata: Metadata, fields: Fields, period: int) -> Fields:
-    """A window in all layers but one of each `period`, the last of them. The file may say which layers have it."""
+    """A window in all layers but the last of each `period`. The file may say which layers have it."""
     pattern = metadata.array("{arch}.attention.sliding_window_pattern", bool) if _has_flags(metadata) else ()
     if not pattern and "{arch}.attention.sliding_window_pattern" in metadata:
         period = metadata.integer("{arch}.attention.sliding_window_pattern")
@@ -115,7 +115,7 @@ def _gpt_oss(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
         "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
         "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", fields["intermediate_size"]),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        # the original model's, which no file states: the bounds of yarn's ramp are not rounded
+        # as in the original model, although no file states it: the bounds of yarn's ramp are not rounded
         "rope_parameters": rope | {"truncate": False} if rope["rope_type"] == "yarn" else rope,
         **_windows(metadata, fields, 2),
     }
@@ -126,7 +126,7 @@ def _starcoder2(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
 
 
 def _smollm3(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
-    """The code that reads the file leaves every fourth layer without a rotary embedding."""
+    """llama.cpp leaves every fourth layer without a rotary embedding."""
     num_layers = fields["num_hidden_layers"]
     return {
         "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(num_layers)],
@@ -161,9 +161,9 @@ def _nothing_more(metadata: Metadata, file: GGUFFile, fields: Fields) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """model_type: the Hugging Face one. epsilon: (field, key) of the norms'. has_permuted_heads: rows of q and k lie in
-    pairs that are rotated together, not in halves. norm_offset: what norms have in the file more than in the class.
-    more: fields besides the common ones."""
+    """model_type: the Hugging Face one. epsilon: (field, key) of the norms' epsilon. has_permuted_heads: rows of q and k are in pairs
+    that are rotated together, not in halves. norm_offset: how much larger norm weights are in the file than in the class. more: fields in
+    addition to the common ones."""
 
     model_type: str
     more: Callable[[Metadata, GGUFFile, Fields], Fields] = _nothing_more

@@ -1,4 +1,4 @@
-"""The Hugging Face model of a GGUF file: quantized matrices as stored layers, everything else as parameters."""
+"""The Hugging Face model of a GGUF file: quantized matrices become stored layers, everything else parameters."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _HEAD = "lm_head.weight"
 def assemble(
     file: GGUFFile, architecture: Architecture, gguf_name: str, config: PretrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """gguf_name: of the architecture. dtype: of what is no quantized matrix. Raises ModelError for tensors that are missing, too
-    many, or of another shape than the configuration describes."""
+    """gguf_name: the architecture's. dtype: of everything but quantized matrices. Raises ModelError for tensors that are missing, left
+    over, or of another shape than the configuration describes."""
     hf = _skeleton(file, config, dtype)
     parameters = dict(hf.named_parameters())
     if config.tie_word_embeddings:
@@ -50,7 +50,7 @@ def _skeleton(file: GGUFFile, config: PretrainedConfig, dtype: torch.dtype) -> P
     """The model without memory for its weights."""
     try:
         with torch.device("meta"):
-            # eager experts are read one at a time, so they may stay stored
+            # eager experts are read one at a time, so they can stay stored
             hf: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="eager")
     except Exception as error:  # the library's own checks of a configuration
         raise ModelError(f"{file.path}: its metadata describes no model: {one_line(error)}") from error
@@ -69,7 +69,8 @@ def _check_shape(file: GGUFFile, hf: nn.Module, name: str, wanted: tuple[int, ..
 
 
 def _joined_shape(entries: Entries) -> tuple[int, ...]:
-    """Of one tensor, or of several whose outputs are joined: experts' [experts, out, in] or [experts, out]. Empty where they cannot be."""
+    """The shape of one tensor, or of several whose outputs are joined: experts' [experts, out, in] or [experts, out]. Empty if they
+    cannot be joined."""
     first = entries[0].shape
     if len(entries) == 1:
         return first
@@ -78,7 +79,7 @@ def _joined_shape(entries: Entries) -> tuple[int, ...]:
 
 
 def _fill_buffers(hf: Any) -> None:
-    """What is computed and not loaded: rotary frequencies, the scale of embeddings. The library computes it."""
+    """Let the library compute what is not loaded: rotary frequencies, the scale of embeddings."""
     for module in hf.modules():
         missing = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
         for name in missing:
@@ -88,7 +89,7 @@ def _fill_buffers(hf: Any) -> None:
 
 
 def _tie(hf: Any) -> None:
-    """The head reads the embedding's weight."""
+    """Make the head read the embedding's weight."""
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
     if isinstance(embedding, StoredEmbedding):
         hf.set_output_embeddings(StoredLinear(embedding.source))
@@ -97,12 +98,12 @@ def _tie(hf: Any) -> None:
 
 
 def _alternating(parts: Sequence[WeightSource]) -> WeightSource:
-    """Gates and values in turn, where there are both."""
+    """Gates and values in turn, if there are both."""
     return Alternating(*parts) if len(parts) == 2 else Joined(parts)
 
 
 def _joined(parts: list[Tensor], experts: Any) -> Tensor:
-    """Gates and values [experts, out, ..], one after the other or in turn, as their class has them."""
+    """Gates and values [experts, out, ..], one after the other or in turn, as in their class."""
     return torch.cat(parts, dim=1) if experts.is_concatenated else torch.stack(parts, dim=2).flatten(1, 2)
 
 
@@ -115,7 +116,7 @@ def _are_experts(entries: Entries) -> bool:
 
 
 class _Filler:
-    """Puts a file's tensors in their places."""
+    """Puts a file's tensors into a model."""
 
     def __init__(self, file: GGUFFile, architecture: Architecture, config: Any, dtype: torch.dtype) -> None:
         self._file, self._architecture, self._config, self._dtype = file, architecture, config, dtype
@@ -132,7 +133,7 @@ class _Filler:
                 setattr(module, attribute, self._stored_experts(entries, module))
                 continue
             value = self._parameter(name, entries, module)
-            # a stored layer's bias is a buffer; its weight came before
+            # a stored layer's bias is a buffer; its weight was placed before
             setattr(module, attribute, value if isinstance(module, StoredLinear) else _fixed(value))
 
     @staticmethod
@@ -146,7 +147,7 @@ class _Filler:
         return StoredLinear(source)
 
     def _stored_experts(self, entries: Entries, module: Any) -> StoredExperts:
-        """Of tensors [experts, out, in] whose outputs are joined."""
+        """From tensors [experts, out, in] whose outputs are joined."""
         parts = [(GGUFRows(self._file, entry), entry.shape[1]) for entry in entries]
         join = Joined if module.is_concatenated else _alternating
         sources = [

@@ -1,7 +1,7 @@
-"""GGUF's blocks of quantized numbers to codes, scales and offsets.
+"""Convert GGUF's blocks of quantized numbers to codes, scales and offsets.
 
-Layouts: ggml's ggml-common.h and ggml-quants.c; `gguf.quants` is the reference of the tests. All fields are little-endian. A
-block is never dequantized here.
+Layouts: ggml's ggml-common.h and ggml-quants.c; `gguf.quants` is the reference of the tests. All fields are little-endian. A block is
+never dequantized here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MANTISSA_BITS = 23
 _SUBNORMAL = 1 << 21
 _FOUR = np.uint8(4)
 _SMALL = 8
-"""Half of a nibble's range: unsigned nibbles less this are -8 .. 7."""
+"""Half of a nibble's range: unsigned nibbles minus this are -8 .. 7."""
 
 
 class Decoded(NamedTuple):
-    """Of blocks [n, b, size]: codes [n, b, values]; scales and offsets [n, b, groups]."""
+    """For blocks [n, b, size]: codes [n, b, values]; scales and offsets [n, b, groups]."""
 
     codes: Codes
     scales: Floats
@@ -51,14 +51,14 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 
 def _nibbles_in_runs(packed: Bytes, run: int) -> Bytes:
-    """The same within every `run` bytes."""
+    """The same within each run of `run` bytes."""
     *outer, size = packed.shape
     parts = packed.reshape(*outer, size // run, run)
     return _nibbles(parts).reshape(*outer, 2 * size)
 
 
 def _high_bits(packed: Bytes) -> Bytes:
-    """[..., 4] bytes -> [..., 32], each bit in the place of a nibble's fifth bit"""
+    """[..., 4] bytes -> [..., 32], each bit as the fifth bit of a value"""
     return np.unpackbits(packed, axis=-1, bitorder="little") << _FOUR
 
 
@@ -133,7 +133,7 @@ def _iq4_nl(blocks: Bytes) -> Decoded:
 
 
 def _iq4_xs(blocks: Bytes) -> Decoded:
-    """The scales of 8 groups have six bits: four in a nibble, the upper two in 16 bits that they share."""
+    """The scales of 8 groups have six bits: the lower four in a nibble, the upper two in 16 bits shared by all groups."""
     shared = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1).reshape(*blocks.shape[:-1], 8)
     high = (shared >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
@@ -143,7 +143,7 @@ def _iq4_xs(blocks: Bytes) -> Decoded:
 
 
 def _mxfp4(blocks: Bytes) -> Decoded:
-    """Half of two to the power of the first byte less 127, since the levels are doubled."""
+    """A scale is 2 ** (first byte - 127), halved because the levels are doubled."""
     exponents = blocks[..., :1].astype(np.uint32)
     bits = np.where(exponents < 2, _SUBNORMAL << exponents, (np.maximum(exponents, 2) - 1) << _MANTISSA_BITS)
     levels = np.array(_MXFP4_LEVELS, np.int8)
@@ -151,7 +151,7 @@ def _mxfp4(blocks: Bytes) -> Decoded:
 
 
 class BlockType(NamedTuple):
-    """size: bytes of a block. group: values that share a scale. bits, levels: of QuantizedWeight."""
+    """size: bytes of a block. group: how many values share a scale. bits, levels: as in QuantizedWeight."""
 
     decode: Callable[[Bytes], Decoded]
     size: int
@@ -178,10 +178,10 @@ FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 
 def decode(kind: str, rows: Bytes) -> QuantizedWeight:
-    """rows: [n, bytes of a row] in blocks of that type -> n rows of the weight. Scales may be infinite or NaN."""
+    """rows: [n, bytes of a row] in blocks of this type -> n rows of the weight. Scales may be infinite or NaN."""
     block_type = BLOCK_TYPES[kind]
     blocks = np.ascontiguousarray(rows).reshape(len(rows), rows.shape[1] // block_type.size, block_type.size)
-    with np.errstate(all="ignore"):  # scales that are not finite are the reader's business
+    with np.errstate(all="ignore"):  # the caller checks that scales are finite
         decoded = block_type.decode(blocks)
     return QuantizedWeight(
         _of_rows(decoded.codes),

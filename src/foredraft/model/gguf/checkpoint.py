@@ -33,7 +33,7 @@ class GGUFCheckpoint:
 
     @classmethod
     def of(cls, name: str, options: LoadOptions) -> GGUFCheckpoint | None:
-        """None for what is no GGUF file."""
+        """None for anything but a GGUF file."""
         return cls(name, options) if is_gguf(Path(name)) else None
 
     def check(self, *, has_weights: bool) -> None:
@@ -48,7 +48,7 @@ class GGUFCheckpoint:
         return ", ".join(kinds) or None
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-        """Quantized matrices stay stored on a CPU, where the body decides what becomes of them."""
+        """Quantized matrices stay stored on a CPU, where the body decides how to use them."""
         file, options = self._file(), self._options
         device = options.torch_device()
         takes_blocks = device.type == "cpu" and dtype == torch.bfloat16 and options.kernels == "auto"
@@ -72,14 +72,14 @@ class GGUFCheckpoint:
 
 
 def _needed(file: GGUFFile, dtype: torch.dtype | None) -> int:
-    """Bytes of the weights, in `dtype` or as they are stored."""
+    """Bytes of the weights, in `dtype` or as stored."""
     if dtype is None:
         return sum(entry.num_bytes for entry in file.tensors.values())
     return sum(prod(entry.shape) for entry in file.tensors.values()) * dtype.itemsize
 
 
 def _set_sampling(hf: Any, metadata: Metadata) -> None:
-    """What the file recommends for sampling, where it does."""
+    """Set the sampling options that the file recommends, if any."""
     config = getattr(hf, "generation_config", None)
     for key, field in _SAMPLING.items():
         full = f"general.sampling.{key}"

@@ -1,4 +1,4 @@
-"""A GGUF file's configuration, as the Hugging Face class of its architecture has it."""
+"""A GGUF file's configuration as one of the Hugging Face class of its architecture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {frozenset({"F32"}): torch.float32, frozenset({"F16"}): torch.float16}
 
 
 def architecture_of(metadata: Metadata, file: GGUFFile) -> Architecture:
-    """Raises ModelError for one that is not supported, and for a file that holds no language model."""
+    """Raises ModelError for an unsupported architecture, and for a file without a language model."""
     kind = metadata.text("general.type", "model")
     if kind != "model":
         raise ModelError(f"{file.path}: a GGUF file of type {kind[:40]!r}, no model; give the model's own file")
@@ -35,7 +35,7 @@ def architecture_of(metadata: Metadata, file: GGUFFile) -> Architecture:
 
 
 def config_of(file: GGUFFile) -> PretrainedConfig:
-    """Raises ModelError for metadata that is missing or impossible."""
+    """Raises ModelError for missing or impossible metadata."""
     metadata = Metadata(file)
     architecture = architecture_of(metadata, file)
     for entry in file.tensors.values():
@@ -86,7 +86,7 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _num_layers(metadata: Metadata, file: GGUFFile) -> int:
-    """As many as the file has, so that a lying count makes no model."""
+    """The number of layers in the metadata, which must be that of the file's tensors."""
     said = metadata.integer("{arch}.block_count")
     present = {int(match[1]) for match in map(_LAYER.match, file.tensors) if match is not None}
     if len(present) != said or max(present) != said - 1:
@@ -97,7 +97,7 @@ def _num_layers(metadata: Metadata, file: GGUFFile) -> int:
 
 
 def _dtype(file: GGUFFile) -> torch.dtype:
-    """What a file of plain numbers is in, and bfloat16 for a quantized one."""
+    """The dtype of a file of plain numbers; bfloat16 for a quantized one."""
     kinds = frozenset(entry.kind for entry in file.tensors.values() if len(entry.shape) > 1)
     return _DTYPES.get(kinds, torch.bfloat16)
 

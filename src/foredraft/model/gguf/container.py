@@ -1,8 +1,8 @@
 """A GGUF file's metadata and tensor table, read from a memory map.
 
-Everything is bounded by the file: a count, a length or an offset that leads beyond it is refused before anything is
-allocated. The `gguf` package's own reader makes an array of every string (40 seconds for a vocabulary of 262,144) and trusts
-the file, so only its tables of types and names are used. Layout: the GGUF specification (ggml-org/ggml, docs).
+Everything is bounded by the file: a count, a length or an offset that points past its end is refused before anything is allocated. The
+`gguf` package's own reader makes an array of every string (40 seconds for a vocabulary of 262,144) and trusts the file, so only its
+tables of types and names are used. Layout: the GGUF specification (ggml-org/ggml, docs).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SMALLEST_ENTRY, _SMALLEST_TENSOR = 13, 32
-"""Bytes of a metadata entry and of an entry of the tensor table whose names are empty."""
+"""Bytes of a metadata entry and of an entry of the tensor table with an empty name."""
 
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
@@ -33,7 +33,7 @@ _PAGES_KEPT = 1 << 16
 
 
 class TensorEntry(NamedTuple):
-    """shape: rows first. kind: the name of its type, such as Q4_K. start: in the file. Both sizes in bytes."""
+    """shape: rows first. kind: the name of its type, such as Q4_K. start: its offset in the file. start, num_bytes: in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class TensorEntry(NamedTuple):
 
 
 class Strings(Sequence[str]):
-    """An array of strings of the file at `path`, decoded when it is read. Raises ModelError where one is no UTF-8."""
+    """An array of strings of the file at `path`, decoded when it is read. Raises ModelError if one is not UTF-8."""
 
     def __init__(self, path: Path, buffer: mmap.mmap, start: int, count: int) -> None:
         self._path, self._buffer, self._start, self._count = path, buffer, start, count
@@ -66,13 +66,13 @@ class Strings(Sequence[str]):
 
 
 class GGUFFile:
-    """The file at `path`, which stays mapped. Raises ModelError, one line, for a file that is malformed."""
+    """The file at `path`, which stays mapped. Raises a one-line ModelError for a malformed file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with path.open("rb") as stream:
-                # a private map: what is dropped of it comes back from the file, and views of it may be parameters
+                # a private map: dropped pages are read from the file again, and views of it may be parameters
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
@@ -95,8 +95,8 @@ class GGUFFile:
         return data.reshape(num_rows, entry.num_bytes // num_rows)
 
     def forget_pages(self, entry: TensorEntry, first: int, end: int) -> None:
-        """Give the memory of bytes first .. end of a tensor back to the system; they are read from the file if they are wanted
-        again. A few bytes are kept."""
+        """Return the memory of bytes first .. end of a tensor to the system; they are read from the file again if needed. A short range
+        is kept."""
         self._forget(entry.start + first, entry.start + end)
 
     def _forget(self, first: int, end: int) -> None:
@@ -107,7 +107,7 @@ class GGUFFile:
 
 
 class _Parser:
-    """Raises ValueError for what is malformed, and struct.error or OverflowError where the file ends too early."""
+    """Raises ValueError for a malformed file, and struct.error or OverflowError if the file ends too early."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self._path, self._buffer, self._position = path, buffer, 0
@@ -165,7 +165,7 @@ class _Parser:
         size = struct.calcsize(f"<{_SCALARS[kind]}")
         start = self._position
         self._move_to(start + self._count(count, size) * size)
-        # a view: as Python's numbers, a large vocabulary's scores would take as much memory as a layer
+        # a view: as Python numbers, a large vocabulary's scores would take as much memory as a layer
         view: Any = memoryview(self._buffer)[start : self._position]
         numbers: memoryview[Any] = view.cast(_SCALARS[kind])
         return numbers
@@ -203,7 +203,7 @@ class _Parser:
         return values
 
     def _count(self, count: int, smallest: int) -> int:
-        """count, where the rest of the file has room for so many of at least `smallest` bytes each."""
+        """count, if the rest of the file has room for that many items of at least `smallest` bytes each."""
         if count * smallest > len(self._buffer) - self._position:
             raise struct.error
         return count
@@ -217,7 +217,7 @@ class _Parser:
 def _located(
     table: Sequence[tuple[str, tuple[int, ...], int, int]], first: int, alignment: int, file_size: int
 ) -> dict[str, TensorEntry]:
-    """The tensors by name. Raises ValueError for one that lies outside the file or on another."""
+    """The tensors by name. Raises ValueError for one that extends past the file or overlaps another."""
     tensors: dict[str, TensorEntry] = {}
     for name, shape, number, offset in table:
         if name in tensors:

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata, checked where it is read: a file may hold anything under any key."""
+"""A GGUF file's metadata, checked when it is read: a file may hold anything under any key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SHOWN = 20
 
 
 class Metadata:
-    """Values of one file. `{arch}.` stands before the keys of the architecture. Raises ModelError for a value of another
-    kind than is asked for, and for one that is missing and has no default."""
+    """The metadata of one file. `{arch}.` in a key is replaced by the architecture. Raises ModelError for a value of another kind than
+    requested, and for one that is missing and has no default."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._path, self._values = file.path, file.metadata
@@ -25,7 +25,7 @@ class Metadata:
         return self._full(key) in self._values
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """One number, or an array (a number for each layer) in which all are the same."""
+        """One number, or an array (a number per layer) in which all are the same."""
         value = self._value(key, default)
         if isinstance(value, memoryview) and len(set(value)) == 1:
             value = value[0]
@@ -71,7 +71,7 @@ class Metadata:
         return array
 
     def token_id(self, name: str, num_tokens: int) -> int | None:
-        """tokenizer.ggml.<name>_token_id, or None where there is none; a number past the vocabulary is none."""
+        """tokenizer.ggml.<name>_token_id; None if there is none, or it is past the vocabulary."""
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._values.get(key)
         return value if type(value) is int and 0 <= value < num_tokens else None

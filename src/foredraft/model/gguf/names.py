@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file each parameter of the Hugging Face class is made of."""
+"""The tensors of a GGUF file that make up each parameter of the Hugging Face class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIXES = (".weight", ".bias")
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up_proj|down_proj)(_bias)?")
 _EXPERT_TENSORS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 _HEAD = {"lm_head.weight": "output.weight", "lm_head.bias": "output.bias"}
-"""The table leaves it out where the original model's is tied."""
+"""The table leaves the head out if the original model's is tied."""
 
 _ROUTER = re.compile(r"model\.layers\.(\d+)\.\w+\.gate\.weight")
 _NO_PARAMETERS = frozenset(("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"))
@@ -22,7 +22,7 @@ Sources = dict[str, tuple[TensorEntry, ...]]
 
 
 def sources_of(parameters: Iterable[str], file: GGUFFile, architecture: str, num_layers: int) -> Sources:
-    """The tensors of each parameter: one, or those that are joined along its outputs.
+    """The tensors of each parameter: one, or several that are joined along its outputs.
 
     Raises ModelError for a parameter without its tensors, and for a tensor without a parameter.
     """
@@ -57,12 +57,12 @@ def _gguf_names(parameters: Iterable[str], architecture: str, num_layers: int) -
         elif router is not None:
             names[parameter] = (f"blk.{router[1]}.ffn_gate_inp.weight",)
         else:
-            # where the table has no name, the parameter's own is missed in the file, and said
+            # if the table has no name, the parameter's own is reported as missing in the file
             name = _HEAD.get(parameter) or tensor_map.get_name(parameter, try_suffixes=_SUFFIXES)
             names[parameter] = (_with_suffix(name or parameter),)
     return names
 
 
 def _with_suffix(name: str) -> str:
-    """Every tensor of a file has one, also where the parameter has none, such as attention sinks."""
+    """Every tensor of a file has a suffix, even if the parameter has none, as with attention sinks."""
     return name if name.endswith(_SUFFIXES) else f"{name}.weight"

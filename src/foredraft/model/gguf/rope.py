@@ -16,7 +16,7 @@ _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def rope_parameters(metadata: Metadata, file: GGUFFile, head_dim: int, context_len: int) -> dict[str, Any]:
-    """Raises ModelError for a kind of scaling that is not known."""
+    """Raises ModelError for an unknown kind of scaling."""
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     parameters: dict[str, Any] = {
         "rope_theta": metadata.number("{arch}.rope.freq_base", _DEFAULT_THETA),
@@ -30,7 +30,7 @@ def rope_parameters(metadata: Metadata, file: GGUFFile, head_dim: int, context_l
 
 
 def _by_frequency(file: GGUFFile, rotated: int, context_len: int) -> dict[str, Any]:
-    """One factor for each frequency, as Llama 3.1 has them: longrope's form, with the same factors at every length."""
+    """One factor per frequency, as in Llama 3.1: longrope's form, with the same factors at every length."""
     factors = _factors(file, _OF_EACH_FREQUENCY, rotated)
     return {
         "rope_type": "longrope",

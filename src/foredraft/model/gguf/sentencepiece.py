@@ -1,7 +1,7 @@
-"""The tokenizer of a SentencePiece vocabulary, whose file has scores and no merges.
+"""The tokenizer of a SentencePiece vocabulary, whose file has scores but no merges.
 
-It is the library's own (transformers.integrations.gguf), with merges that take a fraction of the time and memory: those of
-Gemma's vocabulary of 262,144 are most of what its file takes to load.
+It is the library's own (transformers.integrations.gguf), with merges that take a fraction of the time and memory: those of Gemma's
+vocabulary of 262,144 take most of the time to load its file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Ids = npt.NDArray[np.int64]
 
 
 def sentencepiece_backend(architecture: str, fields: dict[str, Any]) -> Any:
-    """A `tokenizers.Tokenizer`. fields: tokens, scores and token_type of the file."""
+    """A `tokenizers.Tokenizer`. fields: the file's tokens, scores and token_type."""
     from transformers import GemmaTokenizer, LlamaTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import add_gguf_special_tokens
 
     tokens, scores = fields["tokens"], fields["scores"]
     if architecture in _GEMMAS:
-        # the file spells runs of spaces as such, and not the scores of its tokens but their ids follow the order of the merges
+        # the file has plain runs of spaces, and the order of the merges is that of the ids, not of the scores
         tokens = [_SPACE * len(token) if " " in token and not token.strip() else token for token in tokens]
         scores = range(0, -len(tokens), -1)
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -39,7 +39,7 @@ def sentencepiece_backend(architecture: str, fields: dict[str, Any]) -> Any:
 
 
 def merges_of(vocab: Mapping[str, int], tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others: the tokens of the highest scores first, and of each the longest first part.
+    """Every way to make a token from two others: the tokens with the highest scores first, and for each token the longest first part.
 
     vocab: the id of each token. tokens, scores: by id.
     """
@@ -51,7 +51,7 @@ def merges_of(vocab: Mapping[str, int], tokens: Sequence[str], scores: Sequence[
 
 
 def _splits(vocab: Mapping[str, int]) -> tuple[Ids, Ids, Ids]:
-    """Of every token that two others make: its id, and those of both."""
+    """For every way to make a token from two others: the token's id, and the ids of both parts."""
     ids = array("q")
     id_of, keep = vocab.get, ids.extend
     for token, whole in vocab.items():
@@ -67,7 +67,7 @@ def _splits(vocab: Mapping[str, int]) -> tuple[Ids, Ids, Ids]:
 
 
 def _prefix_by_normalizer(backend: Any) -> None:
-    """Phi-3's: the space before a text is put there even where the text begins with one."""
+    """Phi-3's prefix: the space before a text is added even if the text begins with one."""
     from tokenizers import normalizers
 
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])

@@ -18,7 +18,7 @@ Order = npt.NDArray[np.int64]
 
 
 class GGUFRows:
-    """A tensor's rows, decoded from the mapped file as they are read. Leading dimensions (experts) are flattened.
+    """A tensor's rows, decoded from the mapped file when they are read. Leading dimensions (experts) are flattened.
 
     order: which row of the file each row is; None for the file's own order. Raises ModelError for a type that is not supported.
     """
@@ -34,7 +34,7 @@ class GGUFRows:
         chosen = self._bytes[first:end] if self._order is None else self._bytes[self._order[first:end]]
         weight = self._decoded(chosen)
         width = self._bytes.shape[1]
-        # rows change their places within a head only: what is dropped too early is read again
+        # rows are only reordered within a head: pages that are dropped too early are read again
         self._file.forget_pages(self._entry, first * width, end * width)
         return weight
 
@@ -50,7 +50,7 @@ class GGUFRows:
 
 
 def refuse_unsupported_type(file: GGUFFile, entry: TensorEntry) -> None:
-    """Raises ModelError, with the types that can be read."""
+    """Raise ModelError, with the types that can be read."""
     if entry.kind not in BLOCK_TYPES and entry.kind not in FLOAT_TYPES:
         known = ", ".join([*FLOAT_TYPES, *BLOCK_TYPES])
         raise ModelError(f"{file.path}: its tensor {entry.name!r} is of type {entry.kind}; {known} can be read")
@@ -61,7 +61,7 @@ def is_float(entry: TensorEntry) -> bool:
 
 
 def read_floats(file: GGUFFile, entry: TensorEntry, order: Order | None = None) -> Tensor:
-    """The whole tensor in its own floating dtype (float32 where it is quantized), a view of the file where that is possible."""
+    """The whole tensor in its own floating dtype (float32 if it is quantized), a view of the file where possible."""
     source = GGUFRows(file, entry, order)
     if not is_float(entry):
         return torch.cat([dequantized(block) for _, block in blocks_of(source)]).view(entry.shape)
@@ -80,8 +80,8 @@ def _is_finite(weight: QuantizedWeight) -> bool:
 
 
 def order_of_heads(num_rows: int, num_heads: int) -> Order:
-    """Where the rows of q or k lie that llama.cpp's converter permuted: its pairs (2 i, 2 i + 1) of each head are rotated
-    together, as ours (i, i + D / 2) are."""
+    """Where the rows of q or k are that llama.cpp's converter permuted: it rotates the pairs (2 i, 2 i + 1) of each head together, and we
+    rotate (i, i + D / 2)."""
     half = num_rows // num_heads // 2
     pairs = np.arange(num_rows, dtype=np.int64).reshape(num_heads, half, 2)
     return pairs.swapaxes(1, 2).reshape(-1)

@@ -1,7 +1,7 @@
-"""A GGUF file's tokenizer: the library builds it from the vocabulary, and what it leaves out is added here.
+"""A GGUF file's tokenizer: the library builds it from the vocabulary, and this module adds what the library leaves out.
 
-Source of what a pre-tokenizer's name stands for, of who begins a text with BOS, and of what ends one: llama.cpp's
-llama-vocab.cpp.
+llama.cpp's llama-vocab.cpp is the source of what a pre-tokenizer's name means, which vocabularies start a text with BOS, and which tokens
+end one.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _ENDS = frozenset(
         *("<end_of_turn>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "_<EOT>"),
     )
 )
-"""Control tokens after which a model has no more to write, whatever the file's metadata say."""
+"""Control tokens after which a model has nothing more to write, whatever the file's metadata say."""
 
 _GPT2_SPLITS = frozenset(("default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"))
 _DIGITS_ALONE = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
 _WHOLE_WORDS = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken"))
-"""Pre-tokenizers of vocabularies in which a piece that is a token is not split, whatever the merges."""
+"""Pre-tokenizers of vocabularies that do not split a piece which is itself a token, whatever the merges."""
 
 _BOS_FIRST = _WHOLE_WORDS - {"tekken"}
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
-    """The ids that end a text, the file's end of sequence first."""
+    """The ids that end a text, the file's end-of-sequence id first."""
     named = [metadata.token_id(name, vocab_size) for name in ("eos", "eot", "eom")]
     kinds = metadata.array("tokenizer.ggml.token_type", int)
     tokens = metadata.array("tokenizer.ggml.tokens")
@@ -58,7 +58,7 @@ def end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
 
 
 def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
-    """Raises ModelError for a file without a vocabulary, and for a kind of tokenizer that is not known."""
+    """Raises ModelError for a file without a vocabulary, and for an unknown kind of tokenizer."""
     metadata = Metadata(file)
     fields = _fields(metadata)
     if not fields["tokens"] or fields["tokenizer_type"] not in (_BYTE_LEVEL, _SENTENCEPIECE):
@@ -76,7 +76,7 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
 
 
 def _fields(metadata: Metadata) -> dict[str, Any]:
-    """As the library's builder names them."""
+    """The fields of the file, as the library's builder names them."""
     fields: dict[str, Any] = {
         "tokenizer_type": metadata.text("tokenizer.ggml.model", ""),
         "pre_tokenizer_type": metadata.text("tokenizer.ggml.pre", "default"),
@@ -120,7 +120,7 @@ def _split_as_named(backend: Any, name: str) -> None:
 
 
 def _leave_out_space_prefix(backend: Any) -> None:
-    """Of Metaspace, which the library's builder gives to SentencePiece vocabularies."""
+    """Remove the prefix from Metaspace, which the library's builder uses for SentencePiece vocabularies."""
     from tokenizers import decoders, pre_tokenizers
 
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
@@ -141,7 +141,7 @@ def _wrapped(metadata: Metadata, tokens: list[str], backend: Any) -> PreTrainedT
 
 
 class _Uncopied:
-    """Stands for a backend where the library would copy it, by way of a text of many megabytes. It has no other owner."""
+    """Replaces a backend where the library would copy it through a text of many megabytes. The backend has no other owner."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -151,7 +151,7 @@ class _Uncopied:
 
 
 def _post_processor(metadata: Metadata, special: dict[str, str], ids: dict[str, int | None]) -> Any:
-    """BOS before a text and EOS behind it, where the file wants them."""
+    """Add BOS before a text and EOS after it, if the file wants them."""
     from tokenizers import processors
 
     begins = metadata.flag("tokenizer.ggml.add_bos_token", _bos_by_default(metadata)) and "bos_token" in special
@@ -166,7 +166,7 @@ def _post_processor(metadata: Metadata, special: dict[str, str], ids: dict[str, 
 
 
 def _bos_by_default(metadata: Metadata) -> bool:
-    """Of a file that does not say."""
+    """Whether a text starts with BOS if the file does not say."""
     if metadata.text("tokenizer.ggml.model", "") == _SENTENCEPIECE:
         return True
     return metadata.text("tokenizer.ggml.pre", "default") in _BOS_FIRST

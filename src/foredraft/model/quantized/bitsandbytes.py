@@ -1,9 +1,9 @@
-"""bitsandbytes checkpoints: NF4 and FP4 in blocks of 64, with nested scales or without, and LLM.int8().
+"""bitsandbytes checkpoints: NF4 and FP4 in blocks of 64, with or without nested scales, and LLM.int8().
 
-Four bits: weight [out * in / 2, 1] uint8, the first value of a byte high; weight.absmax, float32 or, nested, uint8 with a
-scale and a table of its own; weight.quant_map [16], the value of each code; weight.quant_state.*, a JSON description.
-weight = quant_map[code] * absmax. The sixteen values are no multiples of one number, so integers would be off by up to
-0.4 % of a block's largest weight: such layers are read as the floating-point numbers they stand for.
+Four bits: weight [out * in / 2, 1] uint8, the first value of a byte in its high bits; weight.absmax, float32 or, if nested,
+uint8 with a scale and a table of its own; weight.quant_map [16], the value of each code; weight.quant_state.*, a JSON description.
+weight = quant_map[code] * absmax. The sixteen values are not multiples of one number, so integers would be off by up to
+0.4 % of a block's largest weight: such layers are dequantized when they are read.
 Eight bits: weight [out, in] int8 and SCB [out]. weight = code * SCB / 127.
 """
 
@@ -32,7 +32,7 @@ _LARGEST_INT8 = 127
 
 
 class BitsAndBytes(LinearFormat):
-    """settings: load_in_4bit or load_in_8bit, llm_int8_skip_modules. A layer's own tensors say the rest."""
+    """settings: load_in_4bit or load_in_8bit, llm_int8_skip_modules. A layer's own tensors define the rest."""
 
     def __init__(self, settings: Settings) -> None:
         storage = settings.get("bnb_4bit_quant_storage") or "uint8"
@@ -67,7 +67,7 @@ class _Int8Source:
 
 
 class _State:
-    """The description of a layer in four bits, checked."""
+    """The checked description of a four-bit layer."""
 
     def __init__(self, tensors: LayerTensors, shape: tuple[int, int]) -> None:
         kind = next((kind for kind in _KINDS if tensors.has(f"{_STATE}{kind}")), None)
@@ -99,7 +99,7 @@ class _TableSource:
         self._tensors, self._state, self.shape = tensors, state, shape
 
     def rows(self, first: int, end: int) -> Tensor:
-        """Blocks run on from row to row. -> [end - first, in] float32"""
+        """-> [end - first, in] float32. Blocks continue from row to row."""
         width = self.shape[1]
         start, stop = first * width, end * width
         pairs = self._tensors.read("weight").flatten()[start // 2 : -(-stop // 2)]
@@ -108,7 +108,7 @@ class _TableSource:
         return (numbers * self._largest(start, stop)).view(end - first, width)
 
     def _largest(self, start: int, stop: int) -> Tensor:
-        """Of the block of each number start .. stop."""
+        """The absmax of the block of each number start .. stop."""
         block = self._state.block
         first = start // block
         largest = self._scales[first : -(-stop // block)].repeat_interleave(block)

@@ -1,12 +1,12 @@
-"""Checkpoints of compressed-tensors (llm-compressor): integers of four or eight bits, packed or as they are.
+"""Checkpoints of compressed-tensors (llm-compressor): integers of four or eight bits, packed or not.
 
 pack-quantized: weight_packed [out, in * bits / 32] int32, the value plus half its range; weight_scale [out, groups];
-weight_zero_point [out * bits / 32, groups] int32 where asymmetric, packed along outputs; weight_shape [2]; weight_g_idx
+weight_zero_point [out * bits / 32, groups] int32 if asymmetric, packed along outputs; weight_shape [2]; weight_g_idx
 [in] with act-order. int-quantized: weight [out, in] int8, weight_scale, weight_zero_point int8.
 weight[o, i] = weight_scale[o, g] * (q - z).
 
-Activations are computed in the model's dtype or, by the kernels, in eight bits a row, whether or not the settings ask for
-that: only static scales and other widths of activations are refused.
+Activations are in the model's dtype or, in the kernels, in eight bits with one scale per row, whether or not the settings
+ask for that: only static scales and other widths of activations are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foredraft.model.quantized.plan import StoredMatrix
 from foredraft.model.quantized.tensors import LayerTensors, UnreadableError, read_values
 
 COMPRESSED_TENSORS = "compressed-tensors"
-"""Its `quant_method` in config.json."""
+"""The format's `quant_method` in config.json."""
 
 _PACKED, _INTEGERS = "pack-quantized", ("int-quantized", "naive-quantized")
 _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")
@@ -73,7 +73,7 @@ class CompressedTensors(LinearFormat):
 
 
 class _Scheme:
-    """How the layers of one group are quantized. Raises UnreadableError for what is not supported."""
+    """How the layers of one group are quantized. Raises UnreadableError for settings that are not supported."""
 
     def __init__(self, name: str, group: Mapping[str, Any], default_format: str | None) -> None:
         where = f"quantization_config.config_groups.{name}"
@@ -96,7 +96,7 @@ class _Scheme:
             raise UnreadableError(f"{where}.output_activations is set, and foredraft does not support it")
 
     def num_groups(self, tensors: LayerTensors, shape: tuple[int, int]) -> int:
-        """Scales of a row. Checks their shape."""
+        """The number of scales per row. Checks the shape of the scales."""
         num_outputs, num_inputs = shape
         if self.strategy == "tensor":
             if tensors.shape("weight_scale") not in ((), (1,), (1, 1)):
@@ -175,7 +175,7 @@ def _scales(tensors: LayerTensors, first: int, end: int) -> Tensor:
 
 
 def _names(target: str, layer: str) -> bool:
-    """Whether a target or an exception is this layer: by its name, or by a regular expression after "re:"."""
+    """Whether a target or an exception names this layer: by its name, or by a regular expression after "re:"."""
     if target.startswith(_REGEX):
         return re.match(target.removeprefix(_REGEX), layer) is not None
     return target == layer
@@ -196,5 +196,5 @@ def _check(where: str, value: Any, supported: tuple[Any, ...]) -> Any:
 
 
 def _is_set(value: Any) -> bool:
-    """A section of the settings that changes how weights are read; older versions write empty or dense ones."""
+    """Whether a section of the settings changes how weights are read; older versions write empty or dense sections."""
     return bool(value) and not (isinstance(value, Mapping) and value.get("format") == "dense")

@@ -1,4 +1,4 @@
-"""Quantized checkpoints of small models, such as heads, whose matrices are wanted as floating-point ones."""
+"""Quantized checkpoints of small models, such as heads, whose matrices are needed in floating point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_dense(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
     """All tensors in the safetensors files of a folder, by name; for a quantized layer its weight, [out, in] float32. settings: the
     `quantization_config` of its config.json.
 
-    Raises UnreadableError for other methods than compressed-tensors, and for tensors that are missing or of wrong shapes.
+    Raises UnreadableError for methods other than compressed-tensors, and for tensors that are missing or have wrong shapes.
     """
     if settings.get("quant_method") != COMPRESSED_TENSORS:
         raise UnreadableError(
@@ -39,7 +39,7 @@ def _dense(quantization: CompressedTensors, tensors: LayerTensors) -> Tensor:
 
 
 def _shape_of(tensors: LayerTensors) -> tuple[int, int]:
-    """[out, in], which a packed weight has beside it"""
+    """[out, in], which a packed weight stores in a tensor of its own"""
     is_packed = tensors.has("weight_shape")
     shape = read_values(tensors.read("weight_shape")) if is_packed else [*tensors.shape("weight")]
     if len(shape) != 2:

@@ -1,4 +1,4 @@
-"""The seam: what a quantization format has to give."""
+"""The interface that a quantization format implements."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ Settings = Mapping[str, Any]
 
 
 class QuantizedFormat(Protocol):
-    """One way to store quantized layers. Its constructor raises UnreadableError for settings that are not supported."""
+    """A format of quantized layers. Its constructor raises UnreadableError for settings that are not supported."""
 
     def layer_of(self, name: str, dtype: str) -> str | None:
-        """The layer that a tensor of this name and dtype quantizes; None for any other tensor."""
+        """The layer that a tensor with this name and dtype quantizes; None for any other tensor."""
 
     def is_excluded(self, layer: str) -> bool:
-        """Whether the settings list this layer as one that is not quantized."""
+        """Whether the settings list this layer as not quantized."""
 
     def place(self, tensors: LayerTensors, plan: Plan) -> None:
-        """Put a layer's weights where the model has them. Raises UnreadableError for tensors that are missing, or of other
-        shapes than model and settings imply."""
+        """Put a layer's weights into the plan, where the model has them. Raises UnreadableError for tensors that are missing, or have
+        other shapes than the model and the settings imply."""
 
 
 class LinearFormat(ABC):
-    """A format whose layers are linear ones."""
+    """A format whose layers are linear layers."""
 
     def place(self, tensors: LayerTensors, plan: Plan) -> None:
         plan.place_linear(tensors, lambda shape: self.matrix(tensors, shape))
 
     @abstractmethod
     def matrix(self, tensors: LayerTensors, shape: tuple[int, int]) -> StoredMatrix:
-        """The weight of a layer. shape: [out, in] in the model."""
+        """The weight of a layer. shape: [out, in], as in the model."""
 
 
 def layer_with(suffixes: Sequence[str], name: str) -> str | None:
-    """The layer, for a name that is a layer's and one of these suffixes."""
+    """The layer, if the name is a layer's name followed by one of these suffixes."""
     return next((name.removesuffix(suffix) for suffix in suffixes if name.endswith(suffix)), None)
 
 
 def is_listed(layer: str, patterns: Sequence[str]) -> bool:
-    """Whether a list such as modules_to_not_convert names a layer: by its first names or its last ones, or by a regular
-    expression for the first ones, as transformers reads such lists."""
+    """Whether a list such as modules_to_not_convert names a layer: by the first or last parts of its name, or by a regular expression for
+    the first ones, as in transformers."""
     return any(
         re.match(rf"(?:{pattern})(?:\.|$)", layer) or layer.endswith(f".{pattern}") or layer == pattern
         for pattern in patterns
@@ -54,7 +54,7 @@ def is_listed(layer: str, patterns: Sequence[str]) -> bool:
 
 
 def check_setting(settings: Settings, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-    """The value of a setting, in lower case. Raises UnreadableError for one that is not supported."""
+    """The value of a setting, in lower case. Raises UnreadableError for a value that is not supported."""
     value = settings.get(key, default)
     value = value.lower() if isinstance(value, str) else value
     if value not in supported:

@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, of AutoGPTQ and GPTQModel: four or eight bits, packed along inputs, with or without act-order.
+"""GPTQ checkpoints from AutoGPTQ and GPTQModel: four or eight bits, packed along inputs, with or without act-order.
 
 qweight: [in * bits / 32, out] int32; qzeros: [in / group, out * bits / 32] int32; scales: [in / group, out]; g_idx: [in]
 int32, the group of each input. weight[o, i] = scales[g, o] * (q - z). Version 1 stores z - 1 modulo 2^bits,
@@ -24,8 +24,8 @@ _ZERO_SHIFT = {"gptq": 1, "gptq_v2": 0}
 
 
 class Gptq(LinearFormat):
-    """settings: bits, group_size, checkpoint_format or format. With `dynamic`, layers may differ in bits and groups, and the
-    tensors' shapes show which they have."""
+    """settings: bits, group_size, checkpoint_format or format. With `dynamic`, layers may differ in bits and groups, which the shapes of
+    their tensors show."""
 
     def __init__(self, settings: Settings) -> None:
         self._bits = check_setting(settings, "bits", _BITS)

@@ -1,4 +1,4 @@
-"""The folder that holds a checkpoint's files: the one that was named, or a snapshot from the hub."""
+"""The folder with a checkpoint's files: the given one, or a snapshot from the hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.
 
 
 def folder_of(name: str, revision: str | None) -> Path:
-    """name: a directory or a hub id. Of a hub id only what is read here is fetched, into the hub's cache, at this revision."""
+    """name: a directory or a hub id. For a hub id, only the files that are read here are fetched, into the hub's cache, at this
+    revision."""
     if Path(name).is_dir():
         return Path(name)
-    # patterns cross folders: what lies in some is the same model for other programs
+    # patterns also match in subfolders, which may hold the same model for other programs
     return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), ignore_patterns=["*/*"]))

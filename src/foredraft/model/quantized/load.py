@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints with quantized weights, on a CPU: their linear layers stay as they are stored.
+"""Hugging Face checkpoints with quantized weights on a CPU: their linear layers keep the weights as stored.
 
-transformers loads everything else, into a class of the same model whose quantized layers read their file. No package for
-quantization is needed, and no float matrix is made.
+transformers loads everything else, into a subclass of the model's class whose quantized layers read their file. No quantization package
+is needed, and no floating-point matrix is made.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMATS: Mapping[str, Callable[[Settings], QuantizedFormat]] = {
 
 
 def is_stored_quantized(config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether load_quantized reads such a checkpoint for this device. Others are left to transformers."""
+    """Whether load_quantized reads such a checkpoint for this device. transformers loads all others."""
     return device.type == "cpu" and _settings_of(config).get("quant_method") in FORMATS
 
 
@@ -57,8 +57,8 @@ def quantization_of(config: PretrainedConfig) -> str | None:
 def load_quantized(name: str, config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel:
     """A model whose quantized layers are stored ones (model/stored.py). dtype: of everything else.
 
-    Raises ModelError, one line, for tensors that are missing, unknown or of other shapes than the configuration implies,
-    and for settings that are not supported.
+    Raises a one-line ModelError for tensors that are missing, unknown or of other shapes than the configuration implies, and for settings
+    that are not supported.
     """
     try:
         return _load(name, config, dtype, options)
@@ -113,7 +113,7 @@ def _plan(quantized_format: QuantizedFormat, files: TensorFiles, layers: set[str
 def _load_others(
     skeleton: Skeleton, plan: Plan, state: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model, with everything that is not stored from `state`, and the library's report of that."""
+    """The model, with everything that is not stored taken from `state`, and the library's report of loading that."""
     model_class: Any = type(skeleton.model)
     config = copy.deepcopy(skeleton.model.config)
     if plan.has_head():
@@ -123,7 +123,7 @@ def _load_others(
         config=config,
         state_dict=state,
         dtype=dtype,
-        experts_implementation="eager",  # which reads one expert at a time
+        experts_implementation="eager",  # reads one expert at a time
         ignore_mismatched_sizes=True,  # refused by the caller, with the reason
         output_loading_info=True,
     )
@@ -134,7 +134,7 @@ def _load_others(
 
 
 def _storing(model_class: Any, plan: Plan, dtype: torch.dtype) -> Any:
-    """The same class, whose quantized layers are stored ones from the beginning, so that the library loads only the others."""
+    """A subclass whose quantized layers are stored ones from the beginning, so that the library loads only the others."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, *args, **kwargs)
@@ -151,8 +151,8 @@ def _stored_layers(hf: PreTrainedModel) -> list[Any]:
 
 
 def _unknown(files: TensorFiles, layers: set[str], report: dict[str, Any]) -> str | None:
-    """Why a tensor that neither the format nor the model knows must not be left out: it belongs to a quantized layer, or is
-    no float, as no plain weight is."""
+    """Why a tensor that neither the format nor the model knows must not be ignored: it belongs to a quantized layer, or it is not
+    floating point, as every plain weight is."""
     unexpected = sorted(set(report.get("unexpected_keys") or ()) & set(files))
     for name in unexpected:
         if not files.is_floating(name) or name.rpartition(".")[0] in layers:

@@ -1,6 +1,6 @@
 """MXFP4, in which gpt-oss stores its experts: four-bit floats in groups of 32 that share a power of two.
 
-`<parameter>_blocks`: [experts, out, in / 32, 16] uint8, neighbours in one byte, the first one low; `<parameter>_scales`:
+`<parameter>_blocks`: [experts, out, in / 32, 16] uint8, two neighbours per byte, the first in the low bits; `<parameter>_scales`:
 [experts, out, in / 32] uint8. A value is 2^(scale - 127) * +-(0, .5, 1, 1.5, 2, 3, 4, 6); doubled, these are integers.
 See the OCP Microscaling Formats (MX) specification.
 """
@@ -20,7 +20,7 @@ _GROUP = 32
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _LEVELS = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
 _SCALES = [2.0 ** (exponent - 128) for exponent in range(256)]
-"""By their byte: 127 is taken off, and one more because the levels are doubled."""
+"""By the stored byte: 2 ** (byte - 127), halved because the levels are doubled."""
 
 
 class Mxfp4:

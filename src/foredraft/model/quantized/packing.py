@@ -1,4 +1,4 @@
-"""Small integers in larger ones: what the formats share."""
+"""Small integers packed into larger ones, as several formats do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD = 32
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """Values of 4 or 8 bits, the lowest bits first. words: [..., w] int32 or uint8 -> [..., values] uint8"""
-    # copied: even a contiguous tensor may have strides that forbid other views, where it has no or one element a row
+    # copied, because even a contiguous tensor may have strides that forbid other views, if its rows have at most one element
     numbers = torch.empty(words.shape, dtype=words.dtype).copy_(words).view(torch.uint8)
     return numbers if bits == 8 else torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(-2)
 
@@ -28,8 +28,8 @@ def unpacked_range(words: Tensor, bits: int, first: int, end: int) -> Tensor:
 
 
 def centered(values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> QuantizedWeight:
-    """(value - zero) * scale. values: [n, k] uint8 of `bits`; scales: [n, k / group]; zeros: the same shape, integers, or None
-    where all are in the middle of the range."""
+    """(value - zero) * scale. values: [n, k] uint8 of `bits`; scales: [n, k / group]; zeros: integers of the same shape as scales, or
+    None if all are in the middle of the range."""
     middle = 1 << (bits - 1)
     codes = (values.view(torch.int8) - 8) if bits == 4 else (values ^ middle).view(torch.int8)
     scales = scales.float().contiguous()
@@ -38,16 +38,16 @@ def centered(values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) ->
 
 
 def group_size(layer: str, num_inputs: int, num_groups: int) -> int:
-    """Inputs that share a scale. Raises UnreadableError where the groups are not equal."""
+    """How many inputs share a scale. Raises UnreadableError if the groups are not equal."""
     if num_groups < 1 or num_inputs % num_groups:
         raise UnreadableError(f"{layer}: {num_inputs} inputs cannot be {num_groups} equal groups")
     return num_inputs // num_groups
 
 
 def input_order(layer: str, group_of_input: Tensor, group: int) -> Tensor | None:
-    """The inputs sorted by their group ("act-order"), or None where they are in order. group_of_input: [k]
+    """The inputs sorted by their group ("act-order"), or None if they are in order already. group_of_input: [k]
 
-    Raises UnreadableError where a group has another size.
+    Raises UnreadableError if a group has another size.
     """
     num_groups = len(group_of_input) // group
     expected = torch.arange(num_groups).repeat_interleave(group)

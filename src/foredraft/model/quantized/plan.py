@@ -1,4 +1,4 @@
-"""Which layers of a model are stored ones, and with which weights."""
+"""The layers of a model that are stored ones, with their weights."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from foredraft.model.stored import PermutedLinear, StoredExperts, StoredLinear
 
 
 class StoredMatrix(NamedTuple):
-    """A quantized weight [out, in]. order: which input each column belongs to; None: its own."""
+    """A quantized weight [out, in]. order: the input that each column belongs to; None: column i belongs to input i."""
 
     source: WeightSource
     order: Tensor | None = None
 
 
 ReadMatrix = Callable[[tuple[int, int]], StoredMatrix]
-"""A shape [out, in] -> the weight of that shape, from a file. Raises UnreadableError where the file has no such weight."""
+"""A shape [out, in] -> the weight with that shape, from a file. Raises UnreadableError if the file has no such weight."""
 
 ReadExperts = Callable[[tuple[int, int, int]], list[WeightSource]]
 """The same for all experts of a mixture: a shape [experts, out, in] -> the weight [out, in] of each."""
 
 
 class Plan:
-    """What of a model is stored, filled layer by layer. Methods raise UnreadableError where a layer does not fit."""
+    """The stored parts of a model, filled layer by layer. Methods raise UnreadableError if a layer does not fit."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._skeleton = skeleton
@@ -52,7 +52,7 @@ class Plan:
             self.biases[f"{name}.bias" if matrix.order is None else f"{name}.linear.bias"] = f"{tensors.layer}.bias"
 
     def has_head(self) -> bool:
-        """Whether the model's head is stored, and so no longer the embedding's."""
+        """Whether the model's head is stored, and therefore no longer tied to the embedding."""
         head = self._skeleton.model.get_output_embeddings()
         return any(self._skeleton.owner(f"{name}.weight") is head for name in self._linears)
 
@@ -61,7 +61,7 @@ class Plan:
         self._experts[parameter] = read(self._skeleton.experts_shape(parameter))
 
     def _place_part(self, tensors: LayerTensors, destination: Destination, read: ReadMatrix) -> None:
-        """One weight of one expert. All experts are one parameter in the model."""
+        """Place one weight of one expert. All experts are one parameter in the model."""
         _, num_outputs, num_inputs = self._skeleton.experts_shape(destination.parameter)
         matrix = read((num_outputs // destination.num_parts, num_inputs))
         if matrix.order is not None or (tensors.has("bias") and bool(tensors.read("bias").any())):
@@ -71,7 +71,7 @@ class Plan:
         self._parts[destination.parameter][destination] = matrix.source
 
     def apply(self, model: Any, dtype: torch.dtype) -> None:
-        """Put stored layers in the place of a model's own. Experts are read in this dtype."""
+        """Replace a model's own layers with stored ones. Experts are read in this dtype."""
         for name, matrix in self._linears.items():
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, self._stored(name, matrix, dtype))

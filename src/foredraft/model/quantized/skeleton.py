@@ -1,4 +1,4 @@
-"""A model without weights, and where in it a checkpoint's layers belong."""
+"""A model without weights, and the places in it for a checkpoint's layers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from foredraft.model.quantized.tensors import UnreadableError
 
 
 class Destination(NamedTuple):
-    """Where a layer of a checkpoint belongs.
+    """The place in the model for a layer of a checkpoint.
 
-    parameter: its name in the model. For one expert of a mixture whose experts are one parameter: which expert it is, and
-    which of the num_parts weights that lie one below the other; None for any other layer.
+    parameter: its name in the model. If all experts of a mixture are one parameter: expert, and which of the num_parts weights that are
+    joined along the outputs. expert is None for any other layer.
     """
 
     parameter: str
@@ -49,7 +49,7 @@ class Skeleton:
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
 
     def destination(self, weight: str) -> Destination:
-        """weight: a parameter's name in the checkpoint. Raises UnreadableError where the model has no place for it."""
+        """weight: a parameter's name in the checkpoint. Raises UnreadableError if the model has no place for it."""
         if weight in self._parameters:
             return Destination(weight)
         parameter, pattern = rename_source_key(
@@ -93,4 +93,4 @@ class Skeleton:
 
 
 _MERGE, _JOIN = (MergeModulelist, 0), (Concatenate, 1)
-"""How a mixture's parameter is made of its experts' weights: one behind the other, then gates above values."""
+"""How a mixture's parameter is built from its experts' weights: stacked, then gates above values."""

@@ -20,11 +20,11 @@ class UnreadableError(ValueError):
 
 
 class TensorFiles:
-    """The tensors of `model.safetensors`, or of the shards that its index names, in a folder.
+    """The tensors of `model.safetensors` in a folder, or of the shards that its index names.
 
-    A file is mapped when a tensor is read, and unmapped when nothing that was read from it is left.
+    A file is mapped when a tensor is read, and unmapped when no tensor read from it is left.
 
-    Raises UnreadableError where a file is missing or corrupt, or lacks a tensor that the index promises.
+    Raises UnreadableError if a file is missing or corrupt, or lacks a tensor that the index promises.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class TensorFiles:
         return self._entries[name].shape
 
     def dtype(self, name: str) -> str:
-        """In safetensors' words: F16, I32, U8 ..."""
+        """In safetensors' terms: F16, I32, U8 ..."""
         return self._entries[name].dtype
 
     def is_floating(self, name: str) -> bool:
@@ -83,7 +83,7 @@ def _entries_of(path: Path) -> dict[str, _Entry]:
         raise UnreadableError(f"{path.name} is missing: quantized weights are read from safetensors files")
     try:
         with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             return {name: _Entry(path, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise UnreadableError(f"{path.name} cannot be read ({error}); download the checkpoint again") from error
@@ -103,7 +103,7 @@ class LayerTensors:
         return self.files.read(f"{self.layer}.{part}")
 
     def shape(self, part: str) -> tuple[int, ...]:
-        """Raises UnreadableError where there is no such tensor."""
+        """Raises UnreadableError if there is no such tensor."""
         self._require(part)
         return self.files.shape(f"{self.layer}.{part}")
 
@@ -112,7 +112,7 @@ class LayerTensors:
         return self.files.dtype(f"{self.layer}.{part}")
 
     def check(self, part: str, shape: tuple[int, ...], *dtypes: str) -> None:
-        """Raises UnreadableError unless the tensor is there, in this shape and one of these dtypes (none: any float)."""
+        """Raise UnreadableError unless the tensor exists, with this shape and one of these dtypes (none given: any float)."""
         actual, dtype = self.shape(part), self.dtype(part)
         if actual != shape or dtype not in (dtypes or _FLOATING):
             wanted = " or ".join(dtypes) or "floating point"
