@@ -1,1 +1,1 @@
-"""Between text and token ids: requests, outputs, decoding, stop strings and structured outputs."""
+"""The layer between text and token ids: requests, outputs, decoding, stop strings and structured outputs."""

@@ -12,10 +12,10 @@ _MAX_HELD_BYTES = 64
 class ByteRun:
     """Consecutive byte tokens of a byte-fallback vocabulary (Llama 2, Gemma, ...).
 
-    The tokenizer decodes such a run as a whole: if any byte of it is bad, it gives one U+FFFD per byte, whole characters
-    included. So the text of a run is held back until the run ends or a bad byte comes. A run of more than _MAX_HELD_BYTES
-    good bytes is not held back any longer: its characters are released as they complete, and stay released if a later byte is
-    bad. This is the one place where the text differs from decode() of all ids.
+    The tokenizer decodes such a run as a whole: if any byte is invalid, every byte of the run becomes U+FFFD, even in whole
+    characters. So the text of a run is held back until the run ends or an invalid byte arrives. A run of more than
+    _MAX_HELD_BYTES valid bytes is no longer held back: its characters are released as they complete, and stay released if a
+    later byte is invalid. Only then, and in `IncrementalDecoder._slide`, the text may differ from decode() of all ids.
 
     begin: where the run begins in the decoder's window. is_decided: later bytes no longer change the text of earlier ones.
     """
@@ -31,7 +31,7 @@ class ByteRun:
 
     @property
     def pending(self) -> bytes:
-        """The bytes at the end that do not make a character yet."""
+        """The bytes at the end that do not form a whole character yet."""
         return b"" if self._is_blank else self._reader.getstate()[0]
 
     @property
@@ -48,7 +48,7 @@ class ByteRun:
         return True
 
     def decide(self, *, is_blank: bool) -> None:
-        """is_blank: every byte of the run is a U+FFFD, also those that follow."""
+        """is_blank: whether every byte of the run, including later ones, becomes U+FFFD."""
         self.is_decided, self._is_blank = True, is_blank
         self._reader.errors = "replace"
 

@@ -1,4 +1,4 @@
-"""Conversations to token ids, by the tokenizer's chat template."""
+"""Converts conversations to token ids with the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def render_chat(
     chat_template: str | None = None,
     **template_args: Any,
 ) -> list[int]:
-    """The ids of a conversation under the tokenizer's chat template, or the given one (Jinja).
+    """The token ids of a conversation, rendered with the tokenizer's chat template or the given one (Jinja).
 
     add_generation_prompt: end with the beginning of the assistant's next message; None: unless continue_final_message.
     continue_final_message: end inside the last message, for the model to continue it.
-    template_args: further variables of the template (tools, documents, a template's own switches).
+    template_args: further variables of the template (tools, documents, the template's own switches).
 
-    The special tokens are those that the template writes; none are added. Raises ForedraftError for malformed messages and
-    for a template that fails.
+    The only special tokens are those that the template writes. Raises ForedraftError for malformed messages and for a template
+    that fails.
     """
     _check_messages(messages)
     if continue_final_message:
@@ -52,7 +52,7 @@ def render_chat(
 
 def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """The ids that the chat template writes before a user's first message, and those after it, up to the assistant's answer.
-    Raises ForedraftError for a template that fails or does not repeat the message once."""
+    Raises ForedraftError for a template that fails, or that does not write the message exactly once, between other text."""
     if not tokenizer.chat_template:
         raise ForedraftError("this tokenizer has no chat template, so its model cannot hold a conversation")
     text = _render(tokenizer, [{"role": "user", "content": _PLACEHOLDER}], add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""Token ids in, text out, piece by piece."""
+"""Decodes token ids to text, piece by piece."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.text.byte_fallback import ByteRun
 from foredraft.text.token_kinds import IGNORED, REPLACEMENT, TEXT, token_kinds
 
-_CONTEXT = 8  # tokens before the new one that are decoded with it: enough for any character and any joint
-_MAX_CONTEXT = 128  # tokens of a window that cannot be shortened (see _slide)
+_CONTEXT = (
+    8  # tokens before the new one that are decoded with it: enough for any character and any effect of neighbours
+)
+_MAX_CONTEXT = 128  # the most tokens of a window that cannot be shortened (see _slide)
 _MAX_PENDING = 3  # bytes of an unfinished UTF-8 character, each of which some decoders show as a U+FFFD
 _CLEAN_UP_REACH = 8  # how far back clean_up_tokenization (" 've" -> "'ve", one rule after another) can change text
 
 
 class IncrementalDecoder:
-    """Token ids in, text out as soon as it can no longer change.
+    """Decodes token ids, and releases text as soon as it can no longer change.
 
-    The pieces that push, extend and flush return, joined, are `decode(prompt_ids + output)` from the first character
-    on in which it differs from `decode(prompt_ids)`. For a byte-level tokenizer after whole characters that is
-    `decode(output)`. There are two exceptions, both of them bounds: see `ByteRun` and `_slide`.
+    The pieces returned by push, extend and flush, joined, equal `decode(prompt_ids + output)` from the first character
+    at which it differs from `decode(prompt_ids)`. For a byte-level tokenizer and a prompt that ends with a whole
+    character, that is `decode(output)`. There are two exceptions, both due to a limit: see `ByteRun` and `_slide`.
 
-    Each token is decoded together with the few before it (the window); the text behind the cursor is new. The first
-    _CONTEXT tokens of a window have been read before. They stay because a token's text depends on its neighbours
-    (leading spaces, word pieces, characters over several tokens). An unfinished character, a run of byte tokens and
-    the reach of clean_up_tokenization are held back. O(1) per token.
+    Each token is decoded together with a few tokens before it (the window); the text after the cursor is new. The first
+    _CONTEXT tokens of a window have been read before. They are kept because a token's text depends on its neighbours
+    (leading spaces, word pieces, characters of several tokens). An unfinished character, a run of byte tokens and
+    characters that clean_up_tokenization may still change are held back. O(1) per token.
     """
 
     __slots__ = (
@@ -47,7 +49,7 @@ class IncrementalDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._kinds = token_kinds(tokenizer, skip_special_tokens=skip_special_tokens)
-        self._unsettled = _CLEAN_UP_REACH if self._kinds.cleans_up else 0  # characters at the end that may yet change
+        self._unsettled = _CLEAN_UP_REACH if self._kinds.cleans_up else 0  # characters at the end that may still change
         self._context = _CONTEXT + 2 * self._unsettled
         self._window: list[int] = []
         self._text = ""  # of the window
@@ -55,18 +57,18 @@ class IncrementalDecoder:
         self._run: ByteRun | None = None
         self._extend(self._prompt_tail(prompt_ids, self._context))
         if not self._text.strip() and self._run is None:
-            # Some decoders strip white space at both ends: take more of the prompt, up to a token that stops them.
+            # Some decoders strip white space at both ends: take more of the prompt, to include other text.
             self._window, self._text, self._cursor = [], "", 0
             self._extend(self._prompt_tail(prompt_ids, _MAX_CONTEXT // 2))
-        # The prompt may end in held-back text: the output begins where the text departs from it.
+        # The prompt may end with text that is held back: the output begins where the text differs from it.
         self._prompt_rest = self._rest()
 
     def push(self, token_id: int) -> str:
-        """Read one token. -> the text that became final with it, often the token's own, sometimes none"""
+        """Read one token. -> the text that it made final: often the token's own, sometimes none"""
         return self._after_prompt(self._push(token_id))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """The same as push for each token in turn, but decoding once where possible."""
+        """Like push for each token in turn, but decodes all of them at once where possible."""
         return self._after_prompt(self._extend(token_ids))
 
     def is_append_only(self, token_ids: Sequence[int]) -> bool:
@@ -81,7 +83,7 @@ class IncrementalDecoder:
 
     @property
     def tail(self) -> str:
-        """The whole characters that would follow the released text if it ended here; they may yet change."""
+        """The whole characters that would follow the released text if the tokens ended here; they may still change."""
         tail = self._whole_characters()
         return tail[common_prefix_len(tail, self._prompt_rest) :] if self._prompt_rest else tail
 
@@ -143,7 +145,7 @@ class IncrementalDecoder:
         return piece
 
     def _whole_characters(self) -> str:
-        """The text behind the cursor, without an unfinished character at its end."""
+        """The text after the cursor, without an unfinished character at its end."""
         if self._run is None:
             return self._text[self._cursor : _without_pending(self._text)]
         if self._run.is_decided:
@@ -159,8 +161,8 @@ class IncrementalDecoder:
     def _slide(self) -> None:
         """Drop the old part of the window, provided that the rest still decodes to the same text at its end.
 
-        It may not: for example where decode() strips white space and the rest is nothing else. Such a window grows up to
-        _MAX_CONTEXT tokens. Under such a decoder, part of a longer stretch of white space is lost.
+        It may not, for example if decode() strips white space and the rest contains nothing else. Such a window grows to at most
+        _MAX_CONTEXT tokens. With such a decoder, part of a longer stretch of white space is lost.
         """
         window = self._window[-self._context :]
         text = self._decode(window)
@@ -183,8 +185,8 @@ class IncrementalDecoder:
         return piece[num_same:]
 
     def _prompt_tail(self, prompt_ids: Sequence[int], size: int) -> list[int]:
-        """The last tokens of the prompt, at least `size` of them. The tail does not begin inside a run of byte tokens, half
-        of which may decode to other text."""
+        """The last tokens of the prompt, at least `size` if it has as many. The tail does not begin inside a run of byte tokens,
+        part of which may decode to different text, unless the tail would exceed _MAX_CONTEXT tokens."""
         tail: list[int] = []
         for token_id in reversed(prompt_ids):
             if self._kind(token_id) == IGNORED:
@@ -214,7 +216,7 @@ def _without_pending(text: str) -> int:
 
 
 def common_prefix_len(a: str, b: str) -> int:
-    """Characters."""
+    """The number of characters in the common prefix."""
     if a == b:
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -25,10 +25,10 @@ _FEATURES = "input_features"
 
 
 class Frontend:
-    """From prompts to requests, and from requests to sequences in the engine.
+    """Turns prompts into requests, and requests into sequences in the engine.
 
-    tokenizer: None where prompts are token ids only. defaults: the checkpoint's sampling defaults. grammars: of this
-    tokenizer; None makes new ones.
+    tokenizer: None if all prompts are token ids. defaults: the checkpoint's sampling defaults. grammars: for this
+    tokenizer; None creates them.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Frontend:
     ) -> Request:
         """Check and tokenise a prompt, and compile its grammar. Nothing runs yet.
 
-        client: the sender of the request; clients are served fairly. priority: among the requests of one client; the lower, the
-        earlier. request_id: None makes one. Raises ForedraftError for whatever cannot be honoured.
+        client: the sender of the request; clients are served fairly. priority: orders the requests of one client; lower values run
+        first. request_id: None generates one. Raises ForedraftError for a request that cannot be honoured.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ForedraftError(f"priority must be an integer, not {priority!r}")
@@ -112,7 +112,7 @@ class Frontend:
             request.add_text(sequence, stream)
 
     def start_isolated(self, request: Request) -> None:
-        """As start, but never raises: an error ends this request alone, and stays in its `failure`."""
+        """Like start, but never raises: an error ends only this request, and is stored in its `failure`."""
         try:
             self.start(request)
         except Exception as error:
@@ -130,7 +130,7 @@ class Frontend:
         """Run the requests to their end, yielding after each step of the engine. Closing the generator aborts them.
 
         Other requests of the engine advance too. A request that fails does not raise here: see `Request.error`.
-        timer: entered for the start and for each step, and not while the caller works.
+        timer: entered while the requests start and for each step, but not while the caller runs.
         """
         return run_steps(self.engine, requests, submit=self.start_isolated, abort=self.abort, timer=timer)
 
@@ -148,7 +148,7 @@ class Frontend:
         return self.grammars.compile(params.structured_outputs)
 
     def _inputs_of(self, prompt: Prompt) -> tuple[str | None, list[int], ModelInputs]:
-        """-> the prompt's text (None where there is none), its ids (the decoder's for a sound), and what the model reads"""
+        """-> the prompt's text (None if there is none), its ids (the decoder's ids for audio features), and the model's inputs"""
         if isinstance(prompt, Mapping) and _FEATURES in prompt:
             if "prompt" in prompt or "prompt_token_ids" in prompt:
                 raise ForedraftError(f"give {_FEATURES} or a prompt; what the text begins with is {_DECODER_PROMPT}")
@@ -159,7 +159,7 @@ class Frontend:
         return text, ids, self._with_decoder_prompt(self.engine.model.inputs_for(ids), prompt)
 
     def _with_decoder_prompt(self, inputs: ModelInputs, prompt: Prompt) -> ModelInputs:
-        """What the decoder of an encoder-decoder begins with may go with a prompt, in the place of what its checkpoint says."""
+        """Let the decoder of an encoder-decoder begin with the ids that the prompt gives, if any. Raises ForedraftError."""
         if not isinstance(prompt, Mapping) or _DECODER_PROMPT not in prompt:
             if self.engine.model.has_encoder and not inputs.tokens:
                 raise ForedraftError(
@@ -172,7 +172,7 @@ class Frontend:
         return inputs._replace(tokens=_checked_ids(prompt[_DECODER_PROMPT]))
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """-> the prompt's text (None where ids are given) and its ids"""
+        """-> the prompt's text (None if ids are given) and its ids"""
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
                 return None, _checked_ids(prompt["prompt_token_ids"])
@@ -187,12 +187,12 @@ class Frontend:
             raise ForedraftError("a text prompt needs a tokenizer: give tokenizer=, or token ids as the prompt")
         if isinstance(prompt, str) and not prompt:
             raise ForedraftError("the prompt is empty: give some text, or token ids")
-        ids = encode_prompt(self.tokenizer, prompt)  # type: ignore[arg-type]  # it refuses what is no text
+        ids = encode_prompt(self.tokenizer, prompt)  # type: ignore[arg-type]  # it rejects anything but text
         return str(prompt), ids
 
 
 def raise_first_failure(requests: Sequence[Request], outputs: Sequence[RequestOutput] | None = None) -> None:
-    """Raises RequestError if one of the requests failed. outputs: of all requests, to go with the error; None: its own."""
+    """Raises RequestError if one of the requests failed. outputs: of all requests, for the error; None: only the failed one's."""
     failed = next((request for request in requests if request.error), None)
     if failed is not None:
         raise failed.as_error(outputs)

@@ -43,7 +43,7 @@ def params_for_each(
 
 
 def priority_for_each(priority: Sequence[int] | None, num_prompts: int) -> Sequence[int]:
-    """0 for all where none are given. Raises ForedraftError unless there is one for each prompt."""
+    """0 for all if none are given. Raises ForedraftError unless there is one for each prompt."""
     if priority is None:
         return [0] * num_prompts
     if not isinstance(priority, Sequence) or len(priority) != num_prompts:

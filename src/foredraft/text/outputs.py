@@ -1,4 +1,4 @@
-"""What comes back, in vLLM's shapes."""
+"""The outputs of requests, in the form of vLLM's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecodingMetrics:
-    """Fields and definitions of vLLM's per-request record; over all n texts of the request.
+    """The fields and definitions of vLLM's per-request record, over all n texts of the request.
 
-    mean_acceptance_length: τ = 1 + accepted / steps with a draft, None without one. draft_acceptance_rate: accepted /
-    drafted. conditional_acceptance: α = accepted / (accepted + first rejected). acceptance_histogram[j]: drafted steps
-    in which j draft tokens were accepted. num_steps: all verified rows, undrafted ones included. num_near_ties: see
-    SpeculationStats.
+    mean_acceptance_length: τ = 1 + accepted / steps with a draft; None if there was none. draft_acceptance_rate: accepted /
+    drafted. conditional_acceptance: α = accepted / (accepted + first rejected). acceptance_histogram[j]: steps with a draft
+    in which j draft tokens were accepted. num_steps: all verified rows, including those without a draft. num_near_ties:
+    see SpeculationStats.
     """
 
     mean_acceptance_length: float | None
@@ -59,8 +59,8 @@ class RequestMetrics:
 
     time_in_queue: from arrival until the request first runs.
     inter_token_latency: mean time from one token to the next after the first. tokens_per_second: output tokens of all
-    texts over the time from arrival to the last token. num_cached_tokens: of the prompt, those whose keys and values were
-    cached. stats: the counts themselves, which merge by addition.
+    texts over the time from arrival to the last token. num_cached_tokens: prompt tokens whose keys and values were cached.
+    stats: the underlying counts, which can be added up.
     """
 
     time_to_first_token: float | None
@@ -112,7 +112,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's texts so far. prompt: None where ids were given. prompt_logprobs[0] is None: nothing precedes it."""
+    """A request's texts so far. prompt: None if ids were given. prompt_logprobs[0] is None: nothing precedes the first token."""
 
     request_id: str
     prompt: str | None
@@ -125,10 +125,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one text of a streamed request got in one step. text may be empty while a character is incomplete.
+    """What was added to one text of a streamed request since its last delta. text may be empty while a character is incomplete.
 
-    finish_reason ends that text, stop_reason with it; `output`, the whole request, comes with its last delta. logprobs: of
-    these tokens, where they were asked for.
+    finish_reason, stop_reason: set in the last delta of the text. output: of the whole request, in its last delta. logprobs: of
+    these tokens, if they were requested.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""A request: its prompt, its n sequences in the engine, and what its caller receives of them."""
+"""A request: its prompt, its n sequences in the engine, and the outputs that its caller receives."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestMetr
 from foredraft.text.stream import TextStream
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as in vLLM; or {"input_features": features} for a model that reads
-sound, of one sound as its feature extractor gives them. For an encoder-decoder with "decoder_prompt_token_ids" too, if the decoder
-begins with others than its checkpoint says."""
+"""Text, token ids, or, as in vLLM, {"prompt": text} or {"prompt_token_ids": ids}. For a model that reads audio:
+{"input_features": features}, the output of its feature extractor for one recording. For an encoder-decoder,
+"decoder_prompt_token_ids" may be added, if the decoder is to begin with other ids than its checkpoint specifies."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """One of the n texts of a request. num_delivered: tokens that were given out in deltas. is_closed: the last delta was
-    given out."""
+    """One of the n texts of a request. num_delivered: tokens that were delivered in deltas. is_closed: whether the last delta
+    was delivered."""
 
     sequence: TokenSequence
     stream: TextStream | None
@@ -46,7 +46,7 @@ class _Text:
 
     @property
     def has_delta(self) -> bool:
-        """Whether there are new tokens, or the end, to give out."""
+        """Whether there are new tokens, or the end of the text, to deliver."""
         return not self.is_closed and (self.sequence.num_output > self.num_delivered or self.sequence.is_finished)
 
 
@@ -54,8 +54,8 @@ class _Text:
 class Request:
     """One prompt and its n texts.
 
-    prompt: None where it was given as ids, or as sound. prompt_ids: of a sound, what the text follows. inputs: what the model reads
-    for it. failure: an error outside the steps of its sequences. client, priority: see TokenSequence.
+    prompt: None if it was given as ids or audio features. prompt_ids: for audio features, the ids that the decoder begins with.
+    inputs: the model's inputs. failure: an error outside the steps of its sequences. client, priority: see TokenSequence.
     """
 
     request_id: str
@@ -81,7 +81,7 @@ class Request:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt as it was given, else as the tokenizer decodes it."""
+        """The prompt as it was given; if it was given as ids, as the tokenizer decodes it."""
         if self.prompt is not None or self.tokenizer is None:
             return self.prompt or ""
         return str(self.tokenizer.decode(self.prompt_ids, skip_special_tokens=self.params.skip_special_tokens))
@@ -99,7 +99,7 @@ class Request:
         return next((sequence.error for sequence in self.sequences if sequence.error), None)
 
     def fail(self, error: Exception) -> None:
-        """Record an error that was raised outside the steps of its sequences; the first one stays."""
+        """Record an error that was raised outside the steps of its sequences, unless there was one before."""
         self.failure = self.failure or error
 
     def as_error(self, outputs: Sequence[RequestOutput] | None = None) -> RequestError:
@@ -143,7 +143,7 @@ class Request:
         )
 
     def final_output(self) -> RequestOutput:
-        """The same, but never raises: if a text cannot be made, the request fails and its output holds the ids alone."""
+        """Like output, but never raises: if a text cannot be decoded, the request fails and its output has only the ids."""
         try:
             return self.output()
         except Exception as error:

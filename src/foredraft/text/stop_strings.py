@@ -1,4 +1,4 @@
-"""The first of several strings that completes in a text which arrives in pieces."""
+"""Finds the first of several stop strings that completes in a text which arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from foredraft.text.detokenizer import common_prefix_len
 
 
 class StopStrings:
-    """Finds stop strings, also those that lie across several pieces. Costs O(piece), however long the text is.
+    """Finds stop strings, even those that span several pieces. A call costs O(piece), however long the text is.
 
-    The text of a step is its piece, which is final, and the tail behind it, which the next tokens may change
+    The text of a step is a piece, which is final, and a tail after it, which the next tokens may change
     (`IncrementalDecoder.tail`).
     """
 
@@ -45,7 +45,7 @@ class StopStrings:
         return (begin - len(self._recent), stop) if stop else None
 
     def advance(self, piece: str, tail: str) -> None:
-        """The text goes on behind this piece; `find` looks for what completes later."""
+        """Continue after this piece; `find` then looks for strings that complete later."""
         self._tail = tail
         if self._reach:
             self._recent = (self._recent + piece)[-self._reach :]

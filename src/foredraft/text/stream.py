@@ -1,6 +1,6 @@
-"""The text of one sequence as it is written, and the stop rule by which its stop strings end it.
+"""The text of one sequence as it is generated, and the stop rule that ends it at a stop string.
 
-The engine never sees text: it calls a stop rule, a function from new ids to how many of them to keep.
+The engine never sees text: it calls a stop rule, a function from new ids to the number of them to keep.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from foredraft.text.stop_strings import StopStrings
 
 
 class TextStream:
-    """The text of one sequence, and its stop rule: the engine calls it, the caller reads it.
+    """The text of one sequence, for its caller to read, and its stop rule, which the engine calls.
 
     stop: strings that end the text. The one that completes first ends it: at the earliest token; within that token
         the one that begins first; of several that begin there, the shortest. A string that completes among the first
@@ -100,7 +100,7 @@ class TextStream:
         return "".join(self._pieces)
 
     def delta(self, finished: bool = False) -> str:
-        """The text since the last call, less an end that might become a stop string; all of it when finished."""
+        """The text since the last call, without an end that might become a stop string; all of it when finished."""
         if finished:
             self.finish()
         self._decode_rest()

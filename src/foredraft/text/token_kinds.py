@@ -17,9 +17,9 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenKinds:
-    """The kinds of one tokenizer's tokens. Each is found out by decoding the token once, and kept for all sequences.
+    """The kinds of one tokenizer's tokens. Each is determined by decoding the token once, and cached for all sequences.
 
-    has_byte_fallback: one bad byte in a run of byte tokens turns the whole run into U+FFFD, good characters included.
+    has_byte_fallback: one invalid byte in a run of byte tokens turns the whole run into U+FFFD, even valid characters.
     cleans_up: decode() removes spaces before punctuation from the whole text.
     """
 
@@ -51,7 +51,7 @@ _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, dict[bool, TokenKinds]] = Wea
 
 
 def token_kinds(tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool) -> TokenKinds:
-    """The one TokenKinds of this tokenizer. It does not hold the tokenizer, which may therefore be freed."""
+    """The cached TokenKinds of this tokenizer. It holds no reference to the tokenizer, which can therefore be freed."""
     cached = _CACHE.setdefault(tokenizer, {})
     if skip_special_tokens not in cached:
         cached[skip_special_tokens] = TokenKinds(tokenizer, skip_special_tokens=skip_special_tokens)
@@ -59,7 +59,7 @@ def token_kinds(tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str | None:
-    """None for an id past the vocabulary: a model's logits are often padded."""
+    """The token; None for an id beyond the vocabulary, since a model's logits are often padded."""
     try:
         return cast("str | None", tokenizer.convert_ids_to_tokens(token_id))
     except (IndexError, KeyError, OverflowError):
@@ -75,7 +75,7 @@ def _has_byte_fallback(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """transformers does not clean up after BPE, unless the tokenizer insists."""
+    """transformers does not clean up the text of BPE tokenizers, unless they explicitly ask for it."""
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,4 +1,4 @@
-"""Prompts and bad words to token ids."""
+"""Converts prompts and bad words to token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.errors import ForedraftError
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """The ids of a prompt, with or without the special tokens that the tokenizer adds.
 
-    Raises ForedraftError for what is no text, is not valid Unicode, or has no tokens.
+    Raises ForedraftError if text is not a string, is not valid Unicode, or has no tokens.
     """
     if not isinstance(text, str):
         raise ForedraftError(f"prompt must be a string or a list of token ids, not {type(text).__name__}")
@@ -25,7 +25,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_
 
 
 def bad_words_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[tuple[int, ...]]:
-    """The token sequences of the words, each as it stands and after a space, which often gives other tokens.
+    """The token sequences of the words, each as it is and with a leading space, which often gives other tokens.
 
     Raises ForedraftError for a word that is not valid Unicode, or has no tokens.
     """
@@ -42,7 +42,7 @@ def bad_words_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> l
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool) -> list[int]:
     try:
-        # verbose=False: the engine, which knows the model's context, refuses prompts that are too long
+        # verbose=False: the engine, which knows the model's context length, rejects prompts that are too long
         encoding = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise ForedraftError(f"the tokenizer cannot encode this text: {single_line(error)}") from error

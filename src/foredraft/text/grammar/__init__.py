@@ -1,7 +1,7 @@
-"""Structured outputs: from the format that a request wants to masks over token ids, by llguidance.
+"""Structured outputs: turns the format that a request asks for into masks over token ids, with llguidance.
 
-Nothing else imports that library. A grammar is tried in another process, compiled and cached; each text has its own walk
-through it.
+Only this package imports llguidance. A grammar is tried in another process, then compiled here and cached; each text has its
+own walk through it.
 """
 
 from foredraft.text.grammar.compiled import Grammar, Grammars

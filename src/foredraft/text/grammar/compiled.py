@@ -56,7 +56,7 @@ class Grammar:
 
     @property
     def num_bytes(self) -> int:
-        """Memory, estimated: llguidance caches what it computes for masks, and does not report how much."""
+        """Estimated memory: llguidance caches results of mask computation, and does not report their size."""
         growth = min(int(self.work * self.limits.growth_per_second), self.limits.max_growth)
         return self.own_bytes + growth
 
@@ -88,11 +88,11 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars and caches the latest, up to a number and a memory limit. Thread-safe: threads that need the same
-    grammar wait for one compilation, others do not wait for it.
+    """Compiles grammars and caches the most recent ones, within limits on their number and memory. Thread-safe: threads that
+    need the same grammar wait for one compilation; other threads do not wait for it.
 
-    tokenizer: a fast one. end_ids: the ids that end a text; a complete grammar allows them alone. capacity: how many
-    grammars are cached at most.
+    tokenizer: a fast one. end_ids: the ids that end a text; once the grammar is complete, only these are allowed.
+    capacity: the most grammars to cache.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Grammars:
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """Compile a grammar, or take it from the cache.
 
-        Raises ForedraftError, with the name of the field, for what is no schema, expression or grammar, for one that no
-        text satisfies or that takes too much to compile, and for a tokenizer that cannot be read byte by byte.
+        Raises ForedraftError, with the name of the field, for an invalid schema, expression or grammar, for one that no
+        text satisfies or that costs too much to compile, and for a tokenizer that cannot be read byte by byte.
         """
         text = grammar_text(wanted)
         key = _key(wanted.kind, text)

@@ -15,19 +15,20 @@ _PARSER = {
 }
 _MAX_ITEMS_OF_RULES = 500
 """A row of an ambiguous grammar costs up to the cube of its items: 15 ms per byte for 500 of them, 350 ms for 2000. Rules that
-a user writes may be ambiguous. Those that a schema is translated to are not, and need four items per optional property."""
+a user writes may be ambiguous. Rules translated from a schema are not, and need four items per optional property."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
     """compile_seconds: processor time of one compilation. compile_bytes: memory for one grammar. stack_bytes: of the thread that
-    compiles; half of the smallest default. forced_bytes: a common beginning of all texts, which every mask there has to process.
+    compiles; half of the smallest default. forced_bytes: the longest beginning that all texts may share, since every mask in it
+    has to process it.
 
-    base_seconds, seconds_per_token: processor time that the masks of a request may take, at first and for each written token.
-    clock: measures it.
+    base_seconds, seconds_per_token: processor time that the masks of a request may take: a fixed part, and a part for each
+    generated token. clock: measures it.
 
     cache_bytes: memory for the cached grammars. growth_per_second, max_growth: bytes by which a grammar is assumed to grow for
-    each second of mask computation, since llguidance caches results, and the most. worn_seconds: after so much mask
+    each second of mask computation, since llguidance caches results, and the maximum growth. worn_seconds: after this much mask
     computation a grammar is compiled again for new requests.
     """
 
@@ -56,8 +57,8 @@ class GrammarLimits:
 class Meter:
     """The processor time that the masks of one request have taken. Its texts share one meter.
 
-    Time that plain decoding would need as well is counted separately: a request that exceeds it fails. Time for drafts that
-    were rejected comes on top: a request that exceeds it goes on without drafts.
+    Time that plain decoding would need too, and time for rejected drafts, are counted separately, with an equal allowance for
+    each. A request that exceeds the first fails; one that exceeds the second goes on without drafts.
     """
 
     def __init__(self, limits: GrammarLimits) -> None:

@@ -1,4 +1,4 @@
-"""Translates the format that a request wants to llguidance's language, and llguidance's errors to ours."""
+"""Translates the format that a request asks for into llguidance's language, and llguidance's errors into ours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from foredraft.errors import ForedraftError, one_line
 from foredraft.sampling import StructuredOutputs
 
 _WHITESPACE = r"[ \t]|\n[ \t]{0,24}"
-"""Between the tokens of JSON: a space, or a newline with its indentation. Without this bound a text could go on with spaces
-to the end of its budget and never become JSON."""
+"""Allowed between the tokens of JSON: a space, or a newline with its indentation. Without this bound a text could consist of
+spaces until it reaches max_tokens, and never become JSON."""
 
 
 def grammar_text(wanted: StructuredOutputs) -> str:

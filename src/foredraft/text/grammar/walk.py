@@ -21,7 +21,7 @@ class WalkedGrammar(Protocol):
     """A grammar as a walk uses it.
 
     matcher: at the start of the grammar. Its copies share cached results, and the limits on them.
-    end_ids: the ids that end a text; a complete grammar allows them alone.
+    end_ids: the ids that end a text; once the grammar is complete, only these are allowed.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class GrammarWalk:
         raise ForedraftError(self._field + failure)
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        # from the masks: where the grammar forces a text, they allow one of its tokenizations alone
+        # use the masks: where the grammar forces a text, they allow only one of its tokenizations
         for position, token in enumerate(drafted):
             if not has_id(self.allowed(history, drafted[:position]), token):
                 return position

@@ -59,13 +59,13 @@ def _try(job: dict[str, Any], write_end: int) -> None:
         matcher = LLMatcher(_BYTES, job["text"], log_level=0, limits=LLParserLimits(**job["limits"]))
         error = _problem_of(matcher, job["max_forced_bytes"])
         answer: dict[str, Any] = {"error": error[:_MAX_ERROR]} if error else {"bytes": _peak_bytes() - before}
-    except BaseException as caught:  # a panic of the library is no Exception
+    except BaseException as caught:  # a panic of the library is not an Exception
         answer = {"error": f"{type(caught).__name__}: {caught}"[:_MAX_ERROR]}
     os.write(write_end, json.dumps(answer).encode())
 
 
 def _problem_of(matcher: LLMatcher, max_forced_bytes: int) -> str:
-    """Why no text can begin with this grammar; "" if one can."""
+    """Why the grammar cannot be used; "" if it can."""
     bits = matcher.compute_bitmask()
     if not matcher.is_error() and not any(bits):
         return "NoExtension"
