@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers, names and amounts. Nothing here imports PyTorch, so that a mistake is reported at once."""
+"""Checks arguments: numbers, names and amounts. Nothing here imports PyTorch, so a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _NO_DEVICES = ("disk", "meta")
 
 NO_TREES = "none"
 QUANTIZATIONS = ("int8", "int4", "int4-all", "none")
-"""int4 leaves a model's head in eight bits, int4-all does not."""
+"""int4 keeps a model's lm_head in eight bits, int4-all does not."""
 
 HETEROGENEOUS_VOCAB = (AUTO, "slem", "tli", "none")
-"""How a draft model with another vocabulary is used: chosen by the overlap of both, one of two ways, or not at all."""
+"""How a draft model with another vocabulary is used: by the method that suits the overlap, by a given one, or not at all."""
 
 FOUR_BITS = ("int4", "int4-all")
 _THREADS_PER_CORE = 4
 
 
 def check_numbers(**settings: tuple[int | None, int]) -> None:
-    """settings: name -> (value, minimum). Raises ForedraftError for a value that is no integer or too small; None passes."""
+    """settings: name -> (value, minimum). Raises ForedraftError for a value that is not an integer, too small, or beyond 64 bits; None
+    passes."""
     for name, (value, minimum) in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
             raise ForedraftError(f"{name} must be an integer of at least {minimum}, not {shown(value)}")
@@ -74,14 +75,14 @@ def check_thresholds(min_acceptance_rate: float | None, max_draft_memory: int | 
 
 
 def check_head_options(window: int | None, settings: Mapping[str, Any] | None) -> None:
-    """Raises ForedraftError for a window below 0, and for settings that are no mapping from names."""
+    """Raises ForedraftError for a window below 0, and for settings that are not a mapping from names to values."""
     check_numbers(head_window=(window, 0))
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
         raise ForedraftError(f"head_settings must be a mapping from names to values, not {shown(settings)}")
 
 
 def check_heterogeneous_vocab(method: str | None) -> None:
-    """Raises ForedraftError for a way to use a draft with another vocabulary that is not known; None passes."""
+    """Raises ForedraftError for an unknown method of using a draft model with another vocabulary; None passes."""
     if method is not None and method not in HETEROGENEOUS_VOCAB:
         raise ForedraftError(
             f"heterogeneous_vocab must be one of {', '.join(HETEROGENEOUS_VOCAB)}, not {shown(method)}"
@@ -89,7 +90,7 @@ def check_heterogeneous_vocab(method: str | None) -> None:
 
 
 def check_token_tree(tree: object) -> Sequence[Sequence[int]] | str:
-    """speculative_token_tree, as it is. Raises ForedraftError for anything but "auto", "none" or a list of lists of ranks."""
+    """-> the same tree. Raises ForedraftError for anything but "auto", "none" or a list of lists of ranks."""
     if isinstance(tree, str) and tree in (AUTO, NO_TREES):
         return tree
     is_list = isinstance(tree, Sequence) and not isinstance(tree, str) and len(tree) > 0
@@ -120,7 +121,7 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
 
 
 def check_devices(device: str, device_map: object, tp_plan: object, quantization: str | None) -> None:
-    """Raises ForedraftError for a device map or a tensor-parallel plan that is none, and for options that exclude each other."""
+    """Raises ForedraftError for an invalid device map or tensor-parallel plan, and for options that exclude each other."""
     if tp_plan not in (None, AUTO):
         raise ForedraftError(f'tp_plan must be "{AUTO}", the model\'s own plan, not {shown(tp_plan)}')
     if device_map is not None:
@@ -144,8 +145,8 @@ def _check_device_map(device_map: object) -> None:
 
 
 def refuse_offloaded(device_map: Mapping[str, object]) -> None:
-    """Raises ForedraftError where a device map leaves weights in a place from where they would be fetched in every pass: on disk,
-    or in the CPU's memory while others are on GPUs."""
+    """Raises ForedraftError if a device map puts weights where every pass would have to fetch them from: on disk, or in CPU memory
+    while others are on GPUs."""
     places = {name: str(device) for name, device in device_map.items()}
     has_gpus = any(place not in ("cpu", *_NO_DEVICES) for place in places.values())
     for name, place in places.items():

@@ -25,7 +25,7 @@ def is_ours(file: Path) -> bool:
 
 
 def can_write(folder: Path) -> bool:
-    """Whether this user owns the folder, made if necessary, and may write to it."""
+    """Whether this user owns the folder, which is created if necessary, and may write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
@@ -34,7 +34,7 @@ def can_write(folder: Path) -> bool:
 
 
 def make_directory(directory: Path) -> None:
-    """Make the directory of a report. Raises ForedraftError where that fails. Call it before a long measurement."""
+    """Create the directory of a report. Raises ForedraftError if that fails. Call this before a long measurement."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

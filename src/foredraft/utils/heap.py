@@ -1,7 +1,7 @@
-"""Gives memory that was freed back to the system.
+"""Returns freed memory to the operating system.
 
-The C library keeps what is freed for later, in pieces: where large blocks of many sizes come and go, as keys and values of texts
-do, a process grows to two or three times what it uses.
+The C library keeps freed memory for later allocations, in fragments. If large blocks of many sizes come and go, as the keys and
+values of texts do, a process grows to two or three times the memory that it uses.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import ctypes
 from collections.abc import Callable
 
 TRIM_AFTER = 64 << 20
-"""Bytes. A trim takes milliseconds; so much is freed by some thousand tokens of texts."""
+"""Bytes. A trim takes milliseconds; it takes thousands of tokens of texts to free this much."""
 
 
 def malloc_trim() -> None:
-    """Whole pages that nothing uses go back to the system; with a C library that has no such call, nothing happens."""
+    """Return unused whole pages to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class HeapTrimmer:
-    """Trims the heap whenever TRIM_AFTER bytes were freed."""
+    """Trims the heap each time TRIM_AFTER bytes have been freed."""
 
     def __init__(self, trim: Callable[[], None] = malloc_trim) -> None:
         self._trim = trim

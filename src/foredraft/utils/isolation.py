@@ -1,4 +1,4 @@
-"""Confine an exception to the item that caused it: invariant 9 of docs/architecture.md."""
+"""Confines an exception to the item that caused it: invariant 9 of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_isolated(
     retry: Callable[[Sequence[T]], R],
     fail: Callable[[T, Exception], None],
 ) -> tuple[list[R], Exception | None]:
-    """run(items); where that raises, retry(part) for smaller and smaller halves, down to the item that raises alone.
+    """Call run(items). If it raises, call retry(part) on ever smaller halves, down to the single items that raise.
 
-    One such item among N costs about 2 log2(N) more runs. retry: may be repeated, for any part of the items. fail: takes
-    the item that raised, and its error. -> the results in order, and what `run` raised if no item did alone
+    One such item among N costs about 2 log2(N) more runs. retry: must be repeatable, for any part of the items. fail: takes
+    the item that raised, and its error. -> the results in order, and the error of `run` if no single item raised
     """
     try:
         return [run(items)], None
@@ -72,7 +72,7 @@ class Shield:
 
 
 def brief(error: Exception) -> str:
-    """An error for a log. Messages of foreign errors may contain a prompt, so only their type and place are shown."""
+    """An error for a log. Messages of other libraries' errors may contain a prompt, so only their type and location are shown."""
     if isinstance(error, ForedraftError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use (PEP 562): PyTorch takes a second to import."""
+"""Imports a package's names on first use (PEP 562), since PyTorch takes a second to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine and the library versions that a measurement must name."""
+"""The machine and the library versions that a measurement must state."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def this_machine() -> MachineReport:
 
 
 def cpu_features() -> list[str]:
-    """Those that matter for low precision; none if torch does not tell."""
+    """The features that matter for low precision; none if torch does not report them."""
     # older releases do not have get_capabilities
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() or {}
     return [feature for feature in _CPU_FEATURES if capabilities.get(feature)]
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it. Elsewhere PyTorch's products take several times as long as in float32."""
+    """Whether the processor has bfloat16 instructions. Without them PyTorch's products take several times as long as in float32."""
     return any("bf16" in feature for feature in cpu_features())
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of this process that are in memory, files it maps included: now, and the most so far."""
+    """The resident memory of this process in bytes, including mapped files: now, and its maximum so far."""
 
     resident: int
     highest: int
 
 
 def process_memory() -> ProcessMemory | None:
-    """None where the system does not tell."""
+    """None if the system does not report it."""
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
     values = {
         name: int(value.split()[0]) * 1024

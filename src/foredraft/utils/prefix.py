@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 BLOCK = 16
-"""Tokens per block. Shorter common prefixes are not found: to compute them costs less than to copy them."""
+"""Tokens per block. Shorter common prefixes are not found: computing them costs less than copying them."""
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class _Node(Generic[T]):
 
 
 class PrefixIndex(Generic[T]):
-    """Items by their tokens. Every operation costs O(len(tokens)), however many items there are.
+    """Stores items by their tokens. Every operation costs O(len(tokens)), however many items there are.
 
     No item's blocks are a prefix of another's: of two such items only the longer one stays. Tokens that do not fill a
     block are ignored.
@@ -50,7 +50,7 @@ class PrefixIndex(Generic[T]):
         return node.item
 
     def add(self, tokens: Sequence[int], item: T) -> T | None:
-        """-> the item that is redundant, since another has all of its blocks, and not in the index: an earlier one or this one"""
+        """Add an item. -> an item left out of the index, since another has all of its blocks: an earlier one, or this one"""
         node, displaced = self._root, None
         for block in _blocks(tokens):
             if node.item is not None:

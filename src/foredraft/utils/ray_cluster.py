@@ -20,7 +20,7 @@ _OBJECT_STORE = 80 << 20
 def ray_cluster(address: str | None, num_cpus: int, purpose: str) -> Iterator[int]:
     """Start or join a cluster. Yields the number of its GPUs.
 
-    address: of a cluster to join ("auto": the one on this machine). None: start one that only this process uses, of so many CPUs.
+    address: of a cluster to join ("auto": the one on this machine). None: start one that only this process uses, with num_cpus.
     purpose: what needs Ray, for an error message. Raises ForedraftError if Ray is not installed, or no cluster answers.
     """
     if importlib.util.find_spec("ray") is None:

@@ -10,7 +10,7 @@ from types import FrameType
 _INTERRUPTED = 130
 _SPINS = 30_000
 """How often an OpenMP thread looks for work before it sleeps. OpenMP's default, 300,000, keeps a core busy for
-milliseconds after every product while a command starts. With 1,000 the embedded target wrote 12 to 16 % fewer tokens per
+milliseconds after every product while a command starts. With 1,000 the embedded target generated 12 to 16 % fewer tokens per
 second, since threads slept between passes; 30,000 costs nothing."""
 
 
@@ -18,7 +18,7 @@ def begin() -> None:
     """Call this before importing PyTorch."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    gc.disable()  # imported modules are no garbage; searching them for some costs half a second
+    gc.disable()  # imported modules are not garbage; scanning them for garbage costs half a second
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 

@@ -8,5 +8,5 @@ from torch import Tensor
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """What the numbers of these tensors take, each counted as often as it is given."""
+    """The bytes that the elements of the tensors take. A tensor counts as often as it is given."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
