@@ -92,8 +92,8 @@ class Token(_Line):
 
 
 class DraftToken(Token):
-    """q: the probability with which the token was drafted; 1 if the draft was certain. parent: in a tree the place in the draft of
-    the token before it, -1 for none; None in a chain. Of siblings at most one is accepted; where none is, all are rejected."""
+    """q: the probability with which the token was drafted; 1 if the draft was deterministic. parent: in a tree, the index in the draft
+    of the token before it, -1 for none; None in a chain. At most one of several siblings is accepted; if none is, all are rejected."""
 
     q: Probability | None
     verdict: Verdict
@@ -183,7 +183,7 @@ LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type"
 
 @dataclass(frozen=True, slots=True)
 class TextTrace:
-    """One text: its start, its rounds in order, and its end (None if the file breaks off before)."""
+    """One text: its start, its rounds in order, and its end (None if the file breaks off before it)."""
 
     begin: TextLine
     rounds: tuple[RoundLine, ...]

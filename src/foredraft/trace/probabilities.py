@@ -27,8 +27,8 @@ def target_probabilities(
 ) -> TargetProbabilities:
     """The target's probabilities of the tokens of a round.
 
-    history: the tokens before the step. target_id: the target's own token, whose logits are in the row of the last token that
-    stood; None leaves it out.
+    history: the tokens before the step. target_id: the target's own token, whose logits are in the row of the last accepted
+    token; None leaves it out.
     """
     drafted, parents, ids = outcome.draft_ids, outcome.parents, list(outcome.draft_ids)
     before = list(range(ROOT, len(ids) - 1)) if parents is None else list(parents)
@@ -57,7 +57,7 @@ def _processed(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
 
 
 def draft_probabilities(proposal: Proposal, row: int, drafted: Sequence[int]) -> list[float | None]:
-    """The probability with which each token was drafted; 1 if it was certain. row: the sequence's row in the proposal."""
+    """The probability with which each token was drafted; 1 if deterministic. row: the sequence's row in the proposal."""
     q: list[float | None] = [1.0] * len(drafted)
     token_probs, rows = proposal.token_probs, proposal.prob_rows[row, : len(drafted)]
     positions = (rows != CERTAIN).nonzero()[:, 0].tolist()

@@ -28,9 +28,9 @@ from foredraft.trace.format import (
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
-    """Raises ForedraftError for a file that is not a trace, has another version, or contradicts itself.
+    """Read a trace file. Raises ForedraftError if it is not a trace, has another version, or contradicts itself.
 
-    A recording that broke off is read as far as it goes: its last line may be incomplete, and `is_complete` is False.
+    A recording that breaks off is read as far as it goes: its last line may be incomplete, and `is_complete` is False.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Line]]:
     _check_header(whole[0], name)
     for number, line in enumerate(whole, start=1):
         yield number, _parsed(line, f"{name}, line {number}")
-    if rest:  # either complete but for its line end, or the line that was being written
+    if rest:  # either complete except for its line end, or the line that was being written
         try:
             yield len(whole) + 1, LINE.validate_json(rest)
         except ValidationError:
@@ -88,7 +88,7 @@ def _parsed(line: str, where: str) -> Line:
 
 @dataclass(slots=True)
 class _Builder:
-    """Collects the lines of a file, and compares what is given twice."""
+    """Collects the lines of a file, and checks that they agree where they give the same fact twice."""
 
     name: str
     headers: list[Header] = field(default_factory=list)
@@ -166,7 +166,7 @@ class _Builder:
 
 
 def _compare(where: str, what: str, counted: Counts, stated: Counts) -> None:
-    """Compares all counts but num_near_ties, which the rounds do not contain."""
+    """Compares all counts except num_near_ties, which the rounds do not contain."""
     for name in Counts.model_fields:
         if name != "num_near_ties" and getattr(counted, name) != getattr(stated, name):
             raise ForedraftError(

@@ -74,7 +74,7 @@ def header_of(llm: LLM) -> Header:
 
 
 def _draft_info(llm: LLM) -> ModelInfo | None:
-    """Of the draft model, or of the head in its place."""
+    """The draft model, or the head that is used instead; None if there is neither."""
     if llm.head_identity is not None:
         return ModelInfo(
             name=llm.head_identity.name, dtype=llm.head_identity.dtype, quantization=llm.head_identity.quantization
@@ -132,7 +132,7 @@ class Recorder:
         self._write(Footer(num_texts=self._num_texts, num_steps=self._num_steps, counts=Counts.of(self._stats)))
 
     def _begin(self, sequence: TokenSequence, num_kept: int) -> None:
-        """Start recording a text, if it is new: it has no output but this step's."""
+        """Start recording a text, if it is new: if its only output is this step's."""
         if sequence.seq_id in self._texts or sequence.num_output > num_kept:
             return
         prompt_ids, before = list(sequence.prompt_ids), sequence.tokens[: sequence.prompt_len]
@@ -165,7 +165,7 @@ class Recorder:
         )
 
     def _write(self, line: Line) -> None:
-        """Write and flush a line, so that a recording that is killed is complete up to there."""
+        """Write and flush a line, so that if the process is killed, the file is complete up to there."""
         if self._is_broken:
             return
         try:

@@ -18,7 +18,7 @@ _ORIGIN_NAMES = {Origin.PLAIN: "plain", Origin.RECOVERED: "recovered", Origin.BO
 
 
 class TokenDecoder:
-    """Decodes the characters that each token adds to a text. tokenizer: None gives empty strings. before_ids: the tokens before."""
+    """Decodes the characters that each token adds to a text. tokenizer: None gives empty strings. before_ids: the preceding tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, before_ids: Sequence[int]) -> None:
         self._decoder = None
@@ -56,7 +56,7 @@ def step_line(step: Step, number: int, start: float) -> StepLine:
 def round_line(step: Step, row: int, decoder: TokenDecoder, *, text: int, number: int) -> RoundLine:
     """What a step did to the sequence of scoring[row], with the probabilities of all its tokens.
 
-    decoder: of the sequence's text before the step; it takes up the new tokens. text: the text's number. number: the step's.
+    decoder: of the sequence's text before the step; it is advanced by the new tokens. text: the text's number. number: the step's.
     """
     item, outcome, num_kept = step.scoring[row], step.outcomes[row], step.num_kept[row]
     sequence, num_accepted = item.sequence, outcome.num_accepted
@@ -88,14 +88,14 @@ def round_line(step: Step, row: int, decoder: TokenDecoder, *, text: int, number
 
 
 def _previews(decoder: TokenDecoder, drafted: Sequence[int], parents: Sequence[int] | None) -> list[str]:
-    """The characters of each draft token behind those before it."""
+    """The characters that each draft token adds after its predecessors."""
     if parents is None:
         return decoder.preview(drafted)
     return [decoder.preview(tokens_to(drafted, parents, node))[-1] for node in range(len(drafted))]
 
 
 def _verdict(node: int, outcome: Outcome, num_kept: int) -> Verdict:
-    """unused: not evaluated, because a token before it was rejected, or a sibling of one accepted, or the text had ended."""
+    """unused: not evaluated, because a token before it was rejected, a sibling was accepted, or the text had ended."""
     if node in outcome.path[:num_kept]:
         return "accepted"
     last = outcome.path[-1] if outcome.path else ROOT

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 from foredraft.errors import ForedraftError
 
 _BEGIN = "/**\n * @license\n * Copyright 2010-2022 Three.js Authors"
-_NEXT = "class TrackballControls"  # the first of the add-ons behind the library, each of which is in its own function
+_NEXT = "class TrackballControls"  # the first of the add-ons after the library, each of which is in its own function
 _FUNCTION = "(function(){"
 
 
