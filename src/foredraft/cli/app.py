@@ -63,7 +63,7 @@ def main() -> None:
     """The console script."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that has no τ shows a question mark
+            stream.reconfigure(errors="replace")  # a terminal that cannot show τ shows a question mark
     try:
         try:
             app(prog_name="foredraft")
@@ -98,5 +98,5 @@ class _Warnings(logging.Handler):
 
 
 def _abandon_output() -> None:
-    """The reader is gone: discard what is still buffered, so that closing standard output at exit is no error."""
+    """Discard buffered output after the reader has gone, so that closing standard output at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModelOptions(ModelOptions):
-    """--config names a configuration here."""
+    """The settings file is --settings here, since --config names a configuration."""
 
     settings_file: Annotated[
         Path | None,
@@ -42,14 +42,14 @@ class RunOptions:
         Option(
             "--config",
             metavar="CONFIG",
-            help="plain, METHOD or METHOD:TOKENS, with @N for another batch size; repeatable. The others are compared with "
-            "the first. Default: plain, and what LLM does by itself.",
+            help="plain, METHOD or METHOD:TOKENS, with @N for another batch size; repeatable. All others are compared with "
+            "the first. Default: plain, and what LLM chooses by itself.",
         ),
     ] = None
     batch_size: Annotated[int, Option("--batch-size", help="Prompts that run together.")] = 1
-    budget: Annotated[str, Option(help="How long to measure, as 90s, 2m or 1h: prompts are repeated until then.")] = (
-        "1m"
-    )
+    budget: Annotated[
+        str, Option(help="How long to measure, such as 90s, 2m or 1h; prompts are repeated until then.")
+    ] = "1m"
     repeats: Annotated[
         int | None, Option(help="The most passes over the prompts. Default: as many as the budget allows.")
     ] = None
@@ -81,9 +81,9 @@ def bench(
 ) -> None:
     """Measure configurations against each other on your models, prompts and machine.
 
-    Every prompt runs under every configuration in turn, over models that
+    Every prompt runs under every configuration in turn, with models that
     are loaded once. The report directory holds report.md, results.json,
-    runs.jsonl and plots; docs/guides/benchmarking.md says what each figure is.
+    runs.jsonl and plots; docs/guides/benchmarking.md explains the figures.
 
     --json prints results.json.
     """

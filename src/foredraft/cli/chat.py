@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class AnswerOptions(TextOptions):
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", min=1, help="The most tokens of an answer. Default: to the context's end."),
+        typer.Option(
+            "--max-tokens", min=1, help="The most tokens of an answer. Default: up to the end of the context."
+        ),
     ] = None
 
 
@@ -42,7 +44,7 @@ def chat(
     sampling: AnswerOptions,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option("--chat-template", help="A Jinja file, where the checkpoint has no template.")
+        Path | None, typer.Option("--chat-template", help="A Jinja file, for a checkpoint without a template.")
     ] = None,
     trace: TraceOption = None,
 ) -> None:
@@ -58,7 +60,7 @@ def chat(
 
 
 def _with_template(models: ModelOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer. Refuses a model without a chat template before its weights are loaded."""
+    """The tokenizer. Raises ForedraftError for a model without a chat template, before its weights are loaded."""
     tokenizer = models.load_tokenizer()
     if not tokenizer.chat_template:
         raise ForedraftError(
@@ -114,7 +116,7 @@ class _Chat:
         return input("> ")
 
     def _take_turn(self, line: str) -> None:
-        """One question and its answer. A question that cannot be answered is forgotten."""
+        """Ask one question and show its answer. A question that cannot be answered is dropped from the conversation."""
         self._messages.append({"role": "user", "content": line})
         try:
             answer = self._answer()

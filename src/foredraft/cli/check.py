@@ -38,25 +38,25 @@ def check(
     structure: StructureOptions,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="What to complete: a prompt per line, or a .jsonl file as for generate. Default: built in."),
+        typer.Option(help="Prompts to complete: one per line, or a .jsonl file as for generate. Default: built in."),
     ] = None,
     budget: Annotated[
         float,
         typer.Option(
-            help="Seconds. The tests are planned to fit; a busy machine may take 1.5 times as long, and the output says what "
-            "that left out."
+            help="Seconds. The tests are planned to fit; a busy machine may take 1.5 times as long, and the output lists what "
+            "had to be left out."
         ),
     ] = _BUDGET,
     as_json: JsonOption = False,
 ) -> None:
     """Is speculation lossless with this target, this drafter and these settings?
 
-    Greedy and seeded texts are compared with plain decoding's and with an
-    independent pass, sampled ones with the target's own law. Then the same
-    tests must reject verifiers that are broken on purpose.
+    Greedy and seeded texts are compared with those of plain decoding and
+    with an independent pass, sampled ones with the target's own distribution.
+    Then the same tests must reject verifiers that are broken on purpose.
 
     The exit code is 0 if all of that holds and 1 if not. --seed also fixes
-    the noise of the check itself: another seed looks at other samples.
+    the random numbers of the check itself: another seed tests other samples.
     """
     check_budget(budget)
     models.check()

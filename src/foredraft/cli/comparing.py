@@ -1,4 +1,4 @@
-"""Plain decoding beside speculation, with a bar while it runs."""
+"""Compares plain decoding with speculation, and shows a progress bar while it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_comparison(llm: LLM, prompt: Prompt, params: SamplingParams) -> Comparison:
-    """With the number of draft tokens that the LLM has."""
+    """Compare plain decoding with speculation, with the LLM's number of draft tokens."""
     from foredraft.cli.render.progress import count_bar
     from foredraft.tools.demo import NUM_RUNS, compare
 

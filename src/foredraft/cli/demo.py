@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foredraft.sampling import SamplingParams
 
 _SHOWN_TOKENS = 4
-"""Draft tokens per step of the text that is shown, under "auto". The table below it measures the requested setting."""
+"""Draft tokens per step of the text that is shown, if the setting is "auto". The table below the text measures that setting."""
 
 
 @app.command()
@@ -36,7 +36,7 @@ def demo(
     trace: TraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Complete a built-in code prompt greedily, token by token, then measure plain decoding beside speculation.
+    """Complete a built-in code prompt greedily, token by token, then compare plain decoding with speculation.
 
     A model with a chat template answers a built-in question instead.
     """
@@ -67,7 +67,7 @@ def demo(
 
 
 def _shown(params: SamplingParams, speculative_tokens: int | str) -> SamplingParams:
-    """A text as short as this one ends before "auto" has measured what drafts bring, and would show none."""
+    """Replaces "auto": a text this short ends before "auto" has measured what drafts gain, so it would show none."""
     from foredraft.sampling import AUTO
 
     return replace(params, speculative_tokens=_SHOWN_TOKENS) if speculative_tokens == AUTO else params

@@ -35,7 +35,9 @@ class DrafterOptions:
     ] = None
     cache_memory: Annotated[
         str | None,
-        Option("--cache-memory", help="For the draft model's keys and values, as 4GiB. Default: half of what is free."),
+        Option(
+            "--cache-memory", help="Memory for the draft model's KV cache, such as 4GiB. Default: half of what is free."
+        ),
     ] = None
     dtype: DtypeOption = "auto"
     quantization: Annotated[str | None, Option(help="int8, int4 or int4-all. Default: none.")] = None
@@ -47,7 +49,7 @@ class DrafterOptions:
     num_threads: ThreadsOption = None
 
     def settings(self) -> DraftServerSettings:
-        """Raises ForedraftError for what can be refused before anything is loaded."""
+        """Raises ForedraftError for options that can be rejected before anything is loaded."""
         arguments.check_threads(self.num_threads)
         arguments.check_precision(self.dtype, self.quantization, None)
         if self.draft_model is not None:
@@ -63,23 +65,25 @@ class DrafterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListeningOptions:
-    """Where it listens, and who may ask."""
+    """Where the server listens, and which clients may use it."""
 
     host: Annotated[str, Option(help="Where to listen; 0.0.0.0 for other machines.")] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes any free one.")] = 5757
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 5757
     key_file: Annotated[
         Path | None,
-        Option("--key-file", metavar="FILE", help="The key that clients must have too. Default: FOREDRAFT_DRAFT_KEY."),
+        Option(
+            "--key-file", metavar="FILE", help="The key, which clients must have too. Default: FOREDRAFT_DRAFT_KEY."
+        ),
     ] = None
     ray: Annotated[
         bool,
-        Option(
-            "--ray", help="Let Ray place the server and start it again when it ends (pip install 'foredraft\\[ray]')."
-        ),
+        Option("--ray", help="Let Ray place the server, and restart it if it ends (pip install 'foredraft\\[ray]')."),
     ] = False
     ray_address: Annotated[
         str | None,
-        Option("--ray-address", help="A Ray cluster for --ray, as 10.0.0.1:6379 or auto. Default: this machine alone."),
+        Option(
+            "--ray-address", help="A Ray cluster for --ray, such as 10.0.0.1:6379 or auto. Default: only this machine."
+        ),
     ] = None
 
     @property
@@ -101,9 +105,9 @@ class ListeningOptions:
 def draft_server(drafter: DrafterOptions, listening: ListeningOptions) -> None:
     """Draft for targets in other processes, on this machine or another one.
 
-    Targets ask with --draft-server tcp://HOST:PORT and the same key;
+    Targets connect with --draft-server tcp://HOST:PORT and the same key;
     several may share one draft server. Texts never depend on it.
-    docs/guides/remote-drafts.md says when it pays.
+    docs/guides/remote-drafts.md says when it pays off.
     """
     listening.check()
     key = read_key(listening.key_file)

@@ -42,14 +42,16 @@ def export(
     models: Annotated[ModelOptions, _NOT_EXPORTED],
     head_output: Annotated[
         Path | None,
-        Option("--head-output", metavar="DIR", help="Write the head there, in the form that the engine loads."),
+        Option(
+            "--head-output", metavar="DIR", help="Write the head to this directory, in the form that the engine loads."
+        ),
     ] = None,
 ) -> None:
-    """Take the drafter and its number of draft tokens to another engine.
+    """Export the drafter and its number of draft tokens to another engine.
 
-    Prints that engine's own configuration on standard output, and on
-    standard error what will be different there. What the engine cannot
-    express is refused, with the nearest that it can.
+    Prints that engine's own configuration on standard output, and what
+    will be different there on standard error. Settings that the engine
+    cannot express are rejected, with the nearest ones that it can.
     """
     if engine not in ENGINES:
         raise ForedraftError(f"unknown engine {engine!r}: known are {', '.join(ENGINES)}")
@@ -63,7 +65,7 @@ def export(
 
 
 def _measured(measured: Mapping[str, Any]) -> list[str]:
-    """What the settings file says of its own origin."""
+    """What the settings file says about the measurement that it comes from."""
     if "advice" not in measured:
         return []
     where = ", ".join(str(measured[name]) for name in ("processor", "date") if name in measured)

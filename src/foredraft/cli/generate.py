@@ -39,8 +39,8 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Many prompts, batched: in a .jsonl file an object per line with prompt or prompt_token_ids, in any "
-            "other a line each.",
+            help="A file of prompts, which are batched: a .jsonl file with one object per line, with prompt or "
+            "prompt_token_ids, or any other file with one prompt per line.",
         ),
     ] = None,
     compare: Annotated[
@@ -54,9 +54,9 @@ def generate(
     Standard input loses one final newline, as in a shell's $(...).
 
     --json prints one object per request: prompt, text, token_ids,
-    finish_reason, stop_reason, usage, metrics. Of several texts (--n)
-    these are the first one's, and "choices" lists all with their index;
-    usage and metrics are of all together. --compare adds "comparison".
+    finish_reason, stop_reason, usage, metrics. With several texts (--n)
+    these describe the first one, and "choices" lists all with their index;
+    usage and metrics cover all texts. --compare adds "comparison".
 
     --trace records the requested texts, not the runs of --compare.
     """
@@ -98,7 +98,7 @@ def _generate_json(llm: LLM, batch: list[Prompt], params: SamplingParams, trace:
 
 
 def _generate(llm: LLM, batch: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
-    """With a bar, where there are several prompts."""
+    """Generate, with a progress bar if there are several prompts."""
     from foredraft.cli.render.progress import count_bar
 
     if len(batch) == 1:
@@ -108,7 +108,7 @@ def _generate(llm: LLM, batch: list[Prompt], params: SamplingParams) -> list[Req
 
 
 def _generate_many(llm: LLM, batch: list[Prompt], params: SamplingParams) -> None:
-    """Each text under its heading."""
+    """Generate all texts, and show each one under its heading."""
     failed = None
     try:
         outputs = _generate(llm, batch, params)

@@ -1,4 +1,4 @@
-"""Prompts, durations, amounts of memory and other input, from arguments, files and pipes. All raise ForedraftError."""
+"""Reads prompts, durations, amounts of memory and other input from arguments, files and pipes. Bad input raises ForedraftError."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _decode(raw: bytes, where: str) -> str:
 
 
 def require_writable(file: Path) -> None:
-    """Refuse a file that cannot be written: better before minutes are spent than after."""
+    """Reject a file that cannot be written, before minutes are spent rather than after."""
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ForedraftError(f"{file}: cannot be written: give a file in a directory that exists")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):

@@ -67,20 +67,20 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do two models fit, what memory will they take, and what exactness does this machine give?
+    """Do two models fit together, how much memory will they take, and how exact is this machine?
 
-    --draft-model may be a head of the target: what it reads and drafts, and
-    what a drafted token costs beside a pass of the target.
+    --draft-model may be a head of the target: the report says what it reads
+    and drafts, and what a draft token costs compared with a pass of the target.
 
-    Of a draft model with another vocabulary: the share of its ids that agree
+    For a draft model with another vocabulary: the share of its ids that agree
     in place with the target's on a text, the bytes per id of both, and how
-    drafts would be verified (slem or tli). --no-load needs no weights for it.
+    drafts would be verified (slem or tli). With --no-load this needs no weights.
 
-    The exit code is 0 if they fit and 2 if not. What does not fit is not loaded.
+    The exit code is 0 if they fit and 2 if not. Models that do not fit are not loaded.
 
     --quality loads the target twice, one after the other: in float32, and
     as it would run. It reports how much the perplexity of the text rises,
-    and how often both find the same token likeliest. In --json: "quality".
+    and how often both have the same most likely token. In --json: "quality".
     """
     models.check(has_weights=load)
     if quality is not None and not load:
@@ -99,7 +99,7 @@ def inspect(
 
 
 def _named(models: ModelOptions) -> tuple[str, str | None]:
-    """Target and draft"""
+    """The names of the target and of the draft model, if there is one."""
     settings = with_embedded_models(models.settings())
     return str(settings.model), None if settings.draft_model is None else str(settings.draft_model)
 

@@ -13,7 +13,7 @@ VARIABLE = "FOREDRAFT_API_KEY"
 
 
 def api_keys(options: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
-    """The keys of the options and of the file; if there are none, those of the environment; if none there either, ().
+    """The keys of the options and of the file; if there are none, those of the environment; () if it has none either.
 
     Raises ForedraftError for a file without a key, and for an empty key.
     """

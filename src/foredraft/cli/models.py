@@ -65,14 +65,14 @@ class ModelOptions:
         int | None,
         Option(
             "--exit-layer",
-            help="How many of the target's first layers draft (early_exit). A trained exit, as --draft-model, knows its own.",
+            help="How many of the target's first layers draft (early_exit). Not needed if --draft-model is a trained exit.",
         ),
     ] = None
     speculative_tokens: Annotated[
         str | None,
         Option(
             "--speculative-tokens",
-            help="Draft tokens per step: auto takes as many as pay; 0 is plain decoding. Default: auto.",
+            help="Draft tokens per step: auto drafts as many as pay off; 0 is plain decoding. Default: auto.",
         ),
     ] = None
     settings_file: Annotated[
@@ -85,15 +85,15 @@ class ModelOptions:
     ] = None
     max_draft_memory: Annotated[
         str | None,
-        Option("--max-draft-memory", help="Pause a drafter that holds more cache memory than this, as 512MiB."),
+        Option("--max-draft-memory", help="Pause a drafter that holds more cache memory than this, such as 512MiB."),
     ] = None
     token_tree: Annotated[
         str | None,
         Option(
             "--speculative-token-tree",
             metavar="auto|none|JSON",
-            help="Whether drafters may draft trees: where that pays, never, or of a fixed shape, as '[[0], [1], "
-            "[0, 0]]': the two likeliest tokens, and one behind the likelier. Default: none.",
+            help="Whether drafters may draft trees: where that pays off (auto), never (none), or of a fixed shape, such as "
+            "'[[0], [1], [0, 0]]': the two likeliest tokens, and one token after the likelier. Default: none.",
         ),
     ] = None
     heterogeneous_vocab: Annotated[
@@ -101,15 +101,15 @@ class ModelOptions:
         Option(
             "--heterogeneous-vocab",
             metavar="auto|slem|tli|none",
-            help="A draft model with another vocabulary: slem encodes its text anew and compares, tli has it draw from the tokens "
-            "that both have, none refuses it. Default: auto, by how alike they are.",
+            help="How to use a draft model with another vocabulary: slem re-encodes its text for the target and compares, tli lets it "
+            "draft only tokens that both have, none rejects it. Default: auto, by the overlap of the vocabularies.",
         ),
     ] = None
     head_window: Annotated[
         int | None,
         Option(
             "--head-window",
-            help="How many tokens an EAGLE head sees at most; 0: all. Default: as in its training, where its files tell.",
+            help="The most tokens that an EAGLE head sees; 0: all. Default: as in its training, if its files say so.",
         ),
     ] = None
     head_settings: Annotated[
@@ -117,8 +117,8 @@ class ModelOptions:
         Option(
             "--head-settings",
             metavar="JSON",
-            help="Settings of a head in the place of its files', as '{\"norm_before_residual\": true}'. Default: what its files "
-            "leave open is tried on a short text.",
+            help="Settings of a head that override its files, such as '{\"norm_before_residual\": true}'. Default: settings that its "
+            "files do not give are found by a trial on a short text.",
         ),
     ] = None
     draft_server: Annotated[
@@ -126,38 +126,43 @@ class ModelOptions:
         Option(
             "--draft-server",
             metavar="ADDRESS",
-            help="Draft in another process (foredraft draft-server), as tcp://10.0.0.2:5757. Its key: FOREDRAFT_DRAFT_KEY.",
+            help="Draft in another process (foredraft draft-server) at this address, such as tcp://10.0.0.2:5757. Its key: "
+            "FOREDRAFT_DRAFT_KEY.",
         ),
     ] = None
     draft_server_key_file: Annotated[
-        Path | None, Option("--draft-server-key-file", metavar="FILE", help="The key, in place of the environment's.")
+        Path | None, Option("--draft-server-key-file", metavar="FILE", help="The key, instead of the environment's.")
     ] = None
     draft_server_max_wait: Annotated[
         str | None,
         Option(
-            "--draft-server-max-wait", help="The longest that a step waits for its drafts, as 0.05s. Default: 0.1s."
+            "--draft-server-max-wait",
+            help="The longest that a step waits for its drafts, such as 0.05s. Default: 0.1s.",
         ),
     ] = None
     adapt: Annotated[
         bool | None,
-        Option("--adapt/--no-adapt", help="Let Medusa heads learn from the texts that are written. Default: no."),
+        Option("--adapt/--no-adapt", help="Let Medusa heads learn from the generated texts. Default: no."),
     ] = None
     cache_memory: Annotated[
         str | None,
-        Option("--cache-memory", help="For keys and values, as 4GiB. Default: by context and free memory."),
+        Option(
+            "--cache-memory", help="Memory for the KV cache, such as 4GiB. Default: by context length and free memory."
+        ),
     ] = None
     dtype: DtypeOption = "auto"
     quantization: Annotated[
         str | None,
         Option(
-            help="int8 or int4 rounds the linear layers as they are loaded, the draft model's too. int4 leaves the head in "
-            "int8; int4-all does not. Default: none."
+            help="int8 or int4 quantises the linear layers as they are loaded, the draft model's too. int4 keeps the lm_head "
+            "in int8; int4-all does not. Default: none."
         ),
     ] = None
     draft_quantization: Annotated[
         str | None,
         Option(
-            "--draft-quantization", help="For the draft model: int8, int4, int4-all or none. Default: as the target."
+            "--draft-quantization",
+            help="For the draft model: int8, int4, int4-all or none. Default: as for the target.",
         ),
     ] = None
     device: DeviceOption = "auto"
@@ -170,8 +175,8 @@ class ModelOptions:
         Option(
             "--device-map",
             metavar="auto|JSON",
-            help='The target over several GPUs, as transformers spreads it: auto, or a device for each module, as \'{"model": 0, '
-            '"lm_head": 1}\'.',
+            help="Spread the target over several GPUs, as transformers does: auto, or a device for each module, such as "
+            '\'{"model": 0, "lm_head": 1}\'.',
         ),
     ] = None
     tp_plan: Annotated[
@@ -179,7 +184,7 @@ class ModelOptions:
         Option(
             "--tp-plan",
             metavar="auto",
-            help="The target split among the processes of a torchrun: torchrun --nproc-per-node 2 -m foredraft ...",
+            help="Split the target among the processes of a torchrun: torchrun --nproc-per-node 2 -m foredraft ...",
         ),
     ] = None
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
@@ -190,13 +195,13 @@ class ModelOptions:
 
     @property
     def draft_len(self) -> int | str | None:
-        """`speculative_tokens`, as a number where it is one."""
+        """`speculative_tokens`, as a number if it is one."""
         text = self.speculative_tokens
         return int(text) if text is not None and text.isdecimal() else text
 
     @property
     def head_values(self) -> dict[str, Any] | None:
-        """`head_settings`, read. Raises ForedraftError for what is no JSON object."""
+        """`head_settings`, parsed. Raises ForedraftError unless it is a JSON object."""
         if self.head_settings is None:
             return None
         try:
@@ -211,7 +216,7 @@ class ModelOptions:
 
     @property
     def token_paths(self) -> Sequence[Sequence[int]] | str | None:
-        """`token_tree`, read. Raises ForedraftError for what is neither a word that it knows nor a list of lists of ranks."""
+        """`token_tree`, parsed. Raises ForedraftError unless it is auto, none or a list of lists of ranks."""
         if self.token_tree is None:
             return None
         try:
@@ -222,7 +227,7 @@ class ModelOptions:
 
     @property
     def draft_server_values(self) -> str | Mapping[str, Any] | None:
-        """The draft server's address, with its key and its limit where there are any. Raises ForedraftError for these alone."""
+        """The draft server's address, with its key file and time limit if given. Raises ForedraftError for these without an address."""
         file, wait = self.draft_server_key_file, self.draft_server_max_wait
         if file is None and wait is None:
             return self.draft_server
@@ -238,7 +243,7 @@ class ModelOptions:
 
     @property
     def device_places(self) -> str | Mapping[str, int | str] | None:
-        """`device_map`, read."""
+        """`device_map`, parsed."""
         try:
             places: str | Mapping[str, int | str] = json.loads(self.device_map or "null")
         except ValueError:
@@ -255,22 +260,22 @@ class ModelOptions:
 
     @property
     def target(self) -> str | None:
-        """The target that the options or the settings file name; None is the embedded one."""
+        """The target that the options or the settings file name; None: the embedded one."""
         target: str | None = self.settings().model
         return target
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether the target says that it is one."""
+        """Whether the target's configuration says that it is an encoder-decoder."""
         from foredraft.model.hub import config_of
 
         name = self.settings().model
         return isinstance(name, str) and bool(config_of(name, self.revision).get("is_encoder_decoder"))
 
     def check(self, *, has_weights: bool = True) -> None:
-        """Refuse what can be refused without importing PyTorch; `load` would refuse it too, but later.
+        """Raises ForedraftError for bad options that can be found without importing PyTorch; `load` would find them too, but later.
 
-        has_weights: whether the weights will be loaded, so that they must be there. Raises ForedraftError.
+        has_weights: whether the weights will be loaded, and so must exist.
         """
         settings = self.settings()
         arguments.check_threads(settings.num_threads)
@@ -302,7 +307,7 @@ class ModelOptions:
         from foredraft.llm import LLM
 
         startup.ready()
-        # what lies here has bars of its own while it loads; a hub id may be downloaded first
+        # local models show progress bars of their own while they load; a hub id may be downloaded first
         on_hub = [name for name in (self.model, self.draft_model) if name is not None and not Path(name).exists()]
         with spinner(f"loading {' and '.join(on_hub)}") if on_hub else nullcontext():
             return LLM(
@@ -335,13 +340,13 @@ class ModelOptions:
             )
 
     def follow(self, **settings: Any) -> None:
-        """In a torchrun's other processes, take part in the first one's passes from here on, and end with it: what a command does
-        before it loads, such as reading standard input or opening a port, is the first's alone. settings: as in load."""
+        """In all but the first process of a torchrun: take part in the first one's passes from here on, until it ends. So only the
+        first one does what a command does before it loads, such as reading standard input or opening a port. settings: as in load."""
         if self.tp_plan is not None and os.environ.get("RANK", "0") != "0":
             self.load(**settings)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's. Raises ForedraftError where it has none."""
+        """The target's tokenizer. Raises ForedraftError if it has none."""
         from foredraft.model import EMBEDDED, load_tokenizer
 
         return load_tokenizer(self.target or EMBEDDED / "target", self.load_options())
@@ -352,7 +357,7 @@ class ModelOptions:
         return LoadOptions(self.dtype, self.device, self.revision, self.trust_remote_code, self.quantization)
 
     def settings(self) -> Settings:
-        """The settings file with the options over it."""
+        """The settings of the file, overridden by the options."""
         settings = Settings() if self.settings_file is None else Settings.read(self.settings_file)
         return settings.override(
             model=self.model,

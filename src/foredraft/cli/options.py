@@ -8,6 +8,6 @@ from typing import Annotated
 from typer import Option
 
 TraceOption = Annotated[
-    Path | None, Option("--trace", metavar="FILE", help="Record every round there; see foredraft trace view.")
+    Path | None, Option("--trace", metavar="FILE", help="Record every round in this file; see foredraft trace view.")
 ]
-JsonOption = Annotated[bool, Option("--json", help="JSON on standard output, and nothing else there.")]
+JsonOption = Annotated[bool, Option("--json", help="Write JSON to standard output, and nothing else.")]

@@ -19,7 +19,7 @@ def check_trace(trace: Path | None) -> None:
 
 
 def recording(llm: LLM, trace: Path | None) -> AbstractContextManager[object]:
-    """Record into the file of --trace, where it is given."""
+    """Record into the file of --trace, if it is given."""
     if trace is None:
         return nullcontext()
     from foredraft.trace import record

@@ -1,4 +1,4 @@
-"""The options that become SamplingParams, and those that give a text its form."""
+"""The options that become SamplingParams, and those that constrain the form of a text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MaxTokensOption = Annotated[int | None, Option("--max-tokens", min=1, help="The 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """What every command that generates lets one choose. Each field has the name of a field of SamplingParams."""
+    """The options of every command that generates. Each field has the name of a field of SamplingParams."""
 
     max_tokens: MaxTokensOption = DEFAULT_TOKENS
     temperature: Annotated[
@@ -33,7 +33,7 @@ class SamplingOptions:
     top_p: Annotated[
         float | None, Option("--top-p", help="Keep the likeliest tokens up to this total probability.")
     ] = None
-    top_k: Annotated[int | None, Option("--top-k", help="Keep this many tokens.")] = None
+    top_k: Annotated[int | None, Option("--top-k", help="Keep this many of the likeliest tokens.")] = None
     min_p: Annotated[
         float | None, Option("--min-p", help="Keep tokens at least this likely, relative to the likeliest.")
     ] = None
@@ -45,7 +45,7 @@ class SamplingOptions:
         str | None,
         Option(
             callback=check_verification,
-            help="How draft tokens are verified: block, rejection, or with a seed coupled. Default: coupled with a seed, "
+            help="How draft tokens are verified: block, rejection, or, with a seed, coupled. Default: coupled with a seed, "
             "else block.",
         ),
     ] = None
@@ -82,7 +82,7 @@ class CompletionOptions(TextOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSamplingOptions(CompletionOptions):
-    """For commands that try whatever a request may ask for."""
+    """For commands that test everything a request may ask for."""
 
     min_tokens: Annotated[int, Option("--min-tokens", help="The fewest tokens to generate.")] = 0
     presence_penalty: Annotated[
@@ -90,7 +90,7 @@ class AllSamplingOptions(CompletionOptions):
         Option("--presence-penalty", help="Above 0 discourages tokens that are in the text, below 0 encourages them."),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Option("--frequency-penalty", help="The same, for each time that a token is in the text.")
+        float, Option("--frequency-penalty", help="The same, for each occurrence of a token in the text.")
     ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
@@ -106,12 +106,14 @@ class AllSamplingOptions(CompletionOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructureOptions:
-    """The form that a text must have: at most one of these."""
+    """The form that a text must have. At most one option may be given."""
 
     json_schema: Annotated[
         str | None,
         Option(
-            "--json-schema", metavar="FILE|JSON", help="Write JSON that satisfies this schema: a file, or the text."
+            "--json-schema",
+            metavar="FILE|JSON",
+            help="Write JSON that satisfies this schema: a file, or the schema itself.",
         ),
     ] = None
     regex: Annotated[str | None, Option("--regex", help="Write a text that this regular expression matches.")] = None
@@ -121,7 +123,7 @@ class StructureOptions:
     ] = None
 
     def structured_outputs(self) -> StructuredOutputs | None:
-        """None where no form is asked for. Raises ForedraftError for more than one, and for a file that cannot be read."""
+        """None if no form is requested. Raises ForedraftError for more than one, and for a file that cannot be read."""
         from foredraft.sampling import StructuredOutputs
 
         given = [

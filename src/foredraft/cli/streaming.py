@@ -33,5 +33,5 @@ def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutp
 
 
 def closing_stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> closing[Generator[Delta, None, None]]:
-    """A stream whose request ends with the block, also when Ctrl-C ends it."""
+    """A stream whose request ends with the block, even if Ctrl-C ends it."""
     return closing(llm.stream(prompt, params))

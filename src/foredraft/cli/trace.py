@@ -16,9 +16,10 @@ app.add_typer(trace, name="trace")
 
 @trace.command()
 def view(
-    file: Annotated[Path, typer.Argument(help="What generate, demo or chat wrote with --trace.")],
+    file: Annotated[Path, typer.Argument(help="A file that generate, demo or chat wrote with --trace.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: beside FILE, ending in .html.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page. Default: next to FILE, ending in .html."),
     ] = None,
 ) -> None:
     """Write one HTML page that shows the rounds. It opens from disk and needs no network.

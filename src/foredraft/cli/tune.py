@@ -39,21 +39,21 @@ class SearchOptions:
         Option(
             "--method",
             metavar="METHOD",
-            help="A candidate; repeatable. Several joined by + are also tried together. Default: draft_model where there "
+            help="A candidate; repeatable. Several joined by + are also tried together. Default: draft_model if there "
             "is one, suffix and ngram.",
         ),
     ] = None
     batch_size: Annotated[
         list[int] | None, Option("--batch-size", help="Prompts that run together; repeatable. Default: 1.")
     ] = None
-    budget: Annotated[str, Option(help="How long it may take, loading included, as 90s, 2m or 1h.")] = "2m"
+    budget: Annotated[str, Option(help="How long it may take, loading included, such as 90s, 2m or 1h.")] = "2m"
     output: Annotated[
         Path, Option(metavar="FILE", help="Where to write the settings, for --config and LLM(config=...).")
     ] = Path("foredraft.toml")
     overwrite: Annotated[bool, Option("--overwrite", help="Replace that file without asking.")] = False
 
     def check(self) -> None:
-        """Before minutes are spent. Raises ForedraftError for an output that cannot be written or is not to be replaced."""
+        """Call this before minutes are spent. Raises ForedraftError for an output that cannot be written or must not be replaced."""
         require_writable(self.output)
         _require_consent(self.output, self.overwrite)
 
@@ -67,11 +67,11 @@ def tune(
     search: SearchOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Find out what to use: the drafter and the number of draft tokens, or none at all.
+    """Find out what to use: a drafter and its number of draft tokens, or plain decoding.
 
     Runs plain decoding and every candidate at a few depths, predicts
-    every other depth, runs the few best, and writes what to use as TOML.
-    docs/guides/tuning.md says how, and what --json holds.
+    every other depth, runs the best few, and writes what to use as TOML.
+    docs/guides/tuning.md explains how, and what --json contains.
     """
     started = time.perf_counter()
     params = sampling.params()

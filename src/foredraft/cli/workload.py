@@ -21,13 +21,13 @@ class WorkloadOptions:
         Path | None,
         Option(
             metavar="FILE",
-            help="In a .jsonl file an object per line with turns (as in Spec-Bench and MT-bench) or prompt, and category and "
-            "question_id; in any other a prompt per line. Default: built-in prompts.",
+            help="A .jsonl file with one object per line, with turns (as in Spec-Bench and MT-bench) or prompt, category and "
+            "question_id; or any other file with one prompt per line. Default: built-in prompts.",
         ),
     ] = None
     num_prompts: Annotated[
         int | None,
-        Option("--num-prompts", help="Only this many, taken from the categories in turn. Default: all."),
+        Option("--num-prompts", help="Use only this many, taken from the categories in turn. Default: all."),
     ] = None
 
     def read(self, *, of_sources: bool = False) -> Workload:

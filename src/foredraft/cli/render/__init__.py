@@ -1,1 +1,1 @@
-"""What the command line shows: a file for each subject. These import rich, so commands import them where they use them."""
+"""What the command line shows, one file per subject. These import rich, so commands import them where they use them."""

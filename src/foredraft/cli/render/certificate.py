@@ -1,4 +1,4 @@
-"""What `foredraft check` found, for people."""
+"""The result of `foredraft check`, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def certificate_tables(certificate: Certificate) -> list[Table]:
 
 
 def certificate_lines(certificate: Certificate) -> list[str]:
-    """What holds for all of it; the verdict comes last."""
+    """What applies to all tests together; the verdict comes last."""
     rows = "bit-exact" if certificate.row_exact else f"not bit-exact: ties up to {certificate.tie:.1e} are let through"
     left_out = [f"left out: {line}" for line in certificate.left_out]
     rejected = sum(control.rejected for control in certificate.controls)

@@ -1,4 +1,4 @@
-"""The table of plain decoding beside speculation."""
+"""The table that compares plain decoding with speculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consoles for both streams, and how they are written to."""
+"""The consoles for standard output and standard error, and functions that write to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-# what a terminal would obey rather than show: a model may write anything
+# control characters, which a terminal would execute rather than show: a model may write anything
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {
     0x7F: 0x2421,
     **dict.fromkeys(range(128, 160), 65533),
@@ -22,12 +22,12 @@ def output_console() -> Console:
 
 
 def error_console() -> Console:
-    """For everything about the result."""
+    """For everything that is not the result itself."""
     return Console(file=sys.stderr, width=_width(sys.stderr), highlight=False, soft_wrap=True)
 
 
 def _width(stream: TextIO) -> int | None:
-    """A pipe has no width: tables there are as wide as they need to be."""
+    """None: the terminal's own. A pipe has none: make it wide enough for the tables."""
     return None if stream.isatty() else _PIPE_WIDTH
 
 
@@ -36,7 +36,7 @@ def has_colours(console: Console) -> bool:
 
 
 def visible(text: str) -> str:
-    """The text with symbols in the place of control characters."""
+    """The text with symbols instead of control characters."""
     return text.translate(_CONTROLS)
 
 

@@ -1,4 +1,4 @@
-"""What `foredraft train evaluate` found: as JSON, and for people."""
+"""The result of `foredraft train evaluate`, as JSON and as text."""
 
 from __future__ import annotations
 

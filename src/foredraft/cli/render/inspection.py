@@ -1,4 +1,4 @@
-"""What `foredraft inspect` reports, for people."""
+"""The report of `foredraft inspect`, as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inspection_table(inspection: Inspection) -> Table:
 
 
 def head_table(head: HeadReport) -> Table:
-    """What takes a draft model's place."""
+    """The head that is used instead of a draft model."""
     table = Table(box=SIMPLE_HEAD)
     for title in ("", "head"):
         table.add_column(title, overflow="fold")
@@ -39,7 +39,7 @@ def head_table(head: HeadReport) -> Table:
 
 
 def inspection_lines(inspection: Inspection) -> list[str]:
-    """What holds for the pair and the machine, a line each."""
+    """What applies to the pair and to the machine, one line for each fact."""
     fits = "yes" if inspection.fits else f"no: {inspection.reason}"
     return [
         *_mtp_lines(inspection.target),
@@ -97,7 +97,7 @@ def _memory_lines(memory: MemoryReport) -> list[str]:
 
 
 def quality_lines(quality: QualityReport) -> list[str]:
-    """What the run's precision costs, a line for each figure."""
+    """What the run's precision costs, one line for each figure."""
     run = quality.dtype if quality.quantization is None else f"{quality.dtype} with {quality.quantization} weights"
     return [
         f"quality: {run} against float32, over {quality.num_tokens:,} tokens in windows of {quality.window_len}",
@@ -116,7 +116,7 @@ def _machine(machine: MachineReport) -> str:
 
 
 def _both(predicted: int | None, measured: int | None) -> str:
-    """One figure where the two agree."""
+    """Both sizes; only one if they look the same."""
     if measured is None:
         return f"{bytes_text(predicted)} (predicted)"
     if predicted is None or bytes_text(predicted) == bytes_text(measured):

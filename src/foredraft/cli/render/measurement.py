@@ -41,7 +41,7 @@ def print_tuning(result: TuneResult) -> None:
 def table_of(
     head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str], *, no_wrap: bool = False
 ) -> Table:
-    """left: the columns that are aligned there; the others hold numbers."""
+    """left: the columns that are left-aligned; the others hold numbers."""
     table = Table(box=SIMPLE_HEAD)
     for name in head:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=no_wrap)

@@ -32,8 +32,8 @@ Piece = tuple[str, Origin]
 class OriginPieces:
     """Splits a stream of text at token boundaries and labels each piece with its origin.
 
-    The text arrives later than its tokens (unfinished characters, possible stop strings). So each token is decoded once
-    more to learn how many characters it adds, and characters are handed out in that order.
+    Text may arrive later than its tokens (unfinished characters, possible stop strings). So each token is decoded once
+    more to find out how many characters it adds, and characters are assigned in that order.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OriginPieces:
             if length:
                 pieces.append((text[:length], self._last))
             text = text[length:]
-        # the end of a text may hold more than its tokens gave so far: a character that stayed unfinished
+        # the end of a text may have more characters than its tokens gave: one that was never finished
         return [*pieces, (text, self._last)] if text else pieces
 
 
@@ -75,7 +75,7 @@ def write_pieces(console: Console, pieces: Iterable[Piece]) -> None:
 
 
 def legend(origins: Iterable[Origin]) -> Text:
-    """What the colours mean, and how many tokens there are of each."""
+    """What the colours mean, and how many tokens have each."""
     counts = Counter(origins)
     line = Text()
     for origin, name in NAMES.items():

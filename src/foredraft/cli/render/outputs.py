@@ -1,4 +1,4 @@
-"""A request's output: its metrics in a line, and all of it as JSON."""
+"""A request's output: its metrics in one line, and all of it as JSON."""
 
 from __future__ import annotations
 

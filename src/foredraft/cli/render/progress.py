@@ -1,4 +1,4 @@
-"""Spinners and bars: on a terminal, on standard error; nothing elsewhere."""
+"""Spinners and progress bars on standard error, if it is a terminal; otherwise nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foredraft.cli.render.console import error_console
 
 @contextmanager
 def spinner(description: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows what is being done now, behind the description."""
+    """Yields a function that shows what is being done now, after the description."""
     console = error_console()
     if not console.is_terminal:
         yield lambda _: None
@@ -42,7 +42,7 @@ def share_bar(description: str) -> Iterator[Callable[[float], None]]:
 
 
 class TrainingBar:
-    """What a training run does now: a stage with its share, or steps with their loss and acceptance."""
+    """Shows what a training run is doing: a stage and how much of it is done, or steps with their loss and acceptance."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -55,7 +55,7 @@ class TrainingBar:
         self._bar.update(self._task, completed=share)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, share: float, loss: float, acceptance: float) -> None:

@@ -1,4 +1,4 @@
-"""What a training run says."""
+"""The messages of a training run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def memory_text(forecast: MemoryForecast) -> str:
-    """One line: the most, and what it is made of."""
+    """One line: the predicted peak, and its parts."""
     parts = {
         "now": forecast.before,
         "gradients": forecast.gradients,

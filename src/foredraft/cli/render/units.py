@@ -1,4 +1,4 @@
-"""Numbers as people read them; "-" where there is none."""
+"""Formats numbers as text; "-" or "unknown" if there is none."""
 
 from __future__ import annotations
 

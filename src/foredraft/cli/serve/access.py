@@ -22,8 +22,8 @@ _ACCESS = "Who may use it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    host: Annotated[str, Option(help="Where to listen. Beyond this machine only with a key.")] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes any free one.")] = 8000
+    host: Annotated[str, Option(help="Where to listen. Other machines can be served only with a key.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 8000
 
     @property
     def is_loopback(self) -> bool:
@@ -45,20 +45,22 @@ class AccessOptions:
         list[str] | None,
         Option(
             "--api-key",
-            help="What clients must send as a bearer token; repeatable. Default: the lines of FOREDRAFT_API_KEY, which "
-            "keeps them out of the list of processes.",
+            help="A key, one of which clients must send as a bearer token; repeatable. Default: the lines of "
+            "FOREDRAFT_API_KEY, which keeps them out of the list of processes.",
             rich_help_panel=_ACCESS,
         ),
     ] = None
     api_key_file: Annotated[
-        Path | None, Option("--api-key-file", help="More keys, one a line.", rich_help_panel=_ACCESS)
+        Path | None, Option("--api-key-file", help="More keys, one per line.", rich_help_panel=_ACCESS)
     ] = None
     ssl_certfile: Annotated[
         Path | None, Option("--ssl-certfile", help="Use HTTPS, with this certificate (PEM).", rich_help_panel=_ACCESS)
     ] = None
     ssl_keyfile: Annotated[
         Path | None,
-        Option("--ssl-keyfile", help="Its private key, where it is in another file.", rich_help_panel=_ACCESS),
+        Option(
+            "--ssl-keyfile", help="The certificate's private key, if it is in another file.", rich_help_panel=_ACCESS
+        ),
     ] = None
     ssl_ca_certs: Annotated[
         Path | None,
@@ -72,13 +74,13 @@ class AccessOptions:
         list[str] | None,
         Option(
             "--allowed-origins",
-            help="Web pages whose scripts may use the server, as https://example.com, or *; repeatable. Default: none.",
+            help="Web pages whose scripts may use the server, such as https://example.com, or *; repeatable. Default: none.",
             rich_help_panel=_ACCESS,
         ),
     ] = None
 
     def keys(self, address: AddressOptions) -> tuple[str, ...]:
-        """Raises ForedraftError where other machines can reach the server and there is no key."""
+        """Raises ForedraftError if other machines can reach the server and there is no key."""
         keys = api_keys(self.api_key, self.api_key_file)
         if not keys and not address.is_loopback:
             raise ForedraftError(
@@ -99,7 +101,7 @@ class AccessOptions:
         return files
 
     def origins(self) -> tuple[str, ...]:
-        """Each is an origin, or a JSON list of them, as in vLLM."""
+        """The origins. Each option is an origin, or a JSON list of them, as in vLLM."""
         origins: list[str] = []
         for text in self.allowed_origins or ():
             origins += _json_list(text) if text.startswith("[") else [text]
@@ -107,7 +109,7 @@ class AccessOptions:
 
 
 def _json_list(text: str) -> Sequence[str]:
-    """The text itself where it is no JSON."""
+    """The items of a JSON list; the text itself if it is not JSON."""
     try:
         items: Sequence[Any] = json.loads(text)
     except ValueError:

@@ -43,8 +43,8 @@ def serve(
     """Serve the OpenAI API, metrics, and a live page at /.
 
     The log goes to standard error, a line of JSON for each request.
-    Ctrl-C (or SIGTERM) finishes the texts that are being generated; a
-    second one ends them. docs/guides/serving.md says what is served.
+    Ctrl-C (or SIGTERM) lets the running texts finish; a second one
+    aborts them. docs/guides/serving.md describes what is served.
     """
     level, drain_seconds = parse_level(display.log_level), limits.drain_seconds
     models.check()
@@ -73,7 +73,7 @@ def serve(
 
 
 def _load_in_replica(models: ModelOptions, settings: Settings, engine: dict[str, Any], num_threads: int) -> LLM:
-    """settings: those of the file and the options, since a replica may run where the file is not."""
+    """settings: of the file and the options together, since a replica may run where the file does not exist."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "foredraft.toml"
         settings.write(file)

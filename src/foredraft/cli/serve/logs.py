@@ -17,7 +17,7 @@ def parse_level(name: str) -> int:
 
 
 def log_to_standard_error(level: int) -> None:
-    """From now on every line is JSON, the warnings of the engine and of uvicorn included."""
+    """From now on write every line as JSON, including the warnings of the engine and of uvicorn."""
     from foredraft.server.request_log import JsonLinesHandler
 
     handler = JsonLinesHandler(sys.stderr)

@@ -29,7 +29,7 @@ class RequestOptions:
         Option("--served-model-name", help="What clients call the model; repeatable. Default: the model's own."),
     ] = None
     chat_template: Annotated[
-        Path | None, Option("--chat-template", help="A Jinja file, in place of the checkpoint's template.")
+        Path | None, Option("--chat-template", help="A Jinja file to use instead of the checkpoint's template.")
     ] = None
     trust_request_chat_template: Annotated[
         bool,
@@ -42,15 +42,15 @@ class RequestOptions:
         str,
         Option(
             "--tool-call-parser",
-            help="The form in which the model calls tools: hermes, llama3_json or none; auto: as its chat template shows.",
+            help="The form in which the model calls tools: hermes, llama3_json or none; auto: detected from its chat template.",
         ),
     ] = "auto"
     strict: Annotated[
-        bool, Option("--strict", help="Refuse requests with unknown fields, instead of a warning in a header.")
+        bool, Option("--strict", help="Reject requests with unknown fields, instead of naming the fields in a header.")
     ] = False
 
     def names(self, target: str | None) -> tuple[str, ...]:
-        """The names that clients may use. target: None is the embedded one."""
+        """The names that clients may use. target: None: the embedded one."""
         if self.served_model_name:
             return tuple(self.served_model_name)
         if target is None:
@@ -71,23 +71,26 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitOptions:
-    """What one client may ask of the others."""
+    """Limits on what a client may use, for the sake of the others."""
 
     max_queue: Annotated[
-        int, Option("--max-queue", min=0, help="Texts that may wait beyond that; more are answered 429.")
+        int,
+        Option("--max-queue", min=0, help="Texts that may wait while the engine is full; more are answered with 429."),
     ] = 256
-    max_body: Annotated[str, Option("--max-body", help="The largest request; larger ones are answered 413.")] = "2MiB"
+    max_body: Annotated[str, Option("--max-body", help="The largest request; larger ones are answered with 413.")] = (
+        "2MiB"
+    )
     max_connections: Annotated[
-        int, Option("--max-connections", min=1, help="Open at a time; idle ones make room for new ones.")
+        int, Option("--max-connections", min=1, help="Connections open at a time; idle ones make room for new ones.")
     ] = 1024
     max_prompt_tokens: Annotated[
-        int | None, Option("--max-prompt-tokens", min=1, help="Default: what the context holds.")
+        int | None, Option("--max-prompt-tokens", min=1, help="The longest prompt. Default: the context length.")
     ] = None
     request_timeout: Annotated[
-        str, Option("--request-timeout", help="The longest that a request may take, as 90s, 10m, or none.")
+        str, Option("--request-timeout", help="The longest that a request may take, such as 90s or 10m, or none.")
     ] = "10m"
     drain_timeout: Annotated[
-        str, Option("--drain-timeout", help="The longest that a shutdown may take, as 30s, or none.")
+        str, Option("--drain-timeout", help="The longest that a shutdown may take, such as 30s, or none.")
     ] = "5m"
 
     @property
@@ -116,7 +119,7 @@ class DisplayOptions:
         bool | None,
         Option(
             "--show-text/--no-show-text",
-            help="Prompts and texts on the live page. Default: on the loopback address only.",
+            help="Show prompts and texts on the live page. Default: on the loopback address only.",
         ),
     ] = None
     log_prompts: Annotated[bool, Option("--log-prompts", help="Put prompts and texts into the log.")] = False
@@ -129,15 +132,18 @@ class ReplicaOptions:
 
     replicas: Annotated[
         int | None,
-        Option(min=1, help="Engines, each a process of its own, on Ray Serve (pip install 'foredraft\\[ray]')."),
+        Option(
+            min=1, help="Number of engines, each in its own process, on Ray Serve (pip install 'foredraft\\[ray]')."
+        ),
     ] = None
     max_replicas: Annotated[
-        int | None, Option("--max-replicas", min=1, help="As many as load may raise that to. Default: it stays.")
+        int | None, Option("--max-replicas", min=1, help="The most engines to start under load. Default: --replicas.")
     ] = None
     ray_address: Annotated[
         str | None,
         Option(
-            "--ray-address", help="A Ray cluster to run them on, as 10.0.0.1:6379 or auto. Default: this machine alone."
+            "--ray-address",
+            help="A Ray cluster to run them on, such as 10.0.0.1:6379 or auto. Default: only this machine.",
         ),
     ] = None
 

@@ -11,12 +11,12 @@ from foredraft.cli.app import app
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import refuse_unusable
 
-train = typer.Typer(no_args_is_help=True, help="Make a draft model for a target, and see what it is worth.")
+train = typer.Typer(no_args_is_help=True, help="Train a draft model for a target, and evaluate it.")
 app.add_typer(train, name="train")
 
 
 def require_sources(models: Iterable[str], files: Iterable[Path]) -> None:
-    """Raises ForedraftError for a model that cannot be loaded, and for a file that is not there."""
+    """Raises ForedraftError for a model that cannot be loaded, and for a file that does not exist."""
     for model in models:
         refuse_unusable(model)
     for file in files:
@@ -25,7 +25,7 @@ def require_sources(models: Iterable[str], files: Iterable[Path]) -> None:
 
 
 def parse_named(items: Sequence[str] | None, option: str) -> dict[str, str]:
-    """items: NAME=FILE each, of this option. Raises ForedraftError for any other form."""
+    """items: values of this option, each NAME=FILE. Raises ForedraftError for any other form."""
     named = {}
     for item in items or ():
         name, equals, file = item.partition("=")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from foredraft.train.held_out import HeldOutDocument
 
 Texts: TypeAlias = "Mapping[str, Sequence[HeldOutDocument]]"
-"""Documents by the kind of their text."""
+"""Documents by kind of text."""
 
 _NO_BUDGET = "none"
 _PROMPT_CHARACTERS, _PROMPTS_PER_KIND = 80, 3
@@ -35,7 +35,7 @@ _PROMPT_CHARACTERS, _PROMPTS_PER_KIND = 80, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """The two models, loaded to be compared."""
+    """The two models, and how to load them."""
 
     target: Annotated[str, Option(help="Hub id or directory.")]
     draft: Annotated[str, Option(help="The draft model or head: hub id, directory or GGUF file.")]
@@ -44,7 +44,7 @@ class PairOptions:
     num_threads: ThreadsOption = None
 
     def check(self) -> None:
-        """Refuse what can be refused without importing PyTorch. Raises ForedraftError."""
+        """Raises ForedraftError for bad options that can be found without importing PyTorch."""
         check_threads(self.num_threads)
         check_precision(self.dtype, None)
 
@@ -63,13 +63,13 @@ class HeldOutOptions:
         list[str] | None,
         Option(
             metavar="NAME=FILE",
-            help="In place of --data, for encoder-decoders: sources and texts, in the form that training takes; repeatable.",
+            help="Instead of --data, for encoder-decoders: sources and texts, in the same form as for training; repeatable.",
         ),
     ] = None
 
     @property
     def files(self) -> dict[str, Path]:
-        """By kind. Raises ForedraftError for none, and for both texts and pairs."""
+        """The files by kind. Raises ForedraftError unless either texts or pairs are given."""
         data, pairs = parse_named(self.data, "--data"), parse_named(self.pairs, "--pairs")
         if bool(data) == bool(pairs):
             raise ForedraftError("give --data NAME=FILE: held-out text, or --pairs NAME=FILE for an encoder-decoder")
@@ -92,12 +92,12 @@ class EvaluationOptions:
     num_texts: Annotated[int, Option("--num-texts", help="Texts of each kind that the target generates.")] = 24
     max_tokens: Annotated[int, Option("--max-tokens", min=1, help="Tokens of each text.")] = 128
     measures: Annotated[
-        bool, Option("--check", help="Also run the draft on the same prompts, and report what it did.")
+        bool, Option("--check", help="Also run the draft on the same prompts, and report what it achieved.")
     ] = False
     budget: Annotated[
-        str, Option(help="Time to measure what steps and drafts cost here, as 20s; none leaves speed out.")
+        str, Option(help="Time to measure what steps and drafts cost here, such as 20s; none: do not predict speed.")
     ] = "20s"
-    seed: Annotated[int, Option(help="Of the generated texts.")] = 0
+    seed: Annotated[int, Option(help="The seed of the generated texts.")] = 0
 
     def check(self) -> None:
         """Raises ForedraftError."""
@@ -128,10 +128,10 @@ def evaluate(
     documents: DocumentOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a draft is worth: acceptance by place, the expected tokens per target pass, and the speed.
+    """Evaluate a draft model or head: acceptance by position, the expected tokens per target pass, and the speed.
 
     No draft is sampled: the expectation is computed on texts that the
-    target generates. docs/guides/training.md says how.
+    target generates. docs/guides/training.md explains how.
     """
     pair.check()
     evaluation.check()
@@ -169,7 +169,7 @@ def _evaluate(llm: LLM, texts: Texts, evaluation: EvaluationOptions) -> list[Kin
 
 
 def _predict_speed(llm: LLM, texts: Texts, evaluation: EvaluationOptions) -> list[SpeedPrediction]:
-    """On the beginnings of a few documents of each kind; nothing where no time is given for it."""
+    """Predict the speed on the beginnings of a few documents of each kind; [] if no time is given for it."""
     if evaluation.seconds is None:
         return []
     from foredraft.sampling import SamplingParams

@@ -16,7 +16,7 @@ from foredraft.errors import ForedraftError
 
 
 class _Kind(NamedTuple):
-    """name: of the class in foredraft.train. fields: of it that options set. needed: those that must be given."""
+    """name: of the class in foredraft.train. fields: its fields that options set. needed: fields that must be given."""
 
     name: str
     fields: tuple[str, ...]
@@ -39,7 +39,7 @@ _FLAGS = {"num_steps": "--unroll", "num_heads": "--heads", "shares_lm_head": "--
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKindOptions:
-    """Of single kinds of heads: fields of their classes in foredraft.train."""
+    """Options of particular kinds of heads: fields of their classes in foredraft.train."""
 
     taps: Annotated[
         list[int] | None,
@@ -48,47 +48,54 @@ class HeadKindOptions:
         ),
     ] = None
     draft_vocab_size: Annotated[
-        int | None, Option("--draft-vocab-size", help="Draft only the ids that occur most often. Default: all.")
+        int | None, Option("--draft-vocab-size", help="Draft only this many ids, the most frequent ones. Default: all.")
     ] = None
-    layers: Annotated[int | None, Option(help="Of a head or a decoder, or blocks of each Medusa head. Default: 1.")] = (
-        None
-    )
+    layers: Annotated[
+        int | None, Option(help="Layers of a head or decoder, or blocks of each Medusa head. Default: 1.")
+    ] = None
     intermediate_size: Annotated[
         int | None,
-        Option("--intermediate-size", help="EAGLE-3, DFlash, DSpark: of the head's MLP. Default: the target's."),
+        Option(
+            "--intermediate-size", help="EAGLE-3, DFlash, DSpark: the size of the head's MLP. Default: the target's."
+        ),
     ] = None
     shares_lm_head: Annotated[
         bool, Option("--share-lm-head", help="EAGLE-3: keep the target's lm_head: a smaller file, and less to learn.")
     ] = False
     num_steps: Annotated[
-        int | None, Option("--unroll", help="EAGLE-1, EAGLE-3: how many drafted tokens deep the loss goes. Default: 5.")
+        int | None,
+        Option("--unroll", help="EAGLE-1, EAGLE-3: over how many draft tokens the loss is unrolled. Default: 5."),
     ] = None
     draft_model: Annotated[
         str | None,
-        Option("--draft-model", help="EAGLE-1: a draft model with the target's tokenizer, which the head begins as."),
+        Option("--draft-model", help="EAGLE-1: a draft model with the target's tokenizer, from which the head starts."),
     ] = None
     num_heads: Annotated[
-        int | None, Option("--heads", help="Medusa: heads, each for one more drafted token. Default: 4.")
+        int | None, Option("--heads", help="Medusa: the number of heads, each for one more draft token. Default: 4.")
     ] = None
     own_lm_heads: Annotated[
-        bool, Option("--own-lm-heads", help="Medusa: an lm_head for each head, in place of a shared one.")
+        bool, Option("--own-lm-heads", help="Medusa: an lm_head for each head, instead of a shared one.")
     ] = False
     decay: Annotated[
-        float | None, Option(help="The weight of a drafted token over that of the one before it. Default: 0.8.")
+        float | None, Option(help="The weight of a draft token relative to the one before it. Default: 0.8.")
     ] = None
     block_size: Annotated[
         int | None,
-        Option("--block-size", help="DFlash, DSpark: rows of a block. DFlash drafts one token less. Default: 8."),
+        Option("--block-size", help="DFlash, DSpark: rows of a block. DFlash drafts one token fewer. Default: 8."),
     ] = None
     mask_token: Annotated[
         int | None,
-        Option("--mask-token", help="DFlash, DSpark: the mask's id. Default: the one texts hold least often."),
+        Option(
+            "--mask-token", help="DFlash, DSpark: the mask token's id. Default: the least frequent id in the texts."
+        ),
     ] = None
     anchor_every: Annotated[
         int | None,
-        Option("--anchor-every", help="DFlash, DSpark: tokens of a text for each draft trained. Default: 4."),
+        Option("--anchor-every", help="DFlash, DSpark: tokens of a text per draft that is trained. Default: 4."),
     ] = None
-    markov_rank: Annotated[int | None, Option("--markov-rank", help="DSpark: of its correction. Default: 64.")] = None
+    markov_rank: Annotated[
+        int | None, Option("--markov-rank", help="DSpark: the rank of its correction. Default: 64.")
+    ] = None
     markov_kind: Annotated[
         str | None, Option("--markov-kind", help="DSpark: vanilla, gated or rnn. Default: vanilla.")
     ] = None
@@ -97,11 +104,11 @@ class HeadKindOptions:
     ] = None
     adapter_size: Annotated[
         int | None,
-        Option("--adapter-size", help="How wide an exit's adapter is; 0: a norm alone. Default: the target's width."),
+        Option("--adapter-size", help="The width of an exit's adapter; 0: only a norm. Default: the target's width."),
     ] = None
 
     def of(self, kind: str) -> dict[str, Any]:
-        """Those that are given. Raises ForedraftError for one that this kind does not have, and for one that it needs."""
+        """The given options. Raises ForedraftError for one that this kind does not have, and if one that it needs is missing."""
         if kind == "pard":
             raise ForedraftError(
                 "--kind pard: PARD is an ordinary draft model: foredraft train distill --parallel-tokens N trains one"
@@ -131,20 +138,20 @@ def head(
     kind: Annotated[
         str,
         Option(
-            help="What to train: eagle3, eagle1 (out of a draft model), medusa, dflash, dspark, exit (an early exit), or decoder (over "
-            "an encoder-decoder's own encoder)."
+            help="What to train: eagle3, eagle1 (from a draft model), medusa, dflash, dspark, exit (an early exit), or decoder (on an "
+            "encoder-decoder's own encoder)."
         ),
     ] = "eagle3",
     init: Annotated[str | None, Option(help="A head of this kind and target to train further.")] = None,
     quantization: Annotated[
-        str | None, Option(help="int8: store the finished head in eight bits, in half of the space. Default: bfloat16.")
+        str | None, Option(help="int8: store the finished head in eight bits, in half the space. Default: bfloat16.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a head for a target: it drafts from the target's own hidden states.
+    """Train a head for a target, which drafts from the target's own hidden states.
 
-    Give the same command again to continue after a kill. docs/guides/heads.md
-    says what a head is, and what is written to --out.
+    Run the same command again to continue an interrupted run.
+    docs/guides/heads.md explains what a head is, and what --out contains.
     """
     given = options.of(kind)
     check_inputs(data, recipe, None, target, init)

@@ -1,4 +1,4 @@
-"""foredraft train lm, foredraft train distill, and what foredraft train head does as they do."""
+"""foredraft train lm, foredraft train distill, and what foredraft train head shares with them."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def lm(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a language model from text: a draft for a target that uses the same tokenizer.
+    """Train a language model on text: a draft model for a target that uses the same tokenizer.
 
-    Give the same command again to continue after a kill. docs/guides/training.md
-    says what is written to --out.
+    Run the same command again to continue an interrupted run.
+    docs/guides/training.md explains what --out contains.
     """
     check_inputs(data, recipe, architecture, init)
     from foredraft.train import Start, train_lm
@@ -79,21 +79,24 @@ def distill(
         typer.Option(help="A new draft: the target with this many of its layers. Default, if nothing is given: 1."),
     ] = None,
     own_head: Annotated[
-        bool, typer.Option("--own-head", help="Untie the draft's head from its embeddings: memory, no time.")
+        bool,
+        typer.Option(
+            "--own-head", help="Untie the draft's lm_head from its embeddings: this costs memory, but no time."
+        ),
     ] = False,
     parallel_tokens: Annotated[
         int | None,
         typer.Option(
             "--parallel-tokens",
-            help="Teach it to write this many tokens in one pass, behind mask tokens (PARD). Default: one.",
+            help="Teach it to draft this many tokens in one pass, by means of mask tokens (PARD). Default: one.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a draft for a target from the target's own distribution, or fit an existing draft.
+    """Train a draft model on its target's own distribution, from scratch or from an existing one.
 
-    Give the same command again to continue after a kill. docs/guides/training.md
-    says what is written to --out, and how to choose.
+    Run the same command again to continue an interrupted run.
+    docs/guides/training.md explains what --out contains, and how to choose.
     """
     check_inputs(data, recipe, architecture, target, init)
     from foredraft.train import Start, train_distill
@@ -108,7 +111,7 @@ def distill(
 
 
 def check_inputs(data: DataOptions, recipe: RecipeOptions, architecture: Path | None, *models: str | None) -> None:
-    """Refuse what can be refused before PyTorch is imported."""
+    """Raises ForedraftError for bad options that can be found before PyTorch is imported."""
     recipe.check()
     files = [*data.files, *([] if architecture is None else [architecture])]
     require_sources([model for model in models if model is not None], files)
@@ -117,7 +120,7 @@ def check_inputs(data: DataOptions, recipe: RecipeOptions, architecture: Path | 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Shows the run as a bar on a terminal."""
+    """Shows the progress of the run as a bar on a terminal."""
     from foredraft.cli.render.progress import training_bar
     from foredraft.cli.render.training import memory_text
     from foredraft.train import Watch

@@ -23,7 +23,8 @@ ArchitectureOption = Annotated[
     Path | None, Option("--architecture", metavar="CONFIG.json", help="The shape of a new model.")
 ]
 OutOption = Annotated[
-    Path, Option("--out", metavar="DIR", help="The run and the model; give it again to continue the run.")
+    Path,
+    Option("--out", metavar="DIR", help="The directory of the run and the model; give it again to continue the run."),
 ]
 
 
@@ -31,7 +32,7 @@ OutOption = Annotated[
 class DocumentOptions:
     """Where one document of a file ends and the next begins."""
 
-    separator: Annotated[str, Option(help="What stands between documents.")] = "<|endoftext|>"
+    separator: Annotated[str, Option(help="The text between documents.")] = "<|endoftext|>"
     separator_line: Annotated[
         str | None, Option("--separator-line", help="A line that starts with this ends a document too, and is dropped.")
     ] = None
@@ -46,7 +47,7 @@ class DocumentOptions:
         ).documents
 
     def read_pairs(self, file: Path) -> tuple[Pair, ...]:
-        """The pairs of a file, of which each line is one."""
+        """The pairs of a file, one per line."""
         from foredraft.train.corpus import read_pairs
 
         return read_pairs(file, field=self.text_field).documents
@@ -57,27 +58,27 @@ class DataOptions:
     """The text to train on, and the text to validate on."""
 
     data: Annotated[
-        list[Path] | None, Option("--data", metavar="FILE", help="Text to train on, .gz and .jsonl too; repeatable.")
+        list[Path] | None, Option("--data", metavar="FILE", help="Text to train on; may be .gz or .jsonl; repeatable.")
     ] = None
     pairs: Annotated[
         list[Path] | None,
         Option(
             "--pairs",
             metavar="FILE",
-            help="In place of --data, for encoder-decoders: sources and texts, a tab between them, or .jsonl with source and text; "
-            ".gz too; repeatable.",
+            help="Instead of --data, for encoder-decoders: sources and texts, separated by a tab, or .jsonl with source and text; "
+            "may be .gz; repeatable.",
         ),
     ] = None
     exclude: Annotated[
         list[Path] | None,
-        Option("--exclude", metavar="FILE", help="Keep the documents of this file out; repeatable."),
+        Option("--exclude", metavar="FILE", help="Leave the documents of this file out; repeatable."),
     ] = None
     validation: Annotated[
         list[str] | None,
         Option("--validation", metavar="NAME=FILE", help="Held-out text of a kind; kept out of training; repeatable."),
     ] = None
     validation_share: Annotated[
-        float, Option("--validation-share", help="The share of documents held out where no file is given.")
+        float, Option("--validation-share", help="The share of documents held out if no file is given.")
     ] = 0.02
     licence: Annotated[
         list[str] | None, Option("--licence", metavar="FILE=LICENCE", help="For the model card; repeatable.")
@@ -85,11 +86,11 @@ class DataOptions:
 
     @property
     def files(self) -> list[Path]:
-        """All that are named. Raises ForedraftError for a --validation without a name."""
+        """All files that are named. Raises ForedraftError for a --validation without a name."""
         return [*(self.data or ()), *(self.pairs or ()), *(self.exclude or ()), *self._validation().values()]
 
     def of(self, documents: DocumentOptions) -> Data:
-        """Raises ForedraftError for both texts and pairs."""
+        """Raises ForedraftError if both texts and pairs are given."""
         from foredraft.train import Data
 
         if self.data and self.pairs:
@@ -116,17 +117,17 @@ class RecipeOptions:
 
     steps: Annotated[int | None, Option(help="How long to train, in steps.")] = None
     epochs: Annotated[float | None, Option(help="How long to train, in passes over the data.")] = None
-    budget: Annotated[str | None, Option(help="How long to train, as 90s, 20m or 2h.")] = None
+    budget: Annotated[str | None, Option(help="How long to train, such as 90s, 20m or 2h.")] = None
     block_len: Annotated[
-        int, Option("--context", help="Tokens per block; of pairs, of a source and of a text at most.")
+        int, Option("--context", help="Tokens per block; for pairs, the most tokens of a source and of a text.")
     ] = 512
     batch_size: Annotated[int, Option("--batch-size", help="Blocks per step.")] = 8
-    optimiser: Annotated[str, Option(help="muon (AdamW for what is not a matrix) or adamw.")] = "muon"
+    optimiser: Annotated[str, Option(help="muon (AdamW for parameters other than matrices) or adamw.")] = "muon"
     learning_rate: Annotated[
-        float | None, Option("--learning-rate", help="Of AdamW. Default: 0.002 for new models, 0.0006 with --init.")
+        float | None, Option("--learning-rate", help="For AdamW. Default: 0.002 for new models, 0.0006 with --init.")
     ] = None
     muon_learning_rate: Annotated[
-        float | None, Option("--muon-learning-rate", help="Of Muon. Default: 0.02 for new models, 0.005 with --init.")
+        float | None, Option("--muon-learning-rate", help="For Muon. Default: 0.02 for new models, 0.005 with --init.")
     ] = None
     warm_up: Annotated[float, Option("--warm-up", help="The share of the run in which the rates rise.")] = 0.02
     clip: Annotated[float, Option(help="The largest norm of a gradient.")] = 1.0
@@ -138,12 +139,14 @@ class RecipeOptions:
         ),
     ] = "float32"
     device: DeviceOption = "auto"
-    seed: Annotated[int, Option(help="Of initial weights, of the order of the data and of generated texts.")] = 0
-    checkpoint_every: Annotated[str, Option("--checkpoint-every", help="How often to save, as 60s or 5m.")] = "60s"
+    seed: Annotated[
+        int, Option(help="The seed of initial weights, of the order of the data and of generated texts.")
+    ] = 0
+    checkpoint_every: Annotated[str, Option("--checkpoint-every", help="How often to save, such as 60s or 5m.")] = "60s"
     num_threads: ThreadsOption = None
 
     def check(self) -> None:
-        """Refuse what can be refused without importing PyTorch. Raises ForedraftError."""
+        """Raises ForedraftError for bad options that can be found without importing PyTorch."""
         check_threads(self.num_threads)
         check_autocast(self.dtype, AUTOCAST_CHOICES)
         if self.budget is not None:
@@ -151,8 +154,8 @@ class RecipeOptions:
         parse_seconds(self.checkpoint_every)
 
     def recipe(self, *, is_new: bool, loss: str | None = None, **settings: Any) -> Recipe:
-        """is_new: whether training starts from no other model; defaults depend on it. settings: fields of Recipe that are
-        not among these options. Raises ForedraftError for a value that is out of range."""
+        """is_new: whether training does not start from another model; defaults depend on it. settings: fields of Recipe that
+        are not among these options. Raises ForedraftError for a value that is out of range."""
         from foredraft.train import Recipe, fastest_autocast
 
         return Recipe(
@@ -190,7 +193,7 @@ class DistillationOptions:
     loss: Annotated[
         str | None,
         Option(
-            help="tv (total variation: the rejections themselves), kl, or kl+tv: first the one, then the other. Default: tv "
+            help="tv (total variation, which is the rejection rate), kl, or kl+tv: first kl, then tv. Default: tv "
             "with --init, else kl+tv."
         ),
     ] = None
@@ -198,19 +201,21 @@ class DistillationOptions:
         0.5
     )
     temperature: Annotated[
-        list[float] | None, Option(help="The temperature it will serve at; repeatable, 0 is greedy. Default: 1.")
+        list[float] | None, Option(help="The temperature it will be used at; repeatable, 0 is greedy. Default: 1.")
     ] = None
     only_generations: Annotated[
-        bool, Option("--only-generations", help="Train on generated texts alone; --data only gives their beginnings.")
+        bool, Option("--only-generations", help="Train only on generated texts; --data only gives their beginnings.")
     ] = False
     generations: Annotated[int, Option(help="Texts that the target generates, to train on as well.")] = 0
     chats: Annotated[
         int,
-        Option(help="Conversations that a chat model writes, to train on as well: questions too, without --prompts."),
+        Option(
+            help="Conversations that a chat model writes, to train on as well; without --prompts it also writes the questions."
+        ),
     ] = 0
     prompts: Annotated[
         list[Path] | None,
-        Option("--prompts", metavar="FILE", help="Questions for --chats, one a line or .jsonl record; repeatable."),
+        Option("--prompts", metavar="FILE", help="Questions for --chats, one per line or .jsonl record; repeatable."),
     ] = None
 
     def recipe_fields(self) -> dict[str, Any]:
