@@ -87,9 +87,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
-    """Answers a 400, as OpenAI does, in the place of FastAPI's 422."""
+    """Answers with 400, as OpenAI does, instead of FastAPI's 422."""
     assert isinstance(error, RequestValidationError)
-    # every member of a union has its error; the one that got furthest into the body is the most useful
+    # every member of a union reports an error; the one that got furthest into the body is the most useful
     errors = [(detail, _path(detail, error.body)) for detail in error.errors()]
     detail, path = max(errors, key=lambda pair: len(pair[1]))
     param = "".join(path).removeprefix(".") or None
@@ -125,5 +125,5 @@ def _message(error: Mapping[str, Any], param: str | None) -> str:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The error of a stream that has begun."""
+    """The event that reports an error in a stream that has begun."""
     return b"data: " + error.body + b"\n\n"

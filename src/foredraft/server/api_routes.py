@@ -1,4 +1,4 @@
-"""The routes of the API: generation and models as in OpenAI's, tokenization as in vLLM's."""
+"""The routes of the API: generation and models as in OpenAI's API, tokenization as in vLLM's."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def create_app(settings: ServerSettings, make_llm: Callable[[], LLM]) -> FastAPI
     )
     app.state.service = service
     add_error_handlers(app)
-    # for the document only: AuthMiddleware checks the key
+    # for the OpenAPI document only: AuthMiddleware checks the key
     security = [Depends(HTTPBearer(auto_error=False))] if settings.api_keys else []
     for make_routes in (generation_routes, model_routes, token_routes, operation_routes.operation_routes):
         app.include_router(make_routes(service), dependencies=security)
@@ -81,8 +81,8 @@ def make_middleware(settings: ServerSettings, http: Counter) -> list[Middleware]
 
 
 def _amend_document(app: FastAPI, *, strict: bool) -> None:
-    """Remove the 422 that FastAPI adds to every route with a body, since it is answered as a 400. strict: say that requests have
-    no other fields than the documented ones."""
+    """Remove the 422 that FastAPI adds to every route with a body, since a 400 is sent instead. strict: say that requests have
+    no fields other than the documented ones."""
     make_document = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from foredraft.server.api_errors import ApiError
 from foredraft.server.request_log import LOG_FIELDS
 
 CLIENT = "foredraft.client"
-"""The key in a request's scope of its client: the number of its API key, or else its address."""
+"""The key under which a request's scope has its client: the number of the client's API key, or else its address."""
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -41,7 +41,7 @@ class AuthMiddleware:
                 400, "the Host header is not one of the names that this server answers to", code="wrong_host"
             )
         if not self._keys:
-            # a replica gets it from the front
+            # in a replica the front has set it already
             scope.setdefault(CLIENT, (scope.get("client") or ("", 0))[0])
             return None
         if scope["path"] in self._public_paths:
@@ -67,7 +67,7 @@ class AuthMiddleware:
 
 
 def _digest(key: bytes) -> bytes:
-    """Digests have one length, so the comparison does not reveal the key's."""
+    """All digests have the same length, so the comparison does not reveal the length of the key."""
     return sha256(key).digest()
 
 

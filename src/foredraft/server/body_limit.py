@@ -1,4 +1,4 @@
-"""Limits the size of request bodies and the time that they take. Nothing is buffered here."""
+"""Limits the size of request bodies and the time in which they must arrive. Nothing is buffered here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foredraft.server.api_errors import ApiError
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a body of more than max_bytes as soon as that is known, 408 to one that is not complete after so many
+    """Answers 413 to a body of more than max_bytes as soon as that is known, 408 to one that is not complete after this many
     seconds, and 415 to one that is compressed."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
@@ -30,7 +30,7 @@ class BodyLimitMiddleware:
         await self._app(scope, self._limited(receive), send)
 
     def _header_error(self, headers: Headers) -> ApiError | None:
-        """What is wrong with the body as its headers describe it."""
+        """The error of a body that its headers already show to be unacceptable."""
         length = headers.get("content-length", "")
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity") and (length not in ("", "0") or "transfer-encoding" in headers):

@@ -6,6 +6,6 @@ from starlette.types import Receive
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client disconnects. Its body must have been read before."""
+    """Returns when the client disconnects. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -169,7 +169,9 @@ class GenerationResponse(Response):
             return ApiError(503, "the server is shutting down", code="unavailable", headers={"Retry-After": "5"})
         self._timer.aborted("error")
         if isinstance(error, RequestError) and not _is_internal(error):
-            reason = ForedraftError(str(error).partition(": ")[2])  # without the engine's number of the request
+            reason = ForedraftError(
+                str(error).partition(": ")[2]
+            )  # without the number that the engine gave the request
             return ApiError(400, str(reason), param=self._body.error_field(reason), code="request_failed")
         cause = error.__cause__ or error
         log_event("failed", logging.ERROR, error=type(cause).__name__, at=traceback_locations(cause.__traceback__))
@@ -186,5 +188,5 @@ def _events(batch: list[tuple[int, Delta]], builder: ResponseBuilder, usage: Run
 
 
 def _is_internal(error: RequestError) -> bool:
-    """Whether an exception that is no fault of the request ended it."""
+    """Whether the request was ended by an exception that is not its own fault."""
     return error.__cause__ is not None and not isinstance(error.__cause__, ForedraftError)

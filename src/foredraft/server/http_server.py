@@ -1,4 +1,4 @@
-"""Runs the application on a socket, with uvicorn, and shuts it down at signals."""
+"""Runs the application on a socket, with uvicorn, and shuts it down on signals."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     app: FastAPI, listener: socket.socket, *, drain_seconds: float | None = None, tls: TlsFiles | None = None
 ) -> None:
-    """Serve until a signal. The first one ends the server when all requests are finished, at the latest after drain_seconds; the
+    """Serve until a signal. The first one ends the server when all requests have finished, at the latest after drain_seconds; the
     second one aborts them."""
     _raise_file_limit(app.state.service.settings.limits.max_connections)
     make_server(app, drain_seconds=drain_seconds, tls=tls).run(sockets=[listener])
 
 
 def _raise_file_limit(max_connections: int) -> None:
-    """Raise the limit of open files, often 1,024 by default: each connection is one."""
+    """Raise the limit on open files, often 1,024 by default, since each connection is one."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -74,7 +74,7 @@ def _raise_file_limit(max_connections: int) -> None:
 
 
 def make_server(app: FastAPI, *, drain_seconds: float | None = None, tls: TlsFiles | None = None) -> Server:
-    """tls: None is plain HTTP."""
+    """tls: None: plain HTTP."""
     service: Service = app.state.service
     limits = service.settings.limits
     config = uvicorn.Config(
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Runs in the main thread, between any two bytecodes, so it only schedules what is to be done."""
+        """Runs in the main thread, between any two bytecodes, so it only schedules the work."""
         self.end()
 
     def end(self) -> None:

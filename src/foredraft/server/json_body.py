@@ -57,7 +57,7 @@ def parse(raw: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _InvalidNumber:
-    """Stands for a number that JSON or Python cannot represent. reason: what is wrong with it."""
+    """Takes the place of a number that JSON or Python cannot represent. reason: what is wrong with it."""
 
     reason: str
 
@@ -89,7 +89,7 @@ def _integer(digits: str) -> int | _InvalidNumber:
 
 
 def _first_fault(value: Any) -> ApiError | None:
-    """The first fault in the order of the text. Works without recursion, since a body may be deep."""
+    """The first fault in the order of the text. Works without recursion, since a body may be deeply nested."""
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
     while stack:
         path, member = next(stack[-1], ("", stack))

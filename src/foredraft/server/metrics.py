@@ -1,4 +1,4 @@
-"""Prometheus metrics, with vLLM's names under the prefix foredraft: and a few of our own. They use no global registry."""
+"""Prometheus metrics: vLLM's names with the prefix "foredraft:", and a few of our own. They use no global registry."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Metrics:
 
 
 class RequestTimer:
-    """Measures one request, from its arrival, which is when the timer is created."""
+    """Measures one request from its arrival, which is when the timer is created."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

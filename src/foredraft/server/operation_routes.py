@@ -12,11 +12,11 @@ from foredraft.server.service import Service
 from foredraft.server.wire.server_info import Status, Version
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
-"""Paths that need no key: they only say that the server is there."""
+"""Paths that need no key: they reveal only whether the server is running."""
 
 
 def health_routes(service: Service) -> APIRouter:
-    """The routes without a key."""
+    """The routes that need no key."""
     router = APIRouter()
 
     @router.get("/health", response_model=None, responses=documented(Status, {}))

@@ -24,7 +24,7 @@ _CHARACTERS_PER_TOKEN = 32
 
 class PromptProcessor:
     """engine: prepares requests and compiles their grammars in the background. max_tokens: of a prompt; None: the context length.
-    chat_template: Jinja, used instead of the checkpoint's. trusts_templates: whether a request may bring its own template."""
+    chat_template: Jinja, used instead of the checkpoint's. trusts_templates: whether a request may contain its own template."""
 
     def __init__(
         self, engine: AsyncLLM, *, max_tokens: int | None, chat_template: str | None, trusts_templates: bool = False
@@ -114,7 +114,7 @@ class PromptProcessor:
 
 
 def _prompt_field(body: CompletionRequest | TemplateFields | ResponsesRequest) -> str:
-    """The field that has the prompt."""
+    """The name of the field that has the prompt."""
     if isinstance(body, CompletionRequest):
         return "prompt"
     return "input" if isinstance(body, ResponsesRequest) else "messages"

@@ -1,4 +1,4 @@
-"""The log: one line of JSON for each request. It has no keys, and no prompts and texts unless the server is to log them."""
+"""The log: one line of JSON for each request. It has no keys, and prompts and texts only if the server is set to log them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from foredraft.server.api_errors import internal_error
 logger = logging.getLogger("foredraft.server")
 
 LOG_FIELDS = "foredraft.note"
-"""The key in a request's scope of the fields to log with it."""
+"""The key under which a request's scope has the fields to log with it."""
 
 REQUEST_ID = "foredraft.request_id"
-"""The key in a request's scope of its id: the client's X-Request-Id, or a random one."""
+"""The key under which a request's scope has its id: the client's X-Request-Id, or a random one."""
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class RequestLogMiddleware:
-    """Logs and counts every request: what was asked, the answer's status and the time. An exception that nothing else handled is
-    logged and answered with a 500."""
+    """Logs and counts every request: its route, the status of the response and the time. An exception that nothing else handled is
+    logged and answered with 500."""
 
     def __init__(self, app: ASGIApp, *, http: Counter) -> None:
         """http: counts responses, by route and status."""
@@ -54,7 +54,7 @@ class RequestLogMiddleware:
 
 
 class _RequestRecord:
-    """What is logged of one request. status: of the response; 0 until it starts."""
+    """What is logged about one request. status: of the response; 0 until it starts."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -96,7 +96,7 @@ class _RequestRecord:
 
 
 def _id_of(scope: Scope) -> str:
-    """The client's id, unless it is too long or has characters that do not belong into a log."""
+    """The client's id; a random one if it is too long or has characters that do not belong in a log."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _VALID_ID.fullmatch(given) else uuid4().hex
 
@@ -105,7 +105,7 @@ _QUIET_ROUTES = {"/health", "/ready", "/metrics", "/live/{name}"}
 
 
 def _route_of(scope: MutableMapping[str, Any]) -> str:
-    """The route's pattern, since every path would make a metric series of its own."""
+    """The route's pattern rather than the path, since every path would create a metric series of its own."""
     return getattr(scope.get("route"), "path", None) or "unknown"
 
 
@@ -119,7 +119,7 @@ def log_event(event: str, level: int = logging.INFO, **fields: Any) -> None:
 
 
 class JsonLinesHandler(logging.Handler):
-    """Writes records as lines of JSON. Of an exception it writes the type and the location, not the message."""
+    """Writes records as lines of JSON. For an exception it writes the type and the location, not the message."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__()
@@ -139,5 +139,5 @@ class JsonLinesHandler(logging.Handler):
         try:
             self._stream.write(json.dumps(line, default=str) + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads the log any more, which must not end a request
+        except (OSError, ValueError):  # nobody reads the log any more; that must not end a request
             pass

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a route's responses."""
+"""What the OpenAPI document says about a route's responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EVENT_STREAM = {
 
 
 def documented(response: type[ResponseModel], errors: dict[int, str]) -> Responses:
-    """The response of a route, and its errors besides those that every route has."""
+    """The response of a route, and its errors in addition to those that every route can have."""
     return {200: {"model": response}, **_errors(errors)}
 
 

@@ -1,4 +1,4 @@
-"""The settings of a server, besides its models."""
+"""The settings of a server, apart from its models."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class ServerSettings:
     model_names: the names that requests may use for the model; the first one is shown.
     api_key: one or several keys, one of which a client must send as a bearer token. Each key is one client for fair sharing.
         None: no key is needed.
-    allowed_hosts: the Host headers that are answered, so that a web page cannot reach a server on this machine under a name of
+    allowed_hosts: the Host headers that are accepted, so that a web page cannot reach a server on this machine under a name of
         its own (DNS rebinding). None: all.
-    allowed_origins: web pages whose scripts may read responses, as https://example.com, or *.
+    allowed_origins: web pages whose scripts may read responses, such as https://example.com, or *.
     chat_template: Jinja, used instead of the checkpoint's.
     trust_request_chat_template: accept templates in requests. A template can run for an unlimited time.
     log_prompts: log prompts and texts.

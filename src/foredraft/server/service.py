@@ -35,7 +35,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load the models and answer requests inside the block. Requests that still run at its end are aborted."""
+        """Load the models and answer requests inside the block. Requests that are still running at its end are aborted."""
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
         self.tool_call_parser = detect_tool_call_parser(self.settings, llm)
@@ -53,7 +53,7 @@ class Service:
                 await self.stop()
 
     def drain(self) -> None:
-        """Accept no new requests and finish those that run. The streams of the live page, which would never end, are closed."""
+        """Accept no new requests, and let running ones finish. The streams of the live page, which would never end, are closed."""
         self._is_draining = True
         self.live_observer.close()
 
@@ -78,7 +78,7 @@ class Service:
 
     @property
     def num_texts(self) -> int:
-        """The number of texts that run or wait."""
+        """The number of running and waiting texts."""
         return self._num_texts.total()
 
     @property
@@ -109,7 +109,7 @@ class Service:
 
     @contextmanager
     def admitted(self, num_texts: int, client: str = "") -> Iterator[None]:
-        """Admit so many texts of a client for the time of the block. Raises ApiError 429 if the queue is full.
+        """Admit this many texts of a client for the duration of the block. Raises ApiError 429 if the queue is full.
 
         When the queue is full, a client that has less than its equal share of it is still admitted.
         """

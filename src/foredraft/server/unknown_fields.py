@@ -19,7 +19,7 @@ _LOGGABLE_NAME = re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
 
 
 def unknown_field_headers(body: RequestModel, log_fields: dict[str, Any], *, strict: bool) -> dict[str, str]:
-    """Headers for the response that name the unknown fields; adds them to log_fields too. strict: raises ApiError 400 instead."""
+    """Response headers that name the unknown fields, which are also added to log_fields. strict: raises ApiError 400 instead."""
     names = [name[:_MAX_NAME_CHARACTERS] for name in islice(body.unknown_fields(), _MAX_NAMES + 1)]
     if not names:
         return {}

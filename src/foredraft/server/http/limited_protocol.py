@@ -1,4 +1,4 @@
-"""uvicorn's h11 protocol with limits of size, number and time, and with connections that close without losing a response."""
+"""uvicorn's h11 protocol with limits on size, number and time, and with connections that close without losing a response."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def make_protocol(limits: RequestLimits, http: Counter) -> Callable[..., asyncio
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection that takes one request after the other until it is *ending*. Then its last response was sent, and received data
-    is discarded until the client disconnects or a timeout. Closing at once would lose the response for a client that is still
-    sending: the reset makes its system drop received data (RFC 9112, 9.6).
+    """A connection that handles one request after another until it is *ending*. Then its last response has been sent, and received
+    data is discarded until the client disconnects or a timeout expires. Closing at once would lose the response for a client that
+    is still sending: the reset makes its system drop received data (RFC 9112, 9.6).
     """
 
     conn: Parser
@@ -139,7 +139,7 @@ class LimitedProtocol(H11Protocol):
     # Ending a connection
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error of the connection and end it. A request whose body is incomplete ends as if its client had disconnected."""
+        """Send an error and end the connection. A request whose body is incomplete ends as if its client had disconnected."""
         cycle = self.cycle if self.is_answering else None
         if cycle is None or not cycle.response_started:
             self._send_error(error)
@@ -159,7 +159,7 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()
 
     def _close_with(self, error: ApiError) -> None:
-        """Send an error and close at once, since others need the place."""
+        """Send an error and close at once, to make room for other connections."""
         self._is_ending = True
         self._send_error(error)
         self.transport.close()
@@ -185,8 +185,8 @@ class LimitedProtocol(H11Protocol):
         return False
 
     def _probe(self) -> None:
-        """Find out whether the client disconnected or only closed its sending side, which look the same. The system of a client that
-        disconnected answers data with a reset, so send an interim response, which is harmless."""
+        """Find out whether the client disconnected or only closed its sending side: the two look the same. The system of a client
+        that disconnected answers data with a reset, so send an interim response, which is harmless."""
         if self.is_answering and not self.cycle.response_started and self.scope["http_version"] == "1.1":
             interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.transport.write(self.conn.send(interim))
@@ -203,7 +203,7 @@ class LimitedProtocol(H11Protocol):
     # Time limits
 
     def _start_header_timer(self) -> None:
-        """The time of a request's headers runs from its first byte, or from the start of the connection."""
+        """The time limit of a request's headers starts with its first byte, or with the connection."""
         if self.is_answering:
             self._stop_read_timer()
         elif self._read_timer is None:

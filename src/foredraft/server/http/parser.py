@@ -87,7 +87,7 @@ class Parser(h11.Connection):
         return len(start) > max_bytes and b"\n" not in start
 
     def _too_long(self, state: object) -> ApiError:
-        """The error of a request line, headers, chunk header or trailers beyond h11's buffer limit. state: of the client, before it."""
+        """The error of a request line, headers, chunk header or trailers beyond h11's buffer limit. state: the client's state before."""
         return self._long_line() if state is h11.IDLE and self._is_line_too_long() else self._long_headers()
 
     def _long_line(self) -> ApiError:
@@ -103,7 +103,7 @@ def _too_large(message: str) -> ApiError:
 
 
 def _bad_http(error: h11.RemoteProtocolError) -> ApiError:
-    """An error of h11's. Its messages are constants and quotes of the request."""
+    """Converts an error of h11, whose messages consist of constants and quotes from the request."""
     return ApiError(
         error.error_status_hint, f"this is not a valid HTTP/1.1 request: {str(error)[:200]}", code="bad_http"
     )

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 CHUNK_BYTES = 4096
-"""If it holds one-byte chunks of a body, a chunk makes about 700 parser events, which take about 5 ms."""
+"""A chunk full of one-byte body chunks makes about 700 parser events, which take about 5 ms."""
 
 
 class ReadBuffer:
-    """Buffers received data. It takes the transport's place for pausing and resuming reads. While data is buffered nothing is read
-    from the socket, so it holds at most the data of one read.
+    """Buffers received data. Its users pause and resume reads here instead of on the transport. While data is buffered, nothing is
+    read from the socket, so the buffer holds at most the data of one read.
 
     on_chunk: called with each chunk; it may pause or close the buffer.
     """

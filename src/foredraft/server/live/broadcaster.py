@@ -1,7 +1,8 @@
-"""What watchers of the live page are sent: texts with the origin of each token, rounds and samples. Runs on the server's thread.
+"""Makes what watchers of the live page are sent: texts with the origin of each token, rounds and samples. Runs on the server's
+thread.
 
-All watchers share one broadcaster, and each has a state: what it was sent so far. A frame is everything new since then. So a
-watcher who reads slowly gets fewer and larger frames, and misses what was dropped meanwhile.
+All watchers share one broadcaster, and each has a state: what it has been sent so far. A frame is everything new since then. So
+a watcher that reads slowly gets fewer and larger frames, and misses what was dropped meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAX_WAITING = 64
 _MAX_ROUNDS = 64
 
 COLUMNS = ("time", *Counts._fields, "num_running", "num_waiting", "cache_used", "cache_retained")
-"""The fields that are sent of every sample; the latest sample is sent whole."""
+"""The fields of every sample that are sent; the latest sample is sent whole."""
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Broadcaster:
         }
 
     def _refresh(self) -> None:
-        """Take up what the observer collected."""
+        """Take over what the observer has collected."""
         observer = self._observer
         for sample in _drain(observer.samples):
             self._samples.append(sample)

@@ -1,4 +1,4 @@
-"""A text on the live page, while it is written."""
+"""A text on the live page, while it is generated."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from foredraft.server.live.ring_buffer import RingBuffer
 from foredraft.trace.round_lines import TokenDecoder
 
 _MAX_TOKENS = 2000
-"""Tokens of a text that are kept: its last ones."""
+"""The number of tokens of a text that are kept, its last ones."""
 _MAX_TOKENS_PER_READ = 1024
-"""Tokens of a text that are decoded at a time: what a fast pair writes in a seventh of a second. If there are more, the older ones
-are skipped."""
+"""Tokens of a text that are decoded at a time: as many as a fast pair of models generates in a seventh of a second. If there are
+more, the older ones are skipped."""
 _PROMPT_TOKENS = 200
 _CONTEXT_TOKENS = 64
 
@@ -36,7 +36,7 @@ class LiveText:
         self._prompt = self._decoded_prompt()
 
     def read(self) -> None:
-        """Take up the tokens that were written since the last call."""
+        """Read the tokens that were generated since the last call."""
         sequence = self.sequence
         is_ended = sequence.is_finished
         num_output = sequence.num_output

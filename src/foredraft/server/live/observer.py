@@ -1,4 +1,4 @@
-"""Observes the engine for the live page: always its counts, and its texts and rounds only while somebody watches.
+"""Observes the engine for the live page: its counts always, its texts and rounds only while somebody watches.
 
 `observe` runs on the engine's thread, everything else on the server's. Between them are bounded queues with one writer and one
 reader, so neither thread waits for the other.

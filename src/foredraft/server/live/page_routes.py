@@ -42,11 +42,11 @@ _STREAM_HEADERS = {**_SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Bu
 FRAME_SECONDS = 0.15
 HEARTBEAT_SECONDS = 5.0
 STUCK_SECONDS = 30.0
-"""A watcher that reads nothing for so long is disconnected."""
+"""A watcher that reads nothing for this long is disconnected."""
 
 
 def live_routes(observer: LiveObserver) -> APIRouter:
-    """GET /, its files below /live/, and /live/events, the only one with data. If the server needs a key, the page asks its user
+    """GET /, its files under /live/, and /live/events, the only route with data. If the server needs a key, the page asks its user
     for it and sends it to /live/events as a bearer token."""
     router = APIRouter(include_in_schema=False)
     broadcaster = Broadcaster(observer)

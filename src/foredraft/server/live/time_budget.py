@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TimeBudget:
-    """share: of the time that passes, what may be spent. reserve: seconds that can be saved up, and the amount at the start.
+    """share: the share of the elapsed time that may be spent. reserve: seconds that can be saved up, and the amount at the start.
     pause: the least number of seconds between two expenses."""
 
     def __init__(self, share: float, reserve: float, pause: float) -> None:

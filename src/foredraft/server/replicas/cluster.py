@@ -20,7 +20,7 @@ _APPLICATION = "foredraft"
 _ROUTER = "foredraft.server.replicas.ray_router:PrefixRouter"
 _REPORT_SECONDS = 5.0
 _MAX_DRAIN_SECONDS = 3600.0
-"""Seconds that a replica which is being removed may finish its requests, if they have no time limit."""
+"""Seconds in which a replica that is being removed must finish its requests, if they have no time limit."""
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -93,7 +93,7 @@ class Replicas:
             response.cancel()
 
     async def reports(self) -> list[ReplicaReport]:
-        """Reports of the replicas that answer in time. This call may be the first to notice that a replica ended."""
+        """Reports of the replicas that answer in time. This call may be the first to notice that a replica has ended."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -119,7 +119,7 @@ def running_replicas(
 
 @contextmanager
 def _serving(cluster: ClusterSettings) -> Iterator[int]:
-    """Start or join the cluster, and Serve on it, for the time of the block. Yields the number of its GPUs."""
+    """Start or join the cluster, and Serve on it, for the duration of the block. Yields the number of its GPUs."""
     num_cpus = max(os.cpu_count() or 1, cluster.max_num_replicas * cluster.threads_per_replica)
     with ray_cluster(cluster.address, num_cpus, "several replicas need") as num_gpus:
         from ray import serve
@@ -164,7 +164,7 @@ def _deploy(cluster: ClusterSettings, settings: ServerSettings, make_llm: Callab
 
 
 _NUM_PREFETCHED = 16
-"""Requests that a replica may hold beyond those it runs, so the next one is there when one ends, and small ones need not wait."""
+"""Requests that a replica may hold beyond those it runs, so that the next one is there when one ends, and small ones need not wait."""
 
 
 @dataclass(frozen=True, slots=True)

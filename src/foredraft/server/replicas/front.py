@@ -25,8 +25,8 @@ from foredraft.server.request_log import LOG_FIELDS, log_event
 from foredraft.server.server_settings import ServerSettings
 
 ATTEMPTS = 2
-"""Replicas that a request may be sent to, while nothing of its response was sent. Bounded, since a request that crashes every
-replica must not crash them all."""
+"""The number of replicas that a request may be sent to before any part of its response has been sent. Bounded, so that a request
+that crashes its replica does not crash them all."""
 
 
 def create_front(settings: ServerSettings, replicas: Replicas) -> FastAPI:
@@ -67,7 +67,7 @@ class Front:
         self._is_stopped = False
 
     def drain(self) -> None:
-        """Accept no new requests and finish those that run. The streams of the live page, which would never end, are closed."""
+        """Accept no new requests, and let running ones finish. The streams of the live page, which would never end, are closed."""
         self._is_draining = True
         for work, request in self._relaying.items():
             if request.method == "GET":
@@ -131,7 +131,7 @@ class Front:
 
     async def _try_replicas(self, request: ForwardedRequest, exchange: _ProxiedResponse) -> None:
         """Forward the request, and once more if its replica ends before anything was sent. The time until the response starts is
-        limited here, the rest by the replica."""
+        limited here; after that the replica limits it."""
         limit = self.settings.limits.request_seconds
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
         for is_last in (False,) * (ATTEMPTS - 1) + (True,):
@@ -184,7 +184,7 @@ class _ProxiedResponse:
                 self._log_fields.update(message["fields"])
 
     async def fail(self, error: Exception) -> None:
-        """Raise the error if the response has not started; otherwise send it as the last event of a stream. A response that is no
+        """Raise the error if the response has not started; otherwise send it as the last event of a stream. A response that is not a
         stream is cut off, which the client notices by its length or its missing last chunk."""
         api_error = error if isinstance(error, ApiError) else internal_error()
         self._log_fields["error"] = api_error.code or api_error.status_code

@@ -19,7 +19,8 @@ _COUNTED_IN_FRONT = "foredraft:http_requests"
 
 
 class FrontMetrics:
-    """http: responses. lost: requests whose replica ended, by outcome: retried on another, broken off in the response, or failed."""
+    """http: responses. lost: requests whose replica ended, by outcome: retried on another replica, broken off in mid-response, or
+    failed."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -40,8 +41,8 @@ class FrontMetrics:
 
 
 class _Merged(Collector):
-    """One family for each name, with the samples of all replicas. They are not summed: the counts of a replica vanish when it ends.
-    Prometheus can handle a series that ends, but not a counter that falls."""
+    """One family for each name, with the samples of all replicas. They are not summed: the counts of a replica vanish when it ends,
+    and Prometheus can handle a series that ends, but not a counter that falls."""
 
     def __init__(self, front: CollectorRegistry, reports: Sequence[ReplicaReport]) -> None:
         self._front = front

@@ -1,4 +1,4 @@
-"""Ranks replicas for a request: first the one that read prompts with the same prefix, unless it has far more load than others."""
+"""Ranks replicas for a request: first the one that has read prompts with the same prefix, unless its load is far above the lowest."""
 
 from __future__ import annotations
 

@@ -79,6 +79,6 @@ class Worker:
         return ReplicaReport(self._name, socket.gethostname(), os.getpid(), self._app.state.service.metrics.text())
 
     async def check_health(self) -> None:
-        """Raises ForedraftError if the engine ended, so that Serve starts another replica."""
+        """Raises ForedraftError if the engine has ended, so that Serve starts another replica."""
         if not self._app.state.service.is_alive:
             raise ForedraftError("the engine is gone")

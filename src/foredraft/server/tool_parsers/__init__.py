@@ -19,7 +19,8 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hermes": (("<tool_call>", "arguments"), ("<function=", "<arg_key>")),
     "llama3_json": (('"parameters":', '{"name": function name'), ()),
 }
-"""Strings that a chat template for this format contains, and strings that it does not: other formats use the same tags."""
+"""Strings that a chat template for this format contains, and strings that it does not contain, since other formats use the same
+tags."""
 
 
 def detect_parser(chat_template: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Finds calls that the model makes on its own (tool_choice: auto). What is not a complete, valid call stays text."""
+"""Finds calls that the model makes on its own (tool_choice: auto). Anything but a complete, valid call stays text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class AutoToolParser(ABC):
     argument_keys: tuple[str, ...]
     """Possible keys of the member with the arguments."""
     closing: str
-    """The closing tag behind the object, after optional blanks."""
+    """The closing tag that follows the object, after optional blanks."""
 
     def __init__(self, tool_names: Set[str], *, parallel: bool = True) -> None:
         self._tool_names = tool_names
         self._parallel = parallel
-        self._text = ""  # that was not returned yet
+        self._text = ""  # text that was not returned yet
         self._call: tuple[Opening, JsonScanner] | None = None
         self.num_calls = 0
         self.is_beside_call = False
@@ -113,7 +113,7 @@ class AutoToolParser(ABC):
 def parse_call(
     text: str, members: dict[str, Span], tool_names: Set[str], argument_keys: tuple[str, ...]
 ) -> list[Piece] | None:
-    """The call that an object describes, or None. The arguments stay as the model wrote them: an object, or a string of one."""
+    """The call that an object describes, or None. The arguments stay as the model wrote them: an object, or a string with one."""
     key = next((key for key in argument_keys if key in members), None)
     if key is None or "name" not in members:
         return None

@@ -1,4 +1,4 @@
-"""Parses calls that tool_choice requires. The text is constrained to their form, so they are streamed while they are written."""
+"""Parses calls that tool_choice requires. The text is constrained to their form, so they are streamed while they are generated."""
 
 from __future__ import annotations
 

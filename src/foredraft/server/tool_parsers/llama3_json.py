@@ -1,4 +1,4 @@
-"""{"name": ..., "parameters": {...}}: Llama 3.1 and later. Calls follow each other, with or without a semicolon between.
+"""{"name": ..., "parameters": {...}}: Llama 3.1 and later. Calls follow each other, with or without a semicolon between them.
 
 An object is a call at the beginning of the text, after another call, or after <|python_tag|>. Anywhere else it is text.
 """

@@ -27,7 +27,7 @@ Piece = Content | CallStart | CallArguments
 
 
 class ToolParser(Protocol):
-    """Parses one text while it is written. The merged pieces do not depend on how the text was split."""
+    """Parses one text while it is generated. The merged pieces do not depend on how the text was split."""
 
     def feed(self, text: str) -> list[Piece]: ...
 

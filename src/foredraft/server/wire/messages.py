@@ -49,7 +49,7 @@ _CONTENT_CALLS_OR_REFUSAL: dict[str, Any] = {
 
 
 class Message(RequestModel):
-    """The template gets a developer's message as a system's, and an assistant's refusal as its content if it has none."""
+    """In the template a developer's message is a system message, and an assistant's refusal is its content if it has none."""
 
     model_config = ConfigDict(json_schema_extra=_CONTENT_CALLS_OR_REFUSAL)
 

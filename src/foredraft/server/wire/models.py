@@ -14,7 +14,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     def unknown_fields(self) -> Iterator[str]:
-        """Names of the given fields that nothing reads, as messages[2].mood, in the order of the fields. A field that is null
+        """Names of the given fields that nothing reads, such as messages[2].mood, in the order of the fields. A field that is null
         is left out: it asks for nothing."""
         for name, field in type(self).model_fields.items():
             yield from _unknown_fields_in(getattr(self, name), field.alias or name)

@@ -38,7 +38,7 @@ class ResponseBuilder(ABC):
     """
 
     end = b"data: [DONE]\n\n"
-    """The bytes behind the last event of a stream that succeeded."""
+    """The bytes after the last event of a stream that succeeded."""
 
     def __init__(self, body: SamplingFields, head: ResponseHead) -> None:
         self._head = head
@@ -53,7 +53,7 @@ class ResponseBuilder(ABC):
         """index: the prompt of the body that the delta belongs to."""
 
     def last_chunks(self, outputs: Sequence[RequestOutput]) -> list[ResponseModel]:
-        """The chunk behind the texts, if the body asked for usage or metrics."""
+        """The chunk after the texts, if the body asked for usage or metrics."""
         usage, metrics = usage_of(outputs) if self._includes_usage else None, self._metrics(outputs)
         return [self._summary_chunk(usage, metrics)] if usage or metrics else []
 

@@ -35,7 +35,7 @@ Parts = Annotated[
 
 
 class MessageItem(RequestModel):
-    """The template gets a developer's message as a system's. id, status, phase: parts of an earlier response; ignored."""
+    """In the template a developer's message is a system message. id, status, phase: parts of an earlier response; ignored."""
 
     type: Literal["message"] | None = "message"
     role: Literal["developer", "system", "user", "assistant"]

@@ -8,7 +8,7 @@ from typing import Any
 from foredraft.text.outputs import Logprob, RequestOutput
 
 _MIN_LOGPROB = -9999.0
-"""OpenAI's value for a token of probability 0: JSON has no infinity."""
+"""OpenAI's value for a token of probability 0, since JSON has no infinity."""
 
 PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 

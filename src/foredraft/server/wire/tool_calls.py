@@ -36,14 +36,14 @@ class ToolCallDelta(ResponseModel):
 
 
 class ToolCallReader:
-    """Splits one text into content and calls while it is written. parser: None if no calls are looked for."""
+    """Splits one text into content and calls while it is generated. parser: None: do not look for calls."""
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
         self._num_calls = 0
 
     def read(self, text: str, *, is_end: bool) -> list[Piece]:
-        """The pieces that are complete with these characters."""
+        """The pieces that these characters complete."""
         if self._parser is None:
             return [Content(text)] if text else []
         pieces = self._parser.feed(text) + (self._parser.finish() if is_end else [])
@@ -51,7 +51,7 @@ class ToolCallReader:
         return pieces
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's finish reason of a text that ended for this reason of the engine's."""
+        """OpenAI's finish reason for a text. reason: the engine's finish reason."""
         return "tool_calls" if self._num_calls and reason == "stop" else reason
 
 

@@ -44,7 +44,7 @@ class ToolCall(RequestModel):
 
 
 def call_for_template(call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
-    """A call with its arguments parsed, since templates serialise them. Arguments that are no JSON stay text."""
+    """A call with its arguments parsed, since templates serialise them. Arguments that are not JSON stay text."""
     parsed: Any
     try:
         parsed = from_json(arguments or "{}", allow_inf_nan=False)
@@ -161,7 +161,7 @@ class ToolUse:
 
 
 def _rebased(schema: dict[str, Any], base: str) -> dict[str, Any]:
-    """A copy of a schema that can stand at the JSON pointer `base` of another schema."""
+    """A copy of a schema that can be placed at the JSON pointer `base` of another schema."""
     try:
         return {key: _rebased_value(key, value, base) for key, value in schema.items()}
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Fields of other servers that would change the text or its privacy, and that are not supported: they are rejected by name."""
+"""Fields of other servers that would affect the text or its privacy and are not supported. They are rejected by name."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _UNSUPPORTED: Mapping[str, _UnsupportedField] = {
 
 
 def check_unsupported(given: Mapping[str, Any]) -> None:
-    """given: fields that the request's model lacks. Raises PydanticCustomError for the first that asks for something unsupported."""
+    """given: fields that the request's model lacks. Raises PydanticCustomError for the first one that asks for something unsupported."""
     for name, value in given.items():
         if name in _UNSUPPORTED and not _asks_for_nothing(name, value):
             message = "not supported: {reason}"

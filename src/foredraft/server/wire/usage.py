@@ -26,7 +26,7 @@ class Usage(ResponseModel):
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
-    """The token counts of all prompts of a body together."""
+    """The token counts of all prompts of a body, added up."""
     return _usage(
         num_prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
         num_output_tokens=sum(len(text.token_ids) for output in outputs for text in output.outputs),
@@ -64,8 +64,8 @@ class RunningUsage:
 
 
 def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """The metrics of all prompts together: counts are added up, and the time to the first token is the shortest. What cannot
-    be added up is reported for a single prompt only."""
+    """The metrics of all prompts together: counts are added up, and the time to the first token is the shortest one. Inter-token
+    latency and tokens per second are reported for a single prompt only; time_in_queue is that of the first prompt."""
     all_metrics = [output.metrics for output in outputs]
     return asdict(all_metrics[0] if len(all_metrics) == 1 else _merged(all_metrics))
 
