@@ -1,7 +1,7 @@
-"""Between a target and a drafter in another process: keys, sockets, messages, and how long a step waits.
+"""What connects a target to a drafter in another process: keys, sockets, messages, and how long a step waits.
 
-`connection` is the end of whoever asks, `drafters/remote.py` the drafter over it. The other end is `draft_server/`. zmq and msgpack
-are optional dependencies, and only `sockets` and `messages` import them.
+`connection` is the client's end, and `drafters/remote.py` is the drafter that uses it. The server's end is `draft_server/`. zmq and
+msgpack are optional dependencies: only `keys` and `sockets` import zmq, and only `sockets` and `messages` import msgpack.
 """
 
 from typing import TYPE_CHECKING

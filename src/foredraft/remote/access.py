@@ -1,4 +1,4 @@
-"""Where a draft server is and how its drafts are waited for."""
+"""Where a draft server is, and how long to wait for its drafts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ADDRESS = re.compile(r"(tcp://[^/\s]+:\d{1,5}|ipc://\S+)")
 
 @dataclass(frozen=True, slots=True)
 class DraftServerAccess:
-    """address: as tcp://10.0.0.2:5757. key_file: of the key; None: the environment has it. max_wait: the most seconds that a step
-    waits for its drafts.
+    """address: such as tcp://10.0.0.2:5757. key_file: the file that holds the key; None: the key is in the environment. max_wait: the
+    most seconds that a step waits for its drafts.
 
-    Raises ForedraftError for an address that is none, and for a time that makes no sense.
+    Raises ForedraftError for an invalid address, and for a wait that is not a positive, finite number.
     """
 
     address: str
@@ -36,7 +36,7 @@ class DraftServerAccess:
 
     @classmethod
     def of(cls, given: object) -> DraftServerAccess | None:
-        """given: as LLM takes it. Raises ForedraftError for what is neither an address nor a mapping that has one."""
+        """given: LLM's argument draft_server. Raises ForedraftError unless it is None, an address or a mapping with an address."""
         if given is None:
             return None
         values: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"address": given}

@@ -1,4 +1,4 @@
-"""The end of a connection that asks: one question at a time, and no answer but the one that is waited for."""
+"""The client's end of a connection: it asks one question at a time, and accepts only the answer to that question."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from foredraft.remote.vocabulary import VocabularyIdentity
 logger = logging.getLogger("foredraft")
 
 _CONNECTING = 0.01
-"""Seconds between two attempts to greet a server that is not there yet."""
+"""Seconds between two attempts to greet a server that is not up yet."""
 _RETRY, _MOST_RETRY = 0.25, 2.0
-"""Seconds after which a question counts as lost, and twice as many after each that was sent and lost."""
+"""Seconds until a question counts as lost. They double after each lost question that was sent, up to the second number."""
 _MOST_READ = 64
-"""Frames in one call: a server that sends more than it is asked takes no more of a step."""
+"""Frames read in one call, so that a server that sends more than it was asked for cannot hold up a step."""
 
 
 class Calls(Protocol):
-    """sockets.Caller, or a test's."""
+    """sockets.Caller, or a test's stand-in for it."""
 
     def receive(self, timeout: float) -> bytes | None: ...
     def send(self, frame: bytes) -> bool: ...
@@ -31,11 +31,11 @@ class Calls(Protocol):
 
 
 class Connection:
-    """Asks a draft server. A question that is not answered in time stays open, and until its answer came, or it counts as lost and the
-    server answered another one, nothing is asked: a server that is slow or gone gets no queue. Answers to anything else are
-    discarded.
+    """Asks a draft server. A question that is not answered in time stays open, and no drafts are asked for while it is: a slow or dead
+    server accumulates no queue. Once a question counts as lost, empty ones follow until the server answers. Answers to any question but
+    the open one are discarded.
 
-    address: for messages. clock: seconds.
+    address: for log and error messages. clock: in seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Connection:
         self._is_up = True
 
     def greet(self, timeout: float) -> None:
-        """Wait until the server answers. Raises ForedraftError where it does not, or refuses."""
+        """Wait until the server answers. Raises ForedraftError if it does not, and VocabularyError if it refuses."""
         end = self._clock() + timeout
         while self._clock() < end:
             is_sent = self._ask((), ())
@@ -71,7 +71,7 @@ class Connection:
         )
 
     def is_free(self) -> bool:
-        """Whether the server answered the last question. Where that counts as lost, this asks whether the server is there."""
+        """Whether the server has answered the last question. If that counts as lost, ask again whether the server is up."""
         if self._open is not None:
             self.receive(0.0)
         if self._open is None:
@@ -85,11 +85,11 @@ class Connection:
         return False
 
     def ask(self, rows: Sequence[AskedRow], forgotten: Sequence[int]) -> bool:
-        """Send a question. False where nobody is there to take it."""
+        """Send a question -> False if no server is connected."""
         return self._ask(rows, forgotten)
 
     def receive(self, timeout: float) -> Answer | None:
-        """The answer to the open question; None where it did not come within so many seconds."""
+        """The answer to the open question; None if it does not arrive within `timeout` seconds."""
         end = self._clock() + timeout
         for _ in range(_MOST_READ):
             frame = self._calls.receive(end - self._clock())
@@ -106,7 +106,7 @@ class Connection:
         self._calls.close()
 
     def _ask(self, rows: Sequence[AskedRow], forgotten: Sequence[int]) -> bool:
-        """What cannot be sent is open too: it is asked again like one that was lost."""
+        """A question that could not be sent is open too, and is asked again like a lost one."""
         self._open, self._sent_at = next(self._steps), self._clock()
         return self._calls.send(Ask(self._open, self._vocabulary, forgotten, rows).pack())
 
@@ -120,7 +120,7 @@ class Connection:
             return None
 
     def _note(self, *, is_up: bool, why: str = "") -> None:
-        """Say once when the server goes and when it is back."""
+        """Log once when the server goes down, and once when it is back."""
         if is_up is self._is_up:
             return
         self._is_up = is_up

@@ -1,4 +1,4 @@
-"""What a draft server has of each history, as far as its client knows."""
+"""How much of each history the client believes the draft server holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NOTHING = 0
-"""The checksum of no tokens."""
+"""The checksum of an empty history."""
 
 
 class Addition(NamedTuple):
-    """The tokens of a history from position `start` on, packed. checksum: of those before."""
+    """The tokens of a history from position `start` on, packed. checksum: of the tokens before `start`."""
 
     start: int
     checksum: int
@@ -20,8 +20,8 @@ class Addition(NamedTuple):
 
 
 class SentHistories:
-    """Histories grow at their end, so only what is new is sent. A server that has something else, for a message was lost or it is
-    another server by now, sees that by length and checksum, asks for all of it, and gets that at the next step."""
+    """Histories only grow, so only their new tokens are sent. If the server holds something else, because a message was lost or the
+    server was restarted, it notices by length and checksum and asks for the whole history, which the next step sends."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, int]] = {}
@@ -30,7 +30,7 @@ class SentHistories:
         return len(self._sent)
 
     def addition(self, seq_id: int, tokens: Sequence[int]) -> Addition:
-        """What is to be sent of this history."""
+        """The part of this history that has to be sent."""
         start, checksum = self._sent.get(seq_id, (0, NOTHING))
         if start > len(tokens):  # another history under the same id
             start, checksum = 0, NOTHING
@@ -41,20 +41,20 @@ class SentHistories:
         self._sent[seq_id] = start + len(tokens) // 4, checksum_of(tokens, checksum)
 
     def forget(self, seq_id: int) -> bool:
-        """-> whether anything of it was sent"""
+        """-> whether any of this history had been sent"""
         return self._sent.pop(seq_id, None) is not None
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Four bytes each, little-endian. Raises struct.error for what is no id."""
+    """Four bytes for each token, little-endian. Raises struct.error for a number that is not a 32-bit id."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def unpacked(tokens: bytes) -> list[int]:
-    """tokens: four bytes each"""
+    """tokens: four bytes each, little-endian"""
     return list(struct.unpack(f"<{len(tokens) // 4}I", tokens))
 
 
 def checksum_of(tokens: bytes, before: int = NOTHING) -> int:
-    """CRC-32 of packed tokens behind others. before: theirs"""
+    """CRC-32 of packed tokens that continue others. before: the checksum of those others"""
     return zlib.crc32(tokens, before)

@@ -1,4 +1,4 @@
-"""The key that a target's process and a draft server share, and the key pairs of CurveZMQ that both derive from it."""
+"""The key that a target's process and a draft server share, and the CurveZMQ key pairs that both derive from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORTEST = 16
 
 
 class KeyPair(NamedTuple):
-    """Of one end, in Z85, as zmq takes them."""
+    """The keys of one end, in Z85 as zmq takes them."""
 
     public: bytes
     secret: bytes
@@ -26,12 +26,12 @@ class KeyPairs(NamedTuple):
 
     @classmethod
     def of(cls, key: bytes) -> KeyPairs:
-        """Who does not know the key knows neither end's public key: a server answers only clients that have it, and the reverse."""
+        """Without the shared key, neither end's public key is known: a server accepts only clients that have the key, and vice versa."""
         return cls(_derived(key, b"foredraft-server"), _derived(key, b"foredraft-client"))
 
 
 def read_key(file: str | os.PathLike[str] | None) -> bytes:
-    """The key in the file, else in the environment. Raises ForedraftError where there is none, and for one that can be guessed."""
+    """The key in the file, or in the environment if file is None. Raises ForedraftError if there is none, or it is too short."""
     key = os.environ.get(VARIABLE, "").strip().encode() if file is None else _read(Path(file))
     where = VARIABLE if file is None else os.fspath(file)
     if not key:
@@ -53,7 +53,7 @@ def _read(file: Path) -> bytes:
 
 
 def _derived(key: bytes, end: bytes) -> KeyPair:
-    """end: whose, at most 16 bytes"""
+    """end: the name of the end whose pair this is, at most 16 bytes"""
     import zmq
     from zmq.utils import z85
 

@@ -1,4 +1,4 @@
-"""What a target's process and a draft server say to each other: arrays in msgpack, checked number by number where they arrive.
+"""The messages between a target's process and a draft server: msgpack arrays, of which the receiver checks every value.
 
     asked      [PROTOCOL, step, vocabulary size, vocabulary digest, forgotten ids, rows]
     a row      [id, start, checksum, new tokens, max_len, length of the prompt, shares prefixes, sampling or nil]
@@ -6,8 +6,8 @@
     answered   [PROTOCOL, step, refusal, rows]
     a row      draft tokens, or nil: send all of this history again
 
-Tokens are four bytes each, little-endian. A message without rows asks whether the server is there. The first two places, and the
-third of an answer, mean the same in every version of the protocol.
+Tokens are four bytes each, little-endian. A question without rows asks whether the server is up. The first two fields, and the third
+field of an answer, mean the same in every version of the protocol.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MOST_TEXT = 512
 
 
 class MalformedMessage(Exception):
-    """A frame that is no message. It says why."""
+    """A frame that is not a valid message. The text of the exception says why."""
 
 
 class OtherProtocol(MalformedMessage):
-    """A message of another version, which says which, and its step."""
+    """A message of another protocol version. version: which one. step: of the message."""
 
     def __init__(self, version: int, step: int) -> None:
         super().__init__(f"protocol {version}, and this is protocol {PROTOCOL}")
@@ -40,7 +40,7 @@ class OtherProtocol(MalformedMessage):
 
 
 class Sampling(NamedTuple):
-    """How a text's tokens are drawn, with noise that target and draft share. See SamplingParams, and SamplingSpec.child."""
+    """How a sequence's tokens are drawn with noise that target and draft share. See SamplingParams, and SamplingSpec.child."""
 
     temperature: float
     top_k: int
@@ -51,8 +51,9 @@ class Sampling(NamedTuple):
 
 
 class AskedRow(NamedTuple):
-    """A draft that is wanted. seq_id: the client's own. start, checksum, tokens: see Addition. max_len: at most so many draft tokens.
-    prompt_len: of the text. shares_prefix: see SamplingParams.prefix_caching. sampling: None for the likeliest tokens."""
+    """A request for one draft. seq_id: the client's number for the sequence. start, checksum, tokens: see Addition. max_len: the most
+    draft tokens. prompt_len: of the sequence. shares_prefix: see SamplingParams.prefix_caching. sampling: None for the likeliest
+    tokens."""
 
     seq_id: int
     start: int
@@ -79,7 +80,7 @@ class AskedRow(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """step: the answer has the same number. forgotten: sequences that ended."""
+    """A question. step: its number, which the answer repeats. forgotten: sequences that have ended."""
 
     step: int
     vocabulary: VocabularyIdentity
@@ -102,7 +103,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """refusal: why nothing is drafted, one line; empty otherwise. drafts: one for each row that was asked, in order."""
+    """refusal: why the server drafts nothing, in one line; empty if it drafts. drafts: one for each row of the question, in order."""
 
     step: int
     refusal: str = ""
@@ -130,7 +131,7 @@ def _frame(message: list[Any]) -> bytes:
 
 
 def _message(frame: bytes) -> list[Any]:
-    """What follows the version, the step first."""
+    """The fields after the version: the step, then the rest."""
     import msgpack
 
     try:
@@ -160,7 +161,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _whole(value: Any, most: int = _MOST_COUNT) -> int:
-    """From 0 to `most`."""
+    """An integer from 0 to `most`."""
     if not isinstance(value, int) or not 0 <= value <= most:
         raise MalformedMessage(f"a number from 0 to {most} was to come")
     return value
@@ -179,7 +180,7 @@ def _tokens(value: Any) -> bytes:
 
 
 def _sampling(value: Any) -> Sampling:
-    """Ranges are the business of SamplingParams."""
+    """Only types are checked here: SamplingParams checks the ranges."""
     temperature, top_k, top_p, min_p, seed, child = _array(value, 6)
     if not all(isinstance(number, float) for number in (temperature, top_p, min_p)) or not isinstance(seed, int):
         raise MalformedMessage("sampling was to come")

@@ -1,4 +1,4 @@
-"""How long a step waits for drafts from elsewhere."""
+"""How long a step waits for drafts from another process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from statistics import median
 
 MIN_WAIT = 0.005
-"""Seconds. So long a step waits whatever a pass takes: less would lose drafts to the system's scheduler."""
+"""Seconds. The limit is never lower, however fast a pass is: a shorter wait would lose drafts to the system's scheduler."""
 _NUM_PASSES = 8
 _MOST_PAUSE = 19
-"""Times the wait that was in vain, so that such waits take at most 5 % of the time."""
+"""The longest pause, as a multiple of the last wait in vain, so that waits in vain take at most 5 % of the time."""
 
 
 class Patience:
-    """A step waits at most as long as the passes take that its draft can save, and at most max_wait. What a pass takes is measured
-    between the end of one wait and the next request. After several late answers in a row nothing is asked for a while, twice as long
-    each time.
+    """A step waits no longer than the passes that its draft can save would take, and never longer than max_wait. The time of a pass is
+    measured from the end of one wait to the next request. From the second late answer in a row on, each one stops requests for a
+    while, about twice as long each time.
 
-    max_wait, min_wait: seconds. clock: seconds.
+    max_wait, min_wait, clock: in seconds.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Patience:
             self._ended = None
 
     def end(self) -> None:
-        """The step has its drafts, or goes on without."""
+        """The step has its drafts, or continues without them."""
         self._ended = self._clock()
 
     def limit(self, max_draft: int) -> float:
-        """Seconds. max_draft: the most draft tokens of any sequence."""
+        """The most seconds to wait. max_draft: the most draft tokens of any sequence."""
         if not self._passes:
             return self._max_wait
         return min(self._max_wait, max(self._min_wait, max_draft * median(self._passes)))
@@ -57,6 +57,6 @@ class Patience:
         self._num_late = 0
 
     def late(self, waited: float) -> None:
-        """waited: seconds, in vain"""
+        """waited: the seconds waited in vain"""
         self._resume_at = self._clock() + waited * min(2**self._num_late - 1, _MOST_PAUSE)
         self._num_late = min(self._num_late + 1, 16)

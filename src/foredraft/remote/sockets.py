@@ -1,8 +1,8 @@
 """The two ends of a connection, over zmq.
 
-CurveZMQ (https://rfc.zeromq.org/spec/26/) encrypts and authenticates every frame, under keys of the connection and with a counter
-that only grows: a frame that was changed, repeated or sent by someone without the key never arrives here. The comparison of tags takes
-constant time. Frames above a size end their connection.
+CurveZMQ (https://rfc.zeromq.org/spec/26/) encrypts and authenticates every frame with keys of the connection and a counter that only
+increases: frames that were altered, replayed or sent without the key never arrive here. Tags are compared in constant time. A frame
+that is too large closes its connection.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import zmq
 
 MOST_ASKED_BYTES = 8 << 20
-"""Of a frame from a target's process: histories of two million tokens."""
+"""The largest frame from a target's process: histories of two million tokens."""
 MOST_ANSWERED_BYTES = 1 << 20
 _MOST_WAITING = 64
-"""Frames that are kept for an end that does not read them."""
+"""Frames that are queued for an end that does not read them."""
 _HANDSHAKE_MS, _HEARTBEAT_MS, _SILENT_MS = 5000, 2000, 6000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 500
 
 
 def check_installed() -> None:
-    """Raises ForedraftError where zmq or msgpack is missing, or zmq cannot encrypt."""
+    """Raises ForedraftError if zmq or msgpack is missing, or zmq cannot encrypt."""
     try:
         import msgpack  # noqa: F401
         import zmq
@@ -37,9 +37,9 @@ def check_installed() -> None:
 
 
 class Listener:
-    """The end of a draft server. address: as tcp://127.0.0.1:5757; port 0 takes any free one.
+    """The draft server's end. address: such as tcp://127.0.0.1:5757; port 0 takes any free port.
 
-    Raises ForedraftError for an address that it cannot listen at.
+    Raises ForedraftError if it cannot listen at the address.
     """
 
     def __init__(self, address: str, key: bytes) -> None:
@@ -48,7 +48,7 @@ class Listener:
         from zmq.auth.thread import ThreadAuthenticator
 
         pairs = KeyPairs.of(key)
-        self._context = zmq.Context()  # of its own: a context has one authenticator
+        self._context = zmq.Context()  # not shared: a context has only one authenticator
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback("*", _OnlyThis(pairs.client.public))
@@ -64,14 +64,14 @@ class Listener:
         self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """(client, frame); None where none came within so many seconds. What is not one frame is skipped."""
+        """(client, frame); None if nothing arrives within `timeout` seconds. Messages of several frames are skipped."""
         while (parts := _received(self._socket, timeout)) is not None:
             if len(parts) == 2:
                 return parts[0], parts[1]
         return None
 
     def send(self, client: bytes, frame: bytes) -> None:
-        """To a client that is gone, or that reads nothing, it is lost."""
+        """A frame to a client that is gone, or does not read, is dropped."""
         import zmq
 
         try:
@@ -86,9 +86,9 @@ class Listener:
 
 
 class Caller:
-    """The end of a target's process. It connects by itself, and anew when the connection was lost.
+    """The target's end. It connects in the background, and reconnects if the connection is lost.
 
-    Raises ForedraftError for an address that is none.
+    Raises ForedraftError for an invalid address.
     """
 
     def __init__(self, address: str, key: bytes) -> None:
@@ -100,7 +100,7 @@ class Caller:
         self._socket.curve_serverkey = pairs.server.public
         self._socket.curve_secretkey = pairs.client.secret
         self._socket.curve_publickey = pairs.client.public
-        self._socket.immediate = True  # nothing is kept for a server that is not there
+        self._socket.immediate = True  # do not queue frames while no server is connected
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
         try:
             self._socket.connect(address)
@@ -110,12 +110,12 @@ class Caller:
             ) from None
 
     def receive(self, timeout: float) -> bytes | None:
-        """One frame; None where none came within so many seconds. Of a message in several frames, the last."""
+        """One frame, the last if a message has several; None if nothing arrives within `timeout` seconds."""
         parts = _received(self._socket, timeout)
         return None if parts is None else parts[-1]
 
     def send(self, frame: bytes) -> bool:
-        """False where nobody is there to take it."""
+        """-> False if no server is connected"""
         import zmq
 
         try:
@@ -129,12 +129,12 @@ class Caller:
 
 
 def _received(socket: zmq.Socket[Any], timeout: float) -> list[bytes] | None:
-    """A message; None where none came within so many seconds."""
+    """A message; None if none arrives within `timeout` seconds."""
     import zmq
 
     milliseconds = round(timeout * 1000)
     if milliseconds <= 0 and not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-        return None  # much sooner than by an exception
+        return None  # much faster than by an exception
     socket.set(zmq.RCVTIMEO, max(0, milliseconds))
     try:
         return socket.recv_multipart()
@@ -143,7 +143,7 @@ def _received(socket: zmq.Socket[Any], timeout: float) -> list[bytes] | None:
 
 
 class _OnlyThis:
-    """The check of zmq's authenticator. public: the only key that is let in, in Z85."""
+    """The callback of zmq's authenticator. public: the only client key that is accepted, in Z85."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public

@@ -1,4 +1,4 @@
-"""Which vocabulary the ids of a message belong to."""
+"""Identifies the vocabulary that the ids of a message belong to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_PADDING = 512
 
 
 class VocabularyIdentity(NamedTuple):
-    """size: the width of the model's logits, padding included. digest: of the tokenizer's tokens, 16 bytes; empty without one."""
+    """size: the width of the model's logits, padding included. digest: of the tokenizer's tokens, 16 bytes; empty without a tokenizer."""
 
     size: int
     digest: bytes = b""
@@ -27,7 +27,7 @@ class VocabularyIdentity(NamedTuple):
         return cls(size, digest.digest())
 
     def agrees_with(self, other: VocabularyIdentity) -> bool:
-        """By the tokenizers where both have one, else by what padding of the logits explains."""
+        """Compare the digests if both have one; otherwise the sizes, which may differ by the padding of logits."""
         if self.digest and other.digest:
             return self.digest == other.digest
         return abs(self.size - other.size) <= _MOST_PADDING
