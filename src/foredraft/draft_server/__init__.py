@@ -1,7 +1,7 @@
-"""A drafter in a process of its own, for targets in others: `foredraft draft-server`.
+"""A drafter in its own process, for targets in other processes: `foredraft draft-server`.
 
-`loading` makes the drafter, `server` answers for it, `histories` keeps what clients sent. `supervised` lets Ray place the server and
-start it again. The other end is `drafters/remote.py`.
+`loading` builds the drafter, `server` answers clients with it, `histories` keeps what clients sent. `kept` restarts the server when it
+ends, and `supervised` lets Ray place and restart it. The client's end is `drafters/remote.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The histories that clients sent: as many as fit, the ones that were asked for last."""
+"""The histories that clients sent: the most recently used, as many as fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_TOKENS = 1 << 23
 
 
 class History:
-    """Of one client's sequence. seq_id: the drafter's number for it."""
+    """The history of one client's sequence. seq_id: the drafter's number for it."""
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
@@ -32,11 +32,11 @@ class History:
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether what was read for it may serve other texts."""
+        """Whether other sequences may reuse what the drafter has read for this one."""
         return self._sampler is not None and self._sampler.params.prefix_caching
 
     def continues(self, row: AskedRow) -> bool:
-        """Whether this is what the client takes it for."""
+        """Whether this is the history that the row's tokens continue."""
         return (row.start, row.checksum) == (len(self.tokens), self.checksum)
 
     def read(self, row: AskedRow) -> None:
@@ -56,7 +56,7 @@ class History:
 
 
 class Histories:
-    """drop: called for each history that goes. clock: seconds."""
+    """drop: called for each history that is forgotten. clock: in seconds."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Histories:
         return self._num_tokens
 
     def updated(self, client: bytes, row: AskedRow) -> History | None:
-        """The history with what the row adds to it. None where the row adds to another one than what is held: the client must send
-        all of it."""
+        """The history, extended by the row's tokens. None if the row does not continue what is held, or there is no room for a new
+        history: the client must send all of it again."""
         history = self._held.get((client, row.seq_id))
         if history is not None and not history.continues(row):
             self.forget(client, row.seq_id)
@@ -105,7 +105,7 @@ class Histories:
             self._drop(history)
 
     def make_room(self) -> None:
-        """Forget those that nobody asked for of late, and of the others the oldest where there are too many."""
+        """Forget histories that were idle for IDLE_SECONDS and, while there are too many, the least recently used ones."""
         oldest_kept = self._clock() - IDLE_SECONDS
         while self._held:
             key, history = next(iter(self._held.items()))

@@ -1,4 +1,4 @@
-"""A draft server in a child process that is started again whenever it ends."""
+"""A draft server in a child process that is restarted whenever it ends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foredraft")
 
 _PRELOADED = ["foredraft.draft_server.loading", "foredraft.draft_server.server", "foredraft.model.loading"]
-"""Imported once, by the process that children are forked from: a new child only loads its model."""
+"""Modules imported once, in the process that children are forked from, so that a new child only has to load its model."""
 _SHORTEST_LIFE = 1.0
-"""Seconds; who ended sooner is started again after a pause of as much."""
+"""Seconds. A process that ends sooner is restarted only after that time."""
 
 
 class KeptServer:
-    """Starts the server and waits until it answers. address: where it listens, as tcp://127.0.0.1:5757.
+    """Starts the server and waits until it answers. address: where it listens, such as tcp://127.0.0.1:5757.
 
-    num_threads: of PyTorch; None: its own choice. preloaded: what the main module imports, for children import that too. Raises ForedraftError for what cannot be loaded, and for an address that it cannot
-    listen at.
+    num_threads: of PyTorch; None: PyTorch's default. preloaded: more modules to import beforehand, those of the main module, which
+    children import too. Raises ForedraftError if the models cannot be loaded, or the server cannot listen at the address.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class KeptServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that drafts."""
+        """The id of the process that drafts."""
         return self._process.pid
 
     def keep(self) -> None:
-        """Start it again whenever it ends, until `stop`, which another thread or a signal may call. Raises ForedraftError where that
-        fails."""
+        """Restart the server whenever it ends, until `stop` is called, by another thread or a signal handler. Raises ForedraftError
+        if a restart fails."""
         while not self._is_stopped.is_set():
             began = time.monotonic()
             self._process.join()
@@ -89,7 +89,7 @@ class KeptServer:
 def _serve(
     settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None, started: Connection
 ) -> None:
-    """In the child, until its parent is gone."""
+    """The child process: serve until the parent is gone."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 

@@ -1,4 +1,4 @@
-"""From a draft model or the name of a method to a drafter that needs no target beside it."""
+"""Builds a drafter that needs no target in its process, from a draft model or the name of a method."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from foredraft.model import LoadOptions, load_model, load_tokenizer
 from foredraft.remote.vocabulary import VocabularyIdentity
 
 MOST_ROWS = 512
-"""That a draft model reads in one pass."""
+"""The most rows that a draft model reads in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftServerSettings:
-    """method: None: what the draft model is for, else "suffix". cache_memory: bytes for the draft model's keys and values; None: half
-    of what is free."""
+    """method: None: the method that the draft model is for, or "suffix" without a draft model. cache_memory: bytes for the draft model's
+    KV cache; None: half of the free memory."""
 
     draft_model: str | None
     method: str | None
@@ -31,7 +31,7 @@ class DraftServerSettings:
 
 
 def load_drafter(settings: DraftServerSettings) -> tuple[Drafter, VocabularyIdentity | None]:
-    """The drafter, and the vocabulary of its ids; None: any. Raises ForedraftError for what cannot be loaded, or cannot draft here."""
+    """The drafter, and the vocabulary of its ids (None: any). Raises ForedraftError if it cannot be loaded, or cannot draft here."""
     source, options = settings.draft_model, settings.options
     method = settings.method or ("suffix" if source is None else draft_method_of(source, None, options.revision))
     check_method(method, has_draft_model=source is not None)

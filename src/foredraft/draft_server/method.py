@@ -1,4 +1,4 @@
-"""Which methods can draft without the target beside them. Nothing here imports PyTorch."""
+"""Which methods can draft without the target in their process. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from foredraft.errors import ForedraftError
 
 
 def check_method(method: str | None, *, has_draft_model: bool) -> None:
-    """Raises ForedraftError for a method that cannot draft without the target beside it, with the reason."""
+    """Raises ForedraftError, with the reason, for a method that cannot draft without the target in its process."""
     if method is None:
         return
     if "+" in method:

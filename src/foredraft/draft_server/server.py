@@ -1,4 +1,4 @@
-"""Answers the questions of targets' processes with one drafter."""
+"""Answers the questions of targets in other processes with one drafter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
 _MOST_CLIENTS = 64
-"""Whose questions are answered together."""
+"""The most questions that are answered together."""
 
 
 class _Question(NamedTuple):
@@ -35,13 +35,13 @@ class _Question(NamedTuple):
 
 
 class DraftServer:
-    """Answers in the thread that calls `run`. Questions that wait at the same time are one batch of the drafter, so a server that
+    """Answers in the thread that calls `run`. Questions that wait at the same time form one batch for the drafter, so a server that
     several targets share drafts for all of them at once.
 
-    drafter: one that reads neither hidden states nor keys and values of the target. vocabulary: of its ids; None: it copies ids and
+    drafter: must read neither hidden states nor keys and values of the target. vocabulary: of its ids; None: it copies ids and
     serves any vocabulary.
 
-    Raises DrafterError for another drafter.
+    Raises DrafterError for a drafter that reads them.
     """
 
     def __init__(self, drafter: Drafter, listener: Listener, vocabulary: VocabularyIdentity | None = None) -> None:
@@ -63,7 +63,7 @@ class DraftServer:
         return self._listener.address
 
     def run(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Until `stop`, which another thread may call, or until it is not wanted, which is asked a few times a second."""
+        """Answer until `stop` is called, by any thread, or until is_wanted, called a few times a second, returns False."""
         next_check = time.monotonic()
         try:
             while not self._stopped.is_set():
@@ -76,7 +76,7 @@ class DraftServer:
             self._listener.close()
 
     def answer_waiting(self) -> None:
-        """Answer the questions that wait, one of each client; where there are none, wait a moment for one."""
+        """Answer the waiting questions, one of each client. If there are none, wait for one for a moment."""
         self._receive()
         self._answer(self._next_batch())
         self._histories.make_room()
@@ -85,7 +85,7 @@ class DraftServer:
         self._stopped.set()
 
     def _receive(self) -> None:
-        """All questions that are there, at most one batch; wait for the first."""
+        """Receive the questions that have arrived, at most one batch. If none is waiting yet, wait for the first."""
         timeout = 0.0 if self._waiting else _POLL_SECONDS
         while len(self._waiting) < _MOST_CLIENTS:
             received = self._listener.receive(timeout)
@@ -111,7 +111,7 @@ class DraftServer:
                 self._send(client, Answer(ask.step, "its drafter has another vocabulary than the target"))
 
     def _next_batch(self) -> list[_Question]:
-        """The oldest questions, at most one of each client: its next one may change the same histories."""
+        """The oldest questions, at most one of each client, because a client's next question may change the same histories."""
         batch: dict[bytes, _Question] = {}
         while self._waiting and self._waiting[0].client not in batch:
             question = self._waiting.popleft()
@@ -128,7 +128,7 @@ class DraftServer:
             self._send(client, Answer(ask.step, drafts=rows))
 
     def _read_histories(self, client: bytes, ask: Ask) -> list[DraftRequest | None]:
-        """What is to be drafted for each row; None where the client must send the history again."""
+        """The draft request of each row; None if the client must send the history again."""
         for seq_id in ask.forgotten:
             self._histories.forget(client, seq_id)
         return [self._request(client, row) for row in ask.rows]
@@ -145,7 +145,7 @@ class DraftServer:
             return None
 
     def _drafts(self, requests: list[DraftRequest]) -> list[list[int]]:
-        """None of the requests has a draft where the drafter raises: it forgets them all."""
+        """The drafts. If the drafter raises, all are empty and it forgets the sequences."""
         if not requests:
             return []
         drafts = self._shielded(partial(self._propose, requests))
@@ -154,7 +154,7 @@ class DraftServer:
         return [[] for _ in requests] if drafts is None else drafts
 
     def _propose(self, requests: list[DraftRequest]) -> list[list[int]]:
-        """What is wrong with a draft is seen where it arrives."""
+        """Only the number of drafts is checked here: the client checks the drafts themselves."""
         drafts = self._drafter.propose(requests).draft_ids
         if len(drafts) != len(requests):
             raise DrafterError(
@@ -163,11 +163,11 @@ class DraftServer:
         return drafts
 
     def _shielded(self, call: Callable[[], T]) -> T | None:
-        """None where the drafter raises."""
+        """The result of the call; None if the drafter raises."""
         return self._shield.call(self._drafter, call, None)
 
     def _drop(self, history: History) -> None:
-        """The text ended, as far as is known. What was read for it may serve others that begin alike."""
+        """The sequence has ended, as far as the server knows. What was read for it may serve sequences with the same prefix."""
         if history.shares_prefix and isinstance(self._drafter, RetainingDrafter):
             self._shielded(partial(self._drafter.retain, history.seq_id, history.tokens))
         else:
@@ -178,7 +178,7 @@ class DraftServer:
 
 
 def _below(ids: list[int], size: int) -> list[int]:
-    """The ids before the first that the target does not have: logits may be padded differently."""
+    """The ids before the first one outside the target's vocabulary: the logits may be padded differently."""
     if not ids or max(ids) < size:
         return ids
     return ids[: next(place for place, token in enumerate(ids) if token >= size)]

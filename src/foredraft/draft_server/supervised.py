@@ -1,4 +1,4 @@
-"""A draft server that Ray places on a node, and starts again there should its keeper end."""
+"""A draft server that Ray places on a node, and restarts there if its keeper ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACING_SECONDS = 60.0
 
 
 class Keeper:
-    """Runs in an actor, and keeps the process that drafts. Where it cannot, it ends its own, and Ray starts another one."""
+    """Runs in a Ray actor and keeps the drafting process alive. If it cannot, it ends its own process, and Ray restarts the actor."""
 
     def __init__(self, settings: DraftServerSettings, address: str, key: bytes, num_threads: int | None) -> None:
         self._server = KeptServer(settings, address, key, num_threads, ["ray"])
@@ -29,7 +29,7 @@ class Keeper:
         return self._server.address
 
     def pid(self) -> int | None:
-        """Of the process that drafts."""
+        """The id of the process that drafts."""
         return self._server.pid
 
     def _keep(self) -> None:
@@ -43,8 +43,8 @@ class Keeper:
 def supervised_server(
     settings: DraftServerSettings, address: str, key: bytes, *, cluster: str | None, num_threads: int | None
 ) -> Iterator[Any]:
-    """Start it; the block runs once it answers, with the handle of its actor. It keeps its node, and so its address, as long as the node
-    lives. address: where it listens on its node, with a port. cluster: see ray_cluster.
+    """Start the server and yield the handle of its actor once it answers. It stays on its node, and so keeps its address, as long as
+    the node lives. address: where it listens on its node, with a port. cluster: see ray_cluster.
 
     Raises ForedraftError if Ray is not installed, or the server does not start.
     """
