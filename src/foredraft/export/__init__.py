@@ -1,4 +1,4 @@
-"""The choice of target and drafter as other engines' own configurations: one file an engine, and one line in ENGINES."""
+"""Writes the choice of target and drafter as other engines' configurations: one module per engine, and one entry in ENGINES."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
         for module in (vllm, sglang, tensorrt_llm, max, bentoml, ray, llamacpp, openvino, transformers)
     }
 )
-"""By their names on the command line."""
+"""Engines by their names on the command line."""
 
 __all__ = ["ENGINES", "Choice", "Engine", "Export", "choice_of"]

@@ -1,4 +1,4 @@
-"""What is to run on another engine."""
+"""The target and drafter to run on another engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HEAD_METHODS = ("eagle", "medusa")
 MOST_DRAFT_TOKENS = 8
-"""That "auto" drafts where max_speculative_tokens is not set, as for LLM."""
+"""The most tokens that "auto" drafts if max_speculative_tokens is not set, as for LLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Choice:
     """A target and how to draft for it.
 
     target, draft: hub ids or paths; draft is a draft model, a head or None. methods: names of REGISTRY; () is plain decoding.
-    speculative_tokens: γ, a number above 0 or "auto"; 0 for plain decoding. most_tokens: that "auto" drafts. head: the checkpoint
-    behind `draft` where the method is a head's. quantization, draft_quantization: by which foredraft rounds the models.
+    speculative_tokens: γ, a number above 0 or "auto"; 0 for plain decoding. most_tokens: the most that "auto" drafts. head: the
+    checkpoint that `draft` names, if the method needs a head. quantization, draft_quantization: as foredraft applies them while loading.
     """
 
     target: str
@@ -44,14 +44,14 @@ class Choice:
 
     @property
     def draft_model(self) -> str:
-        """The draft, which the method needs. Raises ForedraftError where there is none."""
+        """`draft`, for a method that needs it. Raises ForedraftError if it is None."""
         if self.draft is None:
             raise ForedraftError(f'method "{self.method}" needs a draft: give --draft-model')
         return self.draft
 
     @property
     def method(self) -> str:
-        """As `--method` takes it."""
+        """The methods as `--method` takes them."""
         return "+".join(self.methods) or NO_DRAFT
 
     @property
@@ -60,13 +60,17 @@ class Choice:
 
     @property
     def vocab_sizes(self) -> tuple[int, int] | None:
-        """Of target and draft, where the configurations of both lie here."""
+        """The vocabulary sizes of target and draft; None unless the configurations of both are local."""
         sizes = [_vocab_size(raw_config(name)) for name in (self.target, self.draft) if name is not None]
         return (sizes[0], sizes[1]) if len(sizes) == 2 and sizes[0] and sizes[1] else None
 
 
 def choice_of(settings: Settings) -> Choice:
-    """Raises ForedraftError for settings that LLM would refuse too, and for a tree of a fixed shape, which no engine takes."""
+    """The choice that the settings make.
+
+    Raises ForedraftError for settings that LLM would refuse too, and for a tree of a fixed shape and head_settings, which cannot be
+    exported.
+    """
     tree = settings.speculative_token_tree
     if tree is not None and not isinstance(tree, str):
         raise ForedraftError(
@@ -98,7 +102,7 @@ def choice_of(settings: Settings) -> Choice:
 
 
 def is_gguf_name(name: str) -> bool:
-    """Whether it is, or is called, a GGUF file."""
+    """Whether the name is that of a GGUF file, by its suffix or its contents."""
     return name.endswith(".gguf") or is_gguf(Path(name))
 
 
@@ -120,7 +124,7 @@ def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
 
 
 def head_of(target: str, name: str) -> HeadCheckpoint:
-    """The head of this name, checked against the target's shape."""
+    """Load the head of this name, and check it against the target's shape."""
     from transformers import AutoConfig
 
     from foredraft.heads import TargetShape, load_head

@@ -1,4 +1,4 @@
-"""What is different on other engines, in sentences that several of them share."""
+"""Differences between foredraft and other engines, in sentences that several engines share."""
 
 SEEDS = "A seed gives another text there than here, and with speculation another than without; the distribution is the same."
 COSTS = (

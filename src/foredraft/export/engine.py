@@ -1,4 +1,4 @@
-"""What an engine is to an export: what it calls each method, what it cannot express, and how its configuration is written."""
+"""The description of an engine for exports: its name for each method, what it cannot express, and how to write its configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
         "dflash": f"{_ONE_PASS} an EAGLE head (--method eagle)",
     }
 )
-"""Methods that no engine is given, why, and the nearest that can be."""
+"""Methods that are exported to no engine: the reason, and the nearest method that can be exported."""
 NO_MTP = "MTP layers are not exported to it yet; the nearest is"
 WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
     {
@@ -34,11 +34,11 @@ WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
         "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
     }
 )
-"""What an engine cannot be given that looks up n-grams and takes draft models, and nothing else."""
+"""What cannot be exported to an engine that has only n-gram lookup and draft models."""
 
 
 class Translation(NamedTuple):
-    """fields: the engine's own keys and values, without the target's name. differences: what will be different there, a sentence
+    """fields: the engine's own keys and values, without the target's name. differences: what will differ on that engine, one sentence
     each."""
 
     fields: Mapping[str, Any]
@@ -57,11 +57,11 @@ class Export(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """name: as `--to` takes it. version: that the configuration is valid for. title: as people write it.
+    """name: as `--to` takes it. version: the one that the configuration is valid for. title: as people write it.
 
-    methods: by foredraft's name. refused: why a method cannot be expressed, and the nearest that can. combinations: several methods
-    together. heads: the form of head that a method needs. plain: of no speculation. render: the configuration as the engine reads it.
-    reads_gguf: whether models are GGUF files, and must be.
+    methods: the translation of each method, by foredraft's name. refused: why a method cannot be expressed, and the nearest that can.
+    combinations: translations of several methods together. heads: the form of head that a method needs. plain: the translation without
+    speculation. render: writes the configuration as the engine reads it. reads_gguf: whether models must be GGUF files.
     """
 
     name: str
@@ -76,9 +76,9 @@ class Engine:
     reads_gguf: bool = False
 
     def export(self, choice: Choice, head_output: Path | None = None) -> Export:
-        """head_output: where to write a head in the form that the engine loads; the configuration names it then.
+        """head_output: the folder to write a head to, in the form that the engine loads; the configuration then names that folder.
 
-        Raises ForedraftError, with the reason and the nearest that can be said, for what the engine cannot express.
+        Raises ForedraftError, with the reason and the nearest alternative, for a choice that the engine cannot express.
         """
         self._check_files(choice)
         choice = self._with_head(choice, head_output)
@@ -136,7 +136,7 @@ class Engine:
 
 
 def num_tokens(choice: Choice, engine: str) -> int:
-    """γ of an engine that drafts a fixed number of tokens. Raises ForedraftError for "auto"."""
+    """γ, for an engine that drafts a fixed number of tokens. Raises ForedraftError for "auto"."""
     if not isinstance(choice.speculative_tokens, int):
         raise ForedraftError(
             f"{engine} drafts a fixed number of tokens and cannot be given auto: the nearest is a number, as foredraft tune "

@@ -1,4 +1,4 @@
-"""Heads for other engines: which form each loads, and how a head gets into it."""
+"""Heads for other engines: which form each engine loads, and how to write a head in that form."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from foredraft.heads import HeadCheckpoint
 
 EAGLE_KINDS: Mapping[str, str] = MappingProxyType({"eagle1": "eagle", "eagle3": "eagle3"})
-"""What engines call the kinds of EAGLE heads, in lower case."""
+"""The engines' names for the kinds of EAGLE heads, in lower case."""
 
 SaveHead: TypeAlias = Callable[["HeadCheckpoint", str, Path], None]
-"""The head, its target's name and a folder."""
+"""Called with the head, its target's name and a folder."""
 
 
 class HeadForm(NamedTuple):
-    """names: the forms that an engine loads, as heads/formats calls them. save: writes one of them; raises ValueError for a head that
-    it cannot hold."""
+    """names: the forms that an engine loads, as heads/formats calls them. save: writes the first of them; raises ValueError for a head
+    that the form cannot hold."""
 
     names: Sequence[str]
     save: SaveHead
 
 
 def checkpoint_of(choice: Choice) -> HeadCheckpoint:
-    """The head of a choice whose method is a head's."""
+    """The head of a choice whose method needs one."""
     if choice.head is None:
         raise ForedraftError(f'method "{choice.method}" needs a head: give its directory or hub id as --draft-model')
     return choice.head
 
 
 def eagle_kind(choice: Choice) -> str:
-    """The kind of its EAGLE head."""
+    """The kind of the choice's EAGLE head."""
     return str(checkpoint_of(choice).config.kind)
 
 
 def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
-    """Raises ForedraftError, with the option that helps, for a head in a form that the engine does not load, or in few bits, which no
-    engine was seen to load."""
+    """Raises ForedraftError, naming the option that helps, for a head in a form that the engine does not load. No engine is known to
+    load a quantised head."""
     head = checkpoint_of(choice)
     given = f"{head.form}, quantized" if head.is_quantized else head.form
     if given not in form.names:
@@ -54,9 +54,9 @@ def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
 
 
 def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
-    """The head in an engine's form, in this folder -> the choice that names it. What is known of the head stays as it is: read
-    again, the files could mean other layers. Raises ForedraftError for a head that the form cannot hold, and for a folder that holds
-    something."""
+    """Write the head in an engine's form to this folder -> the choice that names the folder. The choice keeps the head's known
+    configuration, because the new files, read again, could be taken to mean other layers. Raises ForedraftError for a head that the
+    form cannot hold, and for a folder that is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise ForedraftError(f"{folder} is not empty: give another --head-output")
     head = checkpoint_of(choice)
@@ -96,7 +96,7 @@ def save_safeailab(head: HeadCheckpoint, target: str, folder: Path) -> None:
 
 
 def _dtype(head: HeadCheckpoint) -> Any:
-    """Of its weights."""
+    """The dtype of its weights."""
     return next(iter(head.tensors.values())).dtype
 
 

@@ -28,7 +28,7 @@ _SERVED = (SAMPLED, PENALTIES, PER_SERVER)
 
 
 def eagle(choice: Choice) -> Translation:
-    """Raises ForedraftError for a head that reads other layers than MAX hands over."""
+    """Raises ForedraftError for a head that reads other layers than those whose inputs MAX passes to heads."""
     _check_taps(choice)
     adapts = isinstance(choice.speculative_tokens, str)
     fields = {

@@ -43,7 +43,7 @@ def ngram(choice: Choice) -> Translation:
 
 
 def render(choice: Choice, fields: Mapping[str, Any]) -> str:
-    """The pipeline, and the configuration for its `generate`. In front, how to convert models that are not converted."""
+    """The pipeline, and the configuration for its `generate`, after the commands that convert models that are not converted yet."""
     names = [choice.target, *([choice.draft] if choice.draft is not None else [])]
     commands = [f"# {shlex.join(_conversion(name))}" for name in names if not _is_converted(name)]
     pipeline = as_call("openvino_genai.LLMPipeline", _folder(choice.target), "CPU", **fields.get("pipeline", {}))
@@ -59,7 +59,7 @@ def _is_converted(name: str) -> bool:
 
 
 def _folder(name: str) -> str:
-    """Where its converted model lies, or will lie."""
+    """The folder of the converted model, whether it exists yet or not."""
     return name if _is_converted(name) else f"{Path(name).name}-openvino"
 
 

@@ -1,4 +1,4 @@
-"""Ray Serve: YAML for `serve run FILE`, an application of vLLM engines."""
+"""Ray Serve: YAML for `serve run FILE`, an application that runs vLLM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
         "model_loading_config": {"model_id": Path(choice.target).name, "model_source": choice.target},
         "engine_kwargs": dict(fields),
     }
-    if "additional_config" in fields:  # the plug-in is ours, and must be where the workers run
+    if "additional_config" in fields:  # the plug-in is part of foredraft, which must be installed where the workers run
         config["runtime_env"] = {"pip": ["foredraft"]}
     application = {
         "name": "llm",

@@ -1,4 +1,4 @@
-"""Configurations as text: commands, YAML and Python."""
+"""Writes configurations as text: commands, YAML and Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 
 
 def as_command(program: Sequence[str], options: Mapping[str, Any]) -> str:
-    """A shell command, an option a line. options: by name, without "--" and with underscores; True is an option without a value, and
-    what is no text or number is written as JSON."""
+    """A shell command, one option a line. options: by name, without "--" and with underscores. The value True stands for an option
+    without a value; other values that are not strings are written as JSON."""
     lines = [shlex.join(program), *(shlex.join(_words(name, value)) for name, value in options.items())]
     return " \\\n  ".join(lines) + "\n"
 
@@ -28,13 +28,13 @@ def as_yaml(document: Mapping[str, Any]) -> str:
 
 
 def as_call(function: str, *arguments: Any, **options: Any) -> str:
-    """A Python call, an argument a line."""
+    """A Python call, one argument a line."""
     given = [repr(argument) for argument in arguments] + [f"{name}={value!r}" for name, value in options.items()]
     return f"{function}(\n" + "".join(f"    {one},\n" for one in given) + ")"
 
 
 class Code(str):
-    """An expression in Python, which is written as it is."""
+    """A Python expression, which is written verbatim."""
 
     __slots__ = ()
 

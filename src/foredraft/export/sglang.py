@@ -26,7 +26,7 @@ _SERVED = (PER_SERVER, PROCESSORS)
 
 
 def draft_model(choice: Choice) -> Translation:
-    """Rejection sampling is refused for STANDALONE, so drafts are greedy."""
+    """SGLang refuses rejection sampling for STANDALONE, so drafts are greedy."""
     fields = {
         "speculative_algorithm": "STANDALONE",
         "speculative_draft_model_path": choice.draft_model,
@@ -47,7 +47,7 @@ def eagle(choice: Choice) -> Translation:
 
 
 def ngram(choice: Choice) -> Translation:
-    """Its number of draft tokens counts the pending one."""
+    """SGLang's number of draft tokens includes the pending token."""
     fields = {
         "speculative_algorithm": "NGRAM",
         "speculative_num_draft_tokens": num_tokens(choice, TITLE) + 1,
@@ -57,7 +57,7 @@ def ngram(choice: Choice) -> Translation:
 
 
 def _chain(tokens: int) -> dict[str, int]:
-    """A draft without branches. The last number counts the pending token."""
+    """A draft without branches. SGLang's number of draft tokens includes the pending token."""
     return {
         "speculative_num_steps": tokens,
         "speculative_eagle_topk": 1,

@@ -29,7 +29,7 @@ LAYERS = "The layers that the head reads (eagle3_layers_to_capture) are those th
 OVERRIDES = "The automaton replaces the head's drafts behind matches of four tokens or more; foredraft asks which pays."
 _SERVED = (PER_SERVER, MIN_P)
 _SAMPLING = {"allow_advanced_sampling": True, "use_rejection_sampling": True}
-"""The first is needed before 1.4, where sampled requests were written greedily without it, and has no effect since."""
+"""Before 1.4, sampled requests were decoded greedily without the first option; since then it has no effect."""
 
 
 def draft_model(choice: Choice) -> Translation:
@@ -42,13 +42,13 @@ def eagle(choice: Choice) -> Translation:
 
 
 def eagle_and_suffix(choice: Choice) -> Translation:
-    """With the automaton TensorRT-LLM itself switches rejection sampling off."""
+    """TensorRT-LLM itself switches rejection sampling off when it uses the automaton."""
     config = {**_eagle3(choice), "allow_advanced_sampling": True, "sa_config": {"threshold": 4}}
     return _translation(choice, config, (EXACT_MATCH, OVERRIDES, LAYERS))
 
 
 def ngram(choice: Choice) -> Translation:
-    """foredraft takes the latest occurrence, of this text alone."""
+    """As in foredraft, the latest occurrence is taken, within the same text only."""
     config = {
         "decoding_type": "NGram",
         "max_matching_ngram_size": 3,
@@ -64,7 +64,8 @@ def suffix(choice: Choice) -> Translation:
 
 
 def _eagle3(choice: Choice) -> dict[str, Any]:
-    """Its layers to capture are counted by their outputs. Raises ForedraftError for EAGLE-1."""
+    """TensorRT-LLM numbers the layers to capture by their outputs. Raises ForedraftError for EAGLE-1 heads, and for heads that read the
+    embeddings or the hidden state after the final norm."""
     if eagle_kind(choice) != "eagle3":
         raise ForedraftError(
             f"{TITLE} {VERSION} cannot be given {choice.draft}, an EAGLE-1 head: its PyTorch backend has EAGLE-3 alone; the "

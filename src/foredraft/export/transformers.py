@@ -50,7 +50,7 @@ def early_exit(choice: Choice) -> Translation:
 
 
 def _chain(model: str, tokens: int) -> tuple[str, ...]:
-    """The drafting model's own configuration decides how much it drafts."""
+    """The number of draft tokens is set in the generation configuration of the model that drafts."""
     values = {
         "num_assistant_tokens": tokens,
         "num_assistant_tokens_schedule": "constant",
@@ -64,7 +64,7 @@ def _load(name: str) -> str:
 
 
 def render(choice: Choice, fields: Mapping[str, Any]) -> str:
-    """The models, and the options for the target's `generate`."""
+    """Code that loads the models, and the options for the target's `generate`."""
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",

@@ -75,13 +75,13 @@ def medusa(choice: Choice) -> Translation:
 
 
 def mtp(choice: Choice) -> Translation:
-    """vLLM finds the layers in the target's checkpoint too."""
+    """vLLM, too, loads the MTP layers from the target's own checkpoint."""
     native = _native("mtp", choice)
     return native._replace(differences=(GREEDY_DRAFTS, LAYERS, *native.differences))
 
 
 def ngram(choice: Choice) -> Translation:
-    """vLLM's own for a fixed number of tokens; "auto" takes the plug-in."""
+    """vLLM's own lookup for a fixed number of tokens; the plug-in for "auto"."""
     if choice.is_auto:
         return plug_in(choice)
     native = _native("ngram", choice, prompt_lookup_max=3, prompt_lookup_min=1)
