@@ -1,1 +1,1 @@
-"""foredraft inside other programs: a folder a program."""
+"""foredraft inside other programs: one package per program."""

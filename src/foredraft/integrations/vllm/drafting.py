@@ -18,7 +18,7 @@ _NO_LOGITS = torch.empty(0, 0)
 
 
 class _Planned:
-    """What was drafted at the end of a call, and what the next step is measured by. started: when that call began."""
+    """The drafts of a call, and what the next step is measured against. started: when that call began."""
 
     def __init__(self, started: float, scheduled: Sequence[ScheduledSequence], drafts: Drafts) -> None:
         self.started = started
@@ -28,8 +28,8 @@ class _Planned:
 
 
 class Drafting:
-    """drafters: by the names that the policy knows them by. vocab_size: of the target. most: draft tokens of a text, at most.
-    learns: whether the policy is shown what became of drafts. clock: seconds."""
+    """drafters: by the policy's names for them. vocab_size: of the target. most: the most draft tokens of a sequence. learns: whether
+    the policy observes the outcomes of drafts. clock: in seconds."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Drafting:
         self._planned: _Planned | None = None
 
     def step(self, rows: Sequence[Row | None]) -> list[list[int]]:
-        """A draft for each row, behind its history; none for a row that still reads its prompt. rows: what the step before wrote."""
+        """A draft for each row, which continues its history; empty for a row that is still reading its prompt. rows: the output of the
+        previous step."""
         started = self._clock()
         if self._learns:
             self._observe(rows, started)
@@ -76,8 +77,8 @@ class Drafting:
         self._group.forget(self._texts.clear())
 
     def _observe(self, rows: Sequence[Row | None], now: float) -> None:
-        """Tell the policy what became of the last drafts. A step that read prompts beside them shows what was accepted; how long it
-        took says nothing, and it says nothing at all where nothing was drafted."""
+        """Give the policy the outcomes of the last drafts. A step that also read prompts shows how much was accepted, but not how long
+        verification takes; it is ignored if nothing was drafted."""
         planned = self._planned
         if planned is None:
             return
@@ -107,7 +108,7 @@ class Drafting:
 
 
 def _outcome(draft_ids: Sequence[int], new_ids: Sequence[int]) -> Outcome:
-    """The engine may have cut the draft; the tokens of it that were written stood."""
+    """The engine may have cut the draft: the draft tokens that were written count as accepted."""
     num_accepted = 0
     for drafted, written in zip(draft_ids, new_ids[:-1], strict=False):
         if drafted != written:
@@ -117,5 +118,5 @@ def _outcome(draft_ids: Sequence[int], new_ids: Sequence[int]) -> Outcome:
 
 
 def _reading(item: ScheduledSequence) -> ScheduledSequence:
-    """Stands for the rows of a step that read prompts, of which the engine does not say how many there were."""
+    """A placeholder for the rows of a step that read prompts: the engine does not say how many there were."""
     return ScheduledSequence(item.sequence, 2, False, 0)

@@ -1,4 +1,4 @@
-"""What `--additional-config '{"foredraft": {...}}'` says."""
+"""The options in `--additional-config '{"foredraft": {...}}'`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from foredraft.errors import ForedraftError, shown
 from foredraft.sampling import AUTO
 
 METHODS = ("suffix", "ngram", "draft_model")
-"""That need nothing of the target but its tokens."""
+"""The methods that need nothing from the target but its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """method: one of METHODS, or several, as a list or with "+" between them. speculative_tokens: "auto", which drafts as much as
-    pays, up to vLLM's num_speculative_tokens; or a number, of the first method. draft_model, draft_quantization: as LLM takes them;
-    the model runs on the CPU. draft_memory: bytes for its keys and values; None: for all sequences, at most a quarter of the free
-    memory. corpus_tokens: how many tokens of finished texts suffix keeps to draft from in others; 0 keeps texts apart.
+    """method: one of METHODS, or several, as a list or joined with "+". speculative_tokens: "auto", which drafts as many as pay, up to
+    vLLM's num_speculative_tokens, or a fixed number, which only the first method drafts. draft_model, draft_quantization: as for LLM;
+    the model runs on the CPU. draft_memory: bytes for its KV cache; None: enough for all sequences, at most a quarter of the free
+    memory. corpus_tokens: how many tokens of finished texts "suffix" keeps to draft other texts from; 0 keeps texts apart.
 
     Raises ForedraftError, one line, for values that cannot work.
     """
@@ -43,7 +43,7 @@ class ProposerOptions:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProposerOptions:
-        """values: of the table. Raises ForedraftError for one that is not known."""
+        """values: of the table "foredraft". Raises ForedraftError for an unknown option."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:

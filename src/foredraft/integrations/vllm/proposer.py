@@ -1,4 +1,4 @@
-"""The class that vLLM makes: its interface, and nothing else of it."""
+"""The class that vLLM instantiates. It implements vLLM's interface and imports nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _UNKNOWN_MEMORY = 2 * 2**30
 class Proposer:
     """Drafts for vLLM (0.32) by suffix, n-gram, a draft model on the CPU, or several of them, as many tokens as pay.
 
-    Drafts are certain: vLLM judges each as a point mass, so the target's distribution stays what it is. Options come in
-    `additional_config["foredraft"]`, see ProposerOptions. With several tensor-parallel ranks, which must draft alike, nothing is
-    decided by a clock: each step has vLLM's num_speculative_tokens of the first method.
+    Drafts are certain: vLLM verifies each draft token as a point mass, so the target's distribution is preserved. Options are read from
+    `additional_config["foredraft"]`, see ProposerOptions. Several tensor-parallel ranks must draft alike, so there "auto" does not
+    depend on a clock: the first method drafts vLLM's num_speculative_tokens in each step.
 
-    vllm_config: a VllmConfig; of it only model_config, scheduler_config, speculative_config, parallel_config and additional_config
-    are read. Raises ForedraftError for options that cannot work.
+    vllm_config: a VllmConfig, of which only model_config, scheduler_config, speculative_config, parallel_config and
+    additional_config are read. Raises ForedraftError for options that cannot work.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -53,7 +53,7 @@ class Proposer:
         self._has_failed = False
 
     def load_model(self, target_model: Any) -> None:
-        """vLLM calls this once its target is loaded; nothing is read of it."""
+        """Called by vLLM once its target is loaded; nothing is read from it."""
 
     def propose(
         self,
@@ -62,10 +62,10 @@ class Proposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A draft for each row, at most num_speculative_tokens long; none where anything goes wrong.
+        """A draft for each row, at most num_speculative_tokens long; empty drafts if drafting fails.
 
-        sampled_token_ids: what each row got in this step; nothing for one that reads its prompt. num_tokens_no_spec: [B], the length
-        of each row's history; token_ids_cpu: [B, L], the histories.
+        sampled_token_ids: the new tokens of each row in this step; none for a row that is reading its prompt. num_tokens_no_spec: [B],
+        the length of each row's history. token_ids_cpu: [B, L], the histories.
         """
         try:
             return self._drafting.step(self._texts.read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
@@ -95,7 +95,7 @@ def _drafters(options: ProposerOptions, vocab_size: int, max_len: int, num_seqs:
 
 
 def _memory_for(model: LanguageModel, num_seqs: int) -> int:
-    """Bytes for the keys and values of so many full contexts, at most a quarter of the free memory."""
+    """Bytes for the keys and values of num_seqs full contexts, at most a quarter of the free memory."""
     free = available_memory(model.device)
     most = int(_MEMORY_SHARE * free) if free else _UNKNOWN_MEMORY
     return max(1, min(model.traits.bytes_per_token * model.traits.context_len * num_seqs, most))

@@ -1,4 +1,5 @@
-"""Recognises texts by their tokens: vLLM moves them between its rows, and says neither whose a row is nor when a text ends."""
+"""Recognises texts by their tokens: vLLM moves them between rows, and tells a proposer neither which text a row holds nor when one
+ends."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.sampling import Sampler, SamplingParams
 
 NUM_COMPARED = 48
-"""Tokens at the end of a text. A text that is taken for another costs acceptance and nothing else."""
+"""Tokens compared at the end of a text. Mistaking one text for another only lowers the acceptance rate."""
 MOST_CALLS_UNSEEN = 256
-"""After so many calls a text counts as ended."""
+"""A text counts as ended after so many calls without it."""
 
 
 class Row(NamedTuple):
-    """What a text got in a step. new_ids: the last tokens of its history, written since the last call; empty for a text that is
-    new to us."""
+    """A text in one step. new_ids: the last tokens of its history, written since the last call; empty for a text that was not seen
+    before."""
 
     sequence: TokenSequence
     new_ids: Sequence[int]
@@ -30,20 +31,20 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """tail: its last NUM_COMPARED tokens, or all, as int32. last_seen: the number of the last call that had it."""
+    """tail: its last NUM_COMPARED tokens, or all if it has fewer, as int32. last_seen: the number of the last call that included it."""
 
     sequence: TokenSequence
     tail: bytes
     last_seen: int
 
     def continues_in(self, history: NDArray[np.int32]) -> bool:
-        """Whether a history is the text and more."""
+        """Whether the history is the text and at least one more token."""
         end = len(self.sequence.tokens)
         return end < len(history) and _tail(history, end) == self.tail
 
 
 class Texts:
-    """max_len: the longest text. speculative_tokens: of each of them, as in TokenSequence."""
+    """max_len: of the longest text. speculative_tokens: of each text, as in TokenSequence."""
 
     def __init__(self, max_len: int, speculative_tokens: int | None) -> None:
         self._max_len = max_len
@@ -61,10 +62,10 @@ class Texts:
     def read(
         self, sampled: Sequence[Sequence[int]], lens: NDArray[np.int32], tokens: NDArray[np.int32]
     ) -> list[Row | None]:
-        """What each row holds now; None for one that is still reading its prompt.
+        """The text in each row; None for a row that is still reading its prompt.
 
-        sampled: what each row got in the step. lens, tokens: the length of each row's history, and the histories [B, L], what the
-        row got included. They are copied where they are kept.
+        sampled: the new tokens of each row in the step. lens, tokens: the length of each row's history, and the histories [B, L], new
+        tokens included. Tokens that are kept are copied.
         """
         self._call += 1
         former, by_row = self._by_row, list[_Text | None]()
@@ -86,7 +87,8 @@ class Texts:
         return rows
 
     def ended(self) -> list[int]:
-        """Texts that were not seen for long; they are forgotten. Looked for now and then: there may be many."""
+        """Forget texts that were not seen in the last MOST_CALLS_UNSEEN calls -> their ids. Most calls do not look: there may be many
+        texts."""
         if self._call % (1 + MOST_CALLS_UNSEEN // 8):
             return []
         first = self._call - MOST_CALLS_UNSEEN
@@ -102,8 +104,8 @@ class Texts:
         return ids
 
     def _find(self, history: NDArray[np.int32], num_new: int, before: _Text | None) -> _Text | None:
-        """The text that a history goes on from, unless another row of this call has it. before: the row's former text, which is tried
-        first; it may have grown unseen."""
+        """The text that a history continues, unless another row of this call holds it. before: the row's previous text, which is tried
+        first; it may have grown by more tokens than this call reports."""
         if before is not None and before.last_seen < self._call and before.continues_in(history):
             return before
         length = len(history) - num_new
