@@ -1,1 +1,1 @@
-"""Commands that look at a model or show it off: inspection, quality of a precision, the demo."""
+"""Commands that examine or demonstrate models: inspection, the quality of a precision, the demo."""

@@ -1,4 +1,4 @@
-"""Plain decoding beside speculation: the same request, run with and without drafts on one engine."""
+"""Compares plain decoding with speculation: the same request, run with and without drafts on one engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.outputs import RequestOutput
 from foredraft.text.request import Prompt
 
-# of eight candidates, the prompt on which the embedded target repeats itself least; its acceptance is near their median
+# the one of eight candidates on which the embedded target repeats itself least; its acceptance rate is near their median
 DEMO_PROMPT = (
     "def binary_search(items, target):\n"
     '    """Return the index of target in the sorted list items, or -1 if it is not there."""'
 )
-# of eight candidates, one that SmolLM2 answers sensibly, and whose repetition is that of ordinary code
+# one of eight candidates: SmolLM2 answers it sensibly, and repeats itself about as much as ordinary code does
 DEMO_QUESTION = "Write a Python class for a stack with push, pop and peek, then show how to use it."
 NUM_RUNS = 5
 BUDGET = 20.0
@@ -30,7 +30,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Plain or speculative decoding: medians over its runs, times in seconds."""
+    """Plain or speculative decoding: medians over the runs, times in seconds."""
 
     tokens_per_second: float
     inter_token_latency: float | None
@@ -41,8 +41,8 @@ class Side:
 class Comparison:
     """The same request decoded plainly and with drafts, num_runs times each.
 
-    stats: of the speculative runs together. identical: whether every run of both sides wrote the same tokens;
-    None where that is not promised (sampling without a seed). first_difference: the output position of the first token
+    stats: summed over the speculative runs. identical: whether all runs of both sides wrote the same tokens;
+    None if that is not promised (sampling without a seed). first_difference: the output position of the first token
     that differs. repeated_share: the share of output tokens inside an 8-gram that occurs more than once; a looping text flatters
     every drafter.
     """
@@ -60,12 +60,12 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Of tokens per second, median against median."""
+        """The ratio of the median tokens per second."""
         return self.speculative.tokens_per_second / self.plain.tokens_per_second
 
     @property
     def formula_acceptance_length(self) -> float | None:
-        """τ as the measured α alone would give it; None where nothing was evaluated."""
+        """τ computed from the measured α alone; None if no draft token was verified."""
         return formula_acceptance_length(self.stats)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def demo_prompt(llm: LLM) -> tuple[str, Prompt]:
-    """What to show, and the prompt itself: a question in the model's chat template, or code to complete if it has none."""
+    """The prompt as shown, and the prompt itself: a question in the model's chat template, or code to complete if it has none."""
     if llm.tokenizer is None or not llm.tokenizer.chat_template:
         return DEMO_PROMPT, DEMO_PROMPT
     return f"> {DEMO_QUESTION}\n\n", llm.chat_prompt([{"role": "user", "content": DEMO_QUESTION}])
@@ -96,9 +96,9 @@ def compare(
     budget: float = BUDGET,
     progress: Callable[[], None] | None = None,
 ) -> Comparison:
-    """Run the request with and without drafts in alternation, after one short warm-up each.
+    """Run the request alternately with and without drafts, after one short warm-up each.
 
-    num_runs: of each; fewer, but at least one, once `budget` seconds are spent. progress: called after each run.
+    num_runs: of each; fewer, but at least one, if `budget` seconds run out. progress: called after each run.
 
     Raises ForedraftError if there is nothing to compare, or if the request cannot be served.
     """
@@ -111,7 +111,7 @@ def compare(
         _run(llm, prompt, replace(variant, min_tokens=0, max_tokens=num_warm_up))
     started = time.perf_counter()
     while len(runs[0]) < num_runs and (not runs[0] or time.perf_counter() - started < budget):
-        # the first one alternates, so that neither always runs in the state that the other left
+        # alternate which one goes first, so that neither always runs in the state that the other left
         for side in (0, 1) if len(runs[0]) % 2 == 0 else (1, 0):
             runs[side].append(_run(llm, prompt, variants[side]))
             if progress is not None:
@@ -120,7 +120,7 @@ def compare(
 
 
 def _run(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    # every run reads the prompt itself: keys and values kept from the last run would favour the second one
+    # every run must prefill the prompt: keys and values retained from the previous run would favour the second one
     llm.engine.drop_retained()
     return llm.generate([prompt], params)[0]
 
@@ -151,7 +151,7 @@ def _compared(
 
 
 def _is_greedy(output: RequestOutput, llm: LLM, params: SamplingParams) -> bool:
-    """The checkpoint's own temperature applies where the request gives none."""
+    """Whether the request is greedy. The checkpoint's own temperature applies if the request gives none."""
     return llm.frontend.prepare(output.prompt_token_ids, params).params.is_greedy
 
 

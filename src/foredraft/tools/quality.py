@@ -1,4 +1,4 @@
-"""What a precision costs in quality: the model as it would run, against the same checkpoint in float32, on a text.
+"""Measures what a precision costs in quality: the model as it would run, against the same checkpoint in float32, on a text.
 
 There are two figures. Perplexity: how much less likely the text becomes. Agreement: how often both predict the same next
 token, which is what greedy decoding depends on.
@@ -23,10 +23,10 @@ from foredraft.model.loading import load_config
 from foredraft.text.tokenizing import encode_prompt
 
 LEAST_TOKENS = 64
-"""With fewer, perplexity depends more on the words than on the model."""
+"""With fewer tokens, perplexity depends more on the choice of text than on the model."""
 
 _ROWS = 512
-"""Of a window and of a pass: as many as a prefill reads at once."""
+"""The most rows of a window and of a pass: as many as a prefill reads at once."""
 
 _LOGIT_ROWS = 64
 """Rows whose logits are converted to float64 together: 512 rows of a large vocabulary would take a gigabyte."""
@@ -36,7 +36,7 @@ _LONGEST_TOKEN = 32
 
 
 class Window(NamedTuple):
-    """read: [L] ids, from an empty cache. predicted: [L] ids, what follows each of them."""
+    """read: [L] ids, read from an empty KV cache. predicted: [L] ids, the one that follows each of them."""
 
     read: list[int]
     predicted: list[int]
@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """One model's predictions on a text. loss: [N] float64, nats, of each token given those before it in its window.
+    """One model's predictions on a text. loss: [N] float64, in nats, of each token given the earlier ones in its window.
     likeliest: [N] int64, the id with the largest logit."""
 
     loss: Tensor
@@ -58,10 +58,10 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """The run against its reference, on the same tokens of a text.
+    """A run compared with its reference, on the same tokens of a text.
 
     dtype, quantization: of the run; the reference is float32. num_tokens: predicted, in windows of at most window_len.
-    perplexity_increase: of the run over the reference, in percent; negative where the run did better.
+    perplexity_increase: of the run over the reference, in percent; negative if the run did better.
     agreement: the percentage of positions at which both find the same token likeliest.
     """
 
@@ -78,7 +78,7 @@ class QualityReport:
 def measure_quality(
     source: str | os.PathLike[str], text: str, options: LoadOptions, *, max_tokens: int
 ) -> QualityReport:
-    """Load the checkpoint twice, first in float32 and then as the options say, never both at once, and read the text.
+    """Load the checkpoint in float32, then, after freeing that, with the options, and read the text with each.
 
     max_tokens: the most tokens of the text to use.
 
@@ -123,8 +123,8 @@ def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) ->
 
 
 def cut(begins: Sequence[int], ids: Sequence[int], window_len: int) -> list[Window]:
-    """Windows of at most window_len ids to read, each from `begins` on. Every id is predicted once, except the very
-    first if `begins` is empty."""
+    """Windows of at most window_len ids to read, each of which starts with `begins`. Every id is predicted once, except the
+    very first if `begins` is empty."""
     step = window_len - len(begins)
     windows = []
     for start in range(0 if begins else 1, len(ids), step):
@@ -147,7 +147,7 @@ def predict(model: LanguageModel, windows: Sequence[Window]) -> Predictions:
 
 
 def _loaded_and_read(name: str, windows: Sequence[Window], options: LoadOptions) -> tuple[Predictions, str]:
-    """-> the predictions, and the dtype of the model. The model is freed."""
+    """-> the predictions, and the dtype of the model, which is freed"""
     model = load_model(name, options)
     try:
         return predict(model, windows), str(model.hf.dtype).removeprefix("torch.")
@@ -157,7 +157,7 @@ def _loaded_and_read(name: str, windows: Sequence[Window], options: LoadOptions)
 
 
 def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """As many windows per pass as its rows allow."""
+    """Batches of windows, each as many as fit the rows of a pass."""
     batch: list[Window] = []
     for window in windows:
         if batch and sum(len(each.read) for each in [*batch, window]) > _ROWS:
@@ -169,7 +169,7 @@ def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
 
 
 def _read(model: LanguageModel, batch: Sequence[Window]) -> Predictions:
-    """One pass, in a cache of its own."""
+    """One pass, with a KV cache of its own."""
     cache = model.scratch_cache([len(window.read) for window in batch])
     logits = model.read([Read(i, window.read, len(window.read)) for i, window in enumerate(batch)], cache)
     return _scored(logits, [token for window in batch for token in window.predicted])

@@ -1,4 +1,4 @@
-"""Do two models fit, what memory will they take, and what exactness does this machine give: the answers as data."""
+"""Reports, as data, whether two models fit together, how much memory they will take, and how exact this machine is."""
 
 from foredraft.tools.inspection.inspect import exactness_of, inspect_models
 from foredraft.tools.inspection.report import Costs, HeadReport, Inspection, MemoryReport, ModelReport, VocabularyReport

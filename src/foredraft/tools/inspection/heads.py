@@ -1,4 +1,4 @@
-"""A head described from its files: what it reads and drafts, what it takes in memory, and what a drafted token costs."""
+"""Describes a head from its files: what it reads and drafts, how much memory it takes, and what a draft token costs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from foredraft.tools.inspection.weights import PRECISIONS, matrix_bytes
 from foredraft.utils.tensors import num_bytes
 
 _FIRST_PASS = "fc."
-"""What an EAGLE-3 head computes once for each token that the target has read, and not for each that it drafts."""
+"""The part of an EAGLE-3 head that runs once for each token that the target has read, not for each draft token."""
 
 
 def predict_head(
     source: str | os.PathLike[str], target: ModelReport, options: LoadOptions, ids: Sequence[int] = ()
 ) -> HeadReport:
-    """From its files and the target's configuration. options: the target's. ids: of a text, see HeadReport.coverage.
+    """Describe a head from its files and the target's configuration. options: the target's. ids: of a text, see HeadReport.coverage.
 
     Raises ModelError for a head that cannot be read, or does not fit the target.
     """
@@ -94,7 +94,7 @@ def coverage_of(config: AnyHeadConfig, ids: Sequence[int]) -> float | None:
 
 
 def measured_costs(head: AnyHead, target: LanguageModel) -> Costs:
-    """Of a head that was loaded."""
+    """The costs of a loaded head."""
     if isinstance(head, CompiledEagle | EarlyExit):
         weights = head.weight_bytes
     else:
@@ -104,7 +104,7 @@ def measured_costs(head: AnyHead, target: LanguageModel) -> Costs:
 
 
 def tap_name(tap: int, num_layers: int) -> str:
-    """A hidden state in words, see model/taps.py."""
+    """Describe the hidden state that a tap names, see model/taps.py."""
     if tap == FINAL_NORM:
         return "the last hidden state, after the final norm"
     if tap == num_layers:
@@ -119,7 +119,7 @@ def _num_layers(config: AnyHeadConfig) -> int:
 
 
 def _with_rows(checkpoint: HeadCheckpoint) -> HeadCheckpoint:
-    """As `TargetEnds.with_rows` completes it; the rows have no numbers."""
+    """Complete the checkpoint as `TargetEnds.with_rows` does, with rows on the meta device."""
     config = checkpoint.config
     if not isinstance(config, EagleConfig | DFlashConfig) or not checkpoint.borrows_rows:
         return checkpoint
@@ -132,7 +132,7 @@ def _borrowed(config: AnyHeadConfig) -> list[str]:
 
 
 def _open_settings(checkpoint: HeadCheckpoint) -> dict[str, list[Any]]:
-    """By setting: what it may be, the value that the format's default gives first. Tables of ids are too long to list."""
+    """The possible values of each open setting, the format's default first. Tables of ids are too long to list."""
     return {
         each.field: [value if not isinstance(value, torch.Tensor) else "a table of ids" for value in each.candidates]
         for each in checkpoint.config.ambiguities
@@ -140,7 +140,7 @@ def _open_settings(checkpoint: HeadCheckpoint) -> dict[str, list[Any]]:
 
 
 def _weights_by_precision(module: nn.Module) -> dict[str, int]:
-    """Matrices packed, all else in bfloat16."""
+    """Bytes with matrices packed in each precision, and everything else in bfloat16."""
     linears = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
     rest = sum(parameter.numel() for parameter in module.parameters()) - sum(weight.numel() for weight in linears)
     others = rest * torch.bfloat16.itemsize
@@ -150,9 +150,9 @@ def _weights_by_precision(module: nn.Module) -> dict[str, int]:
 def _step_bytes(
     config: AnyHeadConfig, module: nn.Module, target: PretrainedConfig, pass_bytes: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Of the matrices that a drafted token reads (all drafted tokens together, of a head that drafts in one pass), the target's lm_head where it is used.
-    target: its configuration. pass_bytes: of one of its passes, by precision; None: not known, so that an early exit's layers are
-    left out."""
+    """Bytes of the matrices that are read for a draft token (for a whole draft, if the head drafts in one pass), including the target's
+    lm_head if the head uses it. target: its configuration. pass_bytes: of one pass of the target, by precision; None: unknown, and an
+    early exit's layers are left out."""
     num_uses = config.num_heads if isinstance(config, MedusaConfig) and config.shares_lm_head else 1
     once = isinstance(config, EagleConfig) and config.kind == "eagle3" and config.mask_token is None
     matrices = [

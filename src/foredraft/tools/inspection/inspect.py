@@ -1,4 +1,4 @@
-"""Predict everything, load what fits, measure."""
+"""Predicts everything, then loads and measures the models that fit."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def inspect_models(
     text: str | None = None,
     heterogeneous_vocab: str = AUTO,
 ) -> Inspection:
-    """Predict everything first; load only what fits, and then measure.
+    """Predict everything first; if the models fit, load and measure them.
 
-    draft: a draft model or a head; None inspects the target alone. load: False only predicts. text: of which the share that a
-    head can draft is reported, and on which the vocabularies of two models are compared. heterogeneous_vocab: see LLM.
+    draft: a draft model or a head; None inspects the target alone. load: False only predicts. text: the report gives the share of it
+    that a head can draft, or compares the vocabularies of two models on it. heterogeneous_vocab: see LLM.
 
-    Raises ModelError where a checkpoint is missing, corrupt, or of a kind that cannot work.
+    Raises ModelError if a checkpoint is missing, corrupt, or of a kind that cannot work.
     """
     sources, head_source = [(target, options)], None
     if draft is not None and head_method_of(os.fspath(draft), options.revision) is not None:
@@ -58,7 +58,7 @@ def inspect_models(
         for report, tokenizer in zip(reports, tokenizers, strict=True)
     ]
     head = None if head_source is None else predict_head(head_source, reports[0], options, _ids(tokenizers[0], text))
-    # libraries, configurations and tokenizers are loaded by now, weights are not
+    # by now, libraries, configurations and tokenizers are loaded, but no weights
     process_bytes = _resident_bytes() if options.torch_device().type == "cpu" else 0
     memory = memory_report(reports, options, process_bytes, is_loaded=False, head=head)
     difference, vocabularies = compare_vocabularies(tokenizers, heterogeneous_vocab, text)
@@ -79,7 +79,7 @@ def inspect_models(
 
 
 def exactness_of(target: ModelReport) -> str:
-    """How far greedy and seeded texts equal plain decoding's on this machine. The draft model's bits never matter."""
+    """How far greedy and seeded outputs are identical to plain decoding's on this machine. The draft model's bits never matter."""
     if target.row_exact is None:
         return "unknown until the target is loaded"
     if target.row_exact:
@@ -106,7 +106,7 @@ def _resident_bytes() -> int | None:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | None) -> list[int]:
-    """Of the text, as far as there are both."""
+    """The ids of the text; empty without a tokenizer or a text."""
     return [] if tokenizer is None or text is None else encode_prompt(tokenizer, text)
 
 
@@ -126,7 +126,7 @@ def _measure(
     options: LoadOptions,
     process_bytes: int | None,
 ) -> tuple[list[ModelReport], HeadReport | None, MemoryReport]:
-    # all stay loaded until the free memory is read
+    # all models stay loaded until the free memory has been measured
     models: list[LanguageModel] = []
     for source, its_options in sources:
         models.append(_load(source, its_options, models))
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _load(source: Source, options: LoadOptions, before: list[LanguageModel]) -> LanguageModel:
-    """A target, or behind it its draft."""
+    """Load the target, or, if `before` holds it, its draft model."""
     name = os.fspath(source)
     if before and is_decoder_draft(name, options.revision):
         return load_decoder_draft(name, before[0], options.revision)

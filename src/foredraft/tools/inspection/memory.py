@@ -1,4 +1,4 @@
-"""The memory that models take together, and the memory that is free."""
+"""Reports the memory that models take together, and the memory that is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.model import LoadOptions, available_memory
 from foredraft.tools.inspection.report import HeadReport, MemoryReport, ModelReport
 
 CACHE_SHARE = 0.5
-"""The most that an engine takes by default for keys and values, of the memory that is free after the weights are loaded."""
+"""The share of the memory free after loading the weights that an engine takes by default for the KV cache, at most."""
 
 
 def memory_report(
@@ -44,8 +44,8 @@ def memory_report(
 
 
 def _peak(reports: Sequence[ModelReport | HeadReport], context_len: int, device: torch.device) -> int | None:
-    """Peak bytes beside the process itself: models are loaded one after the other, on the host; then a text grows to the
-    target's context."""
+    """Peak bytes, those of the process itself excluded: the models are loaded one after the other, on the host; then one
+    sequence grows to the target's context length."""
     weights = [report.costs.weight_bytes for report in reports]
     cache = [_largest_cache(report.costs.cache_bytes_per_token, context_len) for report in reports]
     peaks = [_sum([*weights, *cache])]
@@ -55,7 +55,7 @@ def _peak(reports: Sequence[ModelReport | HeadReport], context_len: int, device:
 
 
 def _largest_cache(bytes_per_token: int | None, context_len: int) -> int | None:
-    """A cache grows by doubling, and the old copy stays until its contents have moved."""
+    """A cache grows by doubling, and the old buffer stays until its contents have been copied."""
     if bytes_per_token is None:
         return None
     moving = 2 ** ((context_len - 1).bit_length() - 1) if context_len > 1 else 0

@@ -1,4 +1,4 @@
-"""A model predicted from its configuration and its file headers, without reading a weight."""
+"""Predicts a model's report from its configuration and file headers, without reading a weight."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def predict(source: str | os.PathLike[str], options: LoadOptions) -> ModelReport
 
 
 def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions) -> PreTrainedModel | None:
-    """The model on the meta device, without storage; None where its code needs real tensors."""
+    """The model on the meta device, without storage; None if its code needs real tensors."""
     try:
         with torch.device("meta"):
             skeleton: PreTrainedModel = auto_class_of(config).from_config(
@@ -65,7 +65,7 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions
 
 
 def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, int | None]:
-    """(cache bytes per token, logit width), from a pass of two tokens over shapes alone. Nones where the model reads
+    """(cache bytes per token, logit width), from a pass of two tokens on the meta device. (None, None) if the model depends on
     values, as expert routers do."""
     try:
         model = LanguageModel(skeleton, Traits("", 0, context_len, 0, False))
@@ -81,7 +81,7 @@ def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, 
 
 
 def _cache_by_config(config: PretrainedConfig, dtype: torch.dtype) -> int | None:
-    """Keys and values of every layer, where the configuration uses the usual names."""
+    """Bytes per token of the keys and values of all layers; None unless the configuration uses the usual names."""
     text: Any = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
     if not layers or not getattr(text, "num_attention_heads", None):

@@ -1,4 +1,4 @@
-"""What an inspection finds, as data."""
+"""The findings of an inspection, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.utils.machine import MachineReport
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """In bytes; None where unknown."""
+    """In bytes; None if unknown."""
 
     weight_bytes: int | None
     cache_bytes_per_token: int | None
@@ -20,12 +20,12 @@ class Costs:
 class ModelReport:
     """One model.
 
-    attention: the number of layers of each kind. num_tokens: in the tokenizer. logit_width: may be larger, by padding.
+    attention: the number of layers of each kind. num_tokens: in the tokenizer. logit_width: may be larger, because of padding.
     predicted: from the configuration and the file headers. measured: after loading; None if the model was not loaded.
     row_exact: whether a row's bits were measured to be independent of the other rows of a pass; None if the model was not
     loaded. quantization: of the linear layers, applied while loading. load_bytes: the predicted peak on the host while
-    loading. pass_bytes: of the matrices that a pass reads, by precision; None where that is not known. num_mtp_layers: with which the
-    checkpoint can draft for itself.
+    loading. pass_bytes: of the matrices that a pass reads, by precision; None if unknown. num_mtp_layers: the MTP layers in the
+    checkpoint, with which it can draft for itself.
     """
 
     name: str
@@ -54,16 +54,16 @@ class ModelReport:
 class HeadReport:
     """One head.
 
-    kind: "eagle1" (and 2), "eagle3", "dflash" or "medusa". form: whose files they are. num_layers: decoder layers; the number of heads of
-    Medusa. taps: the hidden states of the target that it reads, numbered as in model/taps.py; reads: the same in words.
-    coverage: the share of a text's tokens that it can draft; None without a text. borrows: what it takes from the target.
-    training_len: of texts, where the files give it. open_settings: by the name of a setting that the files leave open, the
-    values that it may have; the first one holds by the format's default. notes: of how the files were read.
+    kind: of its configuration, such as "eagle1" (and 2), "eagle3", "dflash" or "medusa". form: the file format. num_layers: decoder layers;
+    for Medusa the number of heads. taps: the hidden states of the target that it reads, numbered as in model/taps.py; reads: the same in
+    words. coverage: the share of a text's tokens that it can draft; None without a text. borrows: the weights that it takes from the
+    target. training_len: the length of the texts it was trained on, if the files give it. open_settings: the settings that the files leave
+    open, each with its possible values, the format's default first. notes: on how the files were read.
 
-    weight_bytes: of its own weights, by precision. step_bytes: of the matrices that a drafted token reads, by precision, the
-    target's lm_head included where it is used; of Medusa a whole draft. target_pass_bytes: see ModelReport.pass_bytes.
-    feature_bytes_per_token, own_cache_bytes_per_token: of the hidden states that are kept for it, and of its keys and values.
-    predicted, measured, load_bytes: as in ModelReport.
+    weight_bytes: of its own weights, by precision. step_bytes: of the matrices read for a draft token, by precision, including the
+    target's lm_head if it is used; for heads that draft in one pass, as Medusa's, of a whole draft. target_pass_bytes: see
+    ModelReport.pass_bytes. feature_bytes_per_token, own_cache_bytes_per_token: of the hidden states that are kept for it, and of its own
+    keys and values. predicted, measured, load_bytes: as in ModelReport.
     """
 
     name: str
@@ -95,19 +95,19 @@ class HeadReport:
         return self.measured or self.predicted
 
     def step_share(self, precision: str) -> float | None:
-        """A drafted token's bytes over those of a pass of the target, both in this precision."""
+        """step_bytes as a fraction of a target pass's bytes, both in this precision; None if the latter are unknown."""
         passes = self.target_pass_bytes
         return None if passes is None else self.step_bytes[precision] / passes[precision]
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyReport:
-    """How a draft model's vocabulary goes with the target's, from their tokenizers.
+    """How well a draft model's vocabulary matches the target's, from their tokenizers.
 
-    method: "same" where it is the same one, else how the draft is used, see LLM(heterogeneous_vocab=). agreement: the share of the
-    draft's ids that are one id of the target at the same place, on the text; target_bytes_per_id, draft_bytes_per_id: on the same.
-    None where tokens of one vocabulary, which both share, cannot be read as bytes. text: "built-in" or "given". is_chosen: by
-    these numbers, and not by the user.
+    method: "same" for equal vocabularies, else how the draft model is used, see LLM(heterogeneous_vocab=). agreement: on the text, the
+    share of the draft's ids that match one id of the target at the same place. target_bytes_per_id, draft_bytes_per_id: on the same
+    text. These three are None for equal vocabularies whose tokens cannot be read as bytes. text: "built-in" or "given". is_chosen:
+    whether the method was chosen from these numbers, not by the user.
     """
 
     method: str
@@ -120,12 +120,12 @@ class VocabularyReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Of target and draft, or head, together.
+    """The memory of the target and its draft model or head together.
 
     when: "free", or "free after loading". num_full_contexts: the number of sequences of the target's full context that the
     default cache budget holds. process_bytes: resident memory of this process before anything was loaded, mostly libraries;
-    0 on another device. peak_bytes: the most this process will hold on the device, while loading or later, with one text
-    that grows to the full context. A pass's temporary buffers are not included.
+    0 on another device. peak_bytes: the most that this process will hold on the device, while loading or later, with one sequence
+    that grows to the full context. Temporary buffers of passes are not included.
     """
 
     device: str
@@ -141,9 +141,8 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """fits: whether target and draft can work together on this machine. reason: why not, in one line. head: in the place of a
-    draft model. vocabularies: None without a draft model, or where one of the two has no tokenizer, or they cannot be used
-    together."""
+    """fits: whether target and draft can work together on this machine. reason: why not, in one line. head: instead of a draft
+    model. vocabularies: None without a draft model, if either model has no tokenizer, or if they cannot be used together."""
 
     fits: bool
     reason: str | None

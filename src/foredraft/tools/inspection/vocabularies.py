@@ -1,4 +1,4 @@
-"""How two models' vocabularies go together, from their tokenizers alone."""
+"""Compares two models' vocabularies, from their tokenizers alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from foredraft.vocabulary import SAMPLE, ByteVocabulary, Overlap, overlap_of, pa
 def compare_vocabularies(
     tokenizers: Sequence[PreTrainedTokenizerBase | None], method: str, text: str | None
 ) -> tuple[str | None, VocabularyReport | None]:
-    """-> why they cannot be used together, None if they can; and how they are, None where there are no two tokenizers
+    """-> why they cannot be used together (None: they can), and the comparison (None if they cannot, or without two tokenizers)
 
-    tokenizers: the target's, and that of the draft model if there is one. method: see LLM(heterogeneous_vocab=). text: None takes
-    the built-in one.
+    tokenizers: the target's, and the draft model's if there is one. method: see LLM(heterogeneous_vocab=). text: None takes the
+    built-in one.
     """
     if len(tokenizers) < 2:
         return None, None
@@ -41,7 +41,7 @@ def compare_vocabularies(
 
 
 def _own_overlap(tokenizer: PreTrainedTokenizerBase, text: str) -> Overlap | None:
-    """Of a vocabulary with itself."""
+    """The overlap of a vocabulary with itself; None if its tokens cannot be read as bytes."""
     try:
         vocabulary = ByteVocabulary(tokenizer)
     except VocabularyError:

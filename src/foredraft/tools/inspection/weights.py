@@ -1,4 +1,4 @@
-"""How much memory weights take: in the model, and while they are loaded."""
+"""Predicts how much memory weights take, in the model and while they are loaded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from foredraft.utils.tensors import num_bytes
 
 _BYTES_PER_OUTPUT = 8
 PRECISIONS = ("bfloat16", "int8")
-"""In which a head runs, and costs of passes are given."""
+"""The precisions that a head can run in, and that costs of passes are given for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The dtype of weights in the file, while they are read, and in the loaded model.
+    """The dtype of weights in the file (stored_in), while they are read (read_in), and in the loaded model (dtype).
 
-    dtype: in the loaded model, of what is not quantised. is_packed: whether linear layers are repacked for their kernels,
-    one after the other, each into a new copy.
+    dtype: of weights that are not quantised. is_packed: whether linear layers are repacked for their kernels, one after the other,
+    each into a new copy.
     """
 
     stored_in: torch.dtype
@@ -38,7 +38,7 @@ class Layout:
     is_packed: bool
 
     def packed_bytes(self, weight: Tensor, num_outputs: int, *, is_head: bool = False) -> int:
-        """Of one packed matrix; in int8 each output has a scale and a correction, in int4 each group of inputs a float16 scale."""
+        """Bytes of one packed matrix. In int8 each output has a scale and a correction, in int4 each group of inputs a float16 scale."""
         if self.quantization is None:
             return weight.numel() * self.dtype.itemsize
         has_groups = self.quantization in FOUR_BITS and weight.numel() // num_outputs % INT4_GROUP == 0
@@ -63,8 +63,8 @@ def _is_quantised(config: PretrainedConfig) -> bool:
 def predicted_weights(
     name: str, config: PretrainedConfig, skeleton: PreTrainedModel | None, layout: Layout
 ) -> int | None:
-    """In bytes: by the files for a quantised checkpoint or one without a skeleton, by the parameters for any other."""
-    if Path(name).is_file():  # of plain numbers or quantized: packed as large as it is
+    """Bytes: from the file sizes for a quantised checkpoint or one without a skeleton, from the parameters for any other."""
+    if Path(name).is_file():  # one file, quantised or not: packed, it stays as large
         return Path(name).stat().st_size
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     if files and (_is_quantised(config) or skeleton is None):
@@ -75,22 +75,22 @@ def predicted_weights(
         return weight_bytes(skeleton)
     matrices = _matrices(skeleton)
     replaced = {id(weight): weight for weight, _ in matrices}
-    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # a head that shares it is copied
+    replaced.pop(id(skeleton.get_input_embeddings().weight), None)  # an lm_head that shares it is copied
     kept: int = weight_bytes(skeleton) - num_bytes(replaced.values())
     head = getattr(skeleton.get_output_embeddings(), "weight", None)
     return kept + sum(layout.packed_bytes(weight, out, is_head=weight is head) for weight, out in matrices)
 
 
 def matrix_bytes(weight: Tensor, precision: str) -> int:
-    """Of one matrix [out, in] in one of PRECISIONS."""
+    """Bytes of one matrix [out, in] in one of PRECISIONS."""
     bfloat16 = torch.bfloat16
     quantization = None if precision == "bfloat16" else precision
     return Layout(bfloat16, bfloat16, bfloat16, quantization, is_packed=True).packed_bytes(weight, weight.shape[0])
 
 
 def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
-    """By precision: of the matrices that a pass reads, however few rows it has. None for a mixture of experts, which reads a part of
-    them, and where there is no skeleton."""
+    """Bytes, by precision, of the matrices that a pass reads, however few rows it has. None without a skeleton, and for a mixture of
+    experts, of which a pass reads only a part."""
     if skeleton is None or any(parameter.ndim == 3 for parameter in skeleton.parameters()):
         return None
     matrices = [(weight if weight.shape[0] == outputs else weight.T) for weight, outputs in _matrices(skeleton)]
@@ -100,10 +100,10 @@ def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
 def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
     """Peak bytes on the host while loading.
 
-    First everything is read; where the library converts it, the file's pages stay mapped until the last conversion. Then matrix
-    after matrix is packed and its original freed. Originals that are still views of the file come into memory only then. So the
-    peak is the largest of what was read, of what is packed so far beside the originals that are being packed, and of what remains
-    beside the original of the head, which comes last.
+    First all weights are read; if the library converts them, the file's pages stay mapped until the last conversion. Then matrices
+    are packed one after the other, and each original is freed. Originals that are views of the file enter memory only then. So the
+    peak is the largest of three: the weights as read, the matrices packed so far plus the originals being packed, and all other
+    weights plus the original of the lm_head, which is packed last.
     """
     if skeleton is None or weights is None:
         return weights
@@ -124,7 +124,7 @@ def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | 
 
 
 def _matrices(skeleton: nn.Module) -> list[tuple[Tensor, int]]:
-    """What packing replaces: the weight of every linear layer, and its number of outputs."""
+    """The matrices that packing replaces: the weight of every linear layer, with its number of outputs."""
     linears: list[Any] = [m for m in skeleton.modules() if type(m) is torch.nn.Linear]
     transposed: list[Any] = [m for m in skeleton.modules() if type(m) is Conv1D]
     return [(m.weight, m.weight.shape[0]) for m in linears] + [(m.weight, m.weight.shape[1]) for m in transposed]
@@ -136,7 +136,7 @@ def _layers_of(skeleton: PreTrainedModel) -> list[nn.Module]:
 
 
 def _packing_bytes(layer: nn.Module, layout: Layout) -> int:
-    """What packing a layer takes at the most, beyond its packed matrices: the originals of the two largest (gate and up, which are
+    """The most memory that packing a layer takes beyond its packed matrices: the originals of the two largest (gate and up, which are
     joined) while the last one (down) is not packed yet."""
     matrices = _matrices(layer)
     joined = sum(sorted(weight.numel() for weight, _ in matrices)[-2:])
@@ -149,7 +149,7 @@ def _packed_at_once(layer: nn.Module, layout: Layout) -> int:
 
 
 def _bytes_in(skeleton: PreTrainedModel, dtype: torch.dtype) -> int:
-    """The size of the weights, if they were in this dtype."""
+    """The size that the weights would have in this dtype."""
     num_floats = sum(int(p.numel()) for p in skeleton.parameters() if p.is_floating_point())
     total: int = weight_bytes(skeleton) + (dtype.itemsize - skeleton.dtype.itemsize) * num_floats
     return total
