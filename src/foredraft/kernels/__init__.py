@@ -1,6 +1,6 @@
-"""Compiled kernels for the processor at hand: built once with the system's C++ compiler, kept on disk, tested at start.
+"""Kernels compiled for this processor: built once with the system's C++ compiler, cached on disk, tested at start.
 
-Where there is no compiler, or the processor lacks what they need, `load_kernels` gives None and PyTorch's own kernels run.
+Without a compiler, or on a processor that lacks the instructions, `load_kernels` returns None and PyTorch's own kernels run.
 """
 
 from foredraft.kernels.decoder import (

@@ -1,7 +1,7 @@
-// Products of many rows by AMX: sixteen rows by sixteen outputs by 64 bytes of inputs an instruction.
+// Products of many rows with AMX: an instruction multiplies sixteen rows by sixteen outputs over 64 bytes of inputs.
 //
-// Packed matrices are as AVX-512's loops read them, so a tile of weights is every fourth line of a packed group. Whole numbers give
-// the sums that those loops give. bfloat16 is summed in another order, which a loop of AVX-512 for one or two rows follows.
+// Matrices are packed as the AVX-512 loops read them, so a tile of weights is every fourth line of a packed group. Integer sums equal
+// those of these loops. bfloat16 is summed in another order, which an AVX-512 loop for one or two rows reproduces.
 
 #pragma once
 
@@ -12,10 +12,10 @@
 
 namespace {
 
-constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;    // of a call
-constexpr int LEAST_WHOLE_ROWS = 7;               // for fewer rows of whole numbers AVX-512's loops are as fast
-constexpr int LEAST_TILED_ROWS = 3;               // of bfloat16: fewer wait for memory alone, which tiles read more slowly
-constexpr int64_t LINE = 4 * GROUP;               // bytes from a tile's row of weights to the next
+constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;    // of one call
+constexpr int LEAST_WHOLE_ROWS = 7;               // for fewer rows of integers the AVX-512 loops are as fast
+constexpr int LEAST_TILED_ROWS = 3;               // of bfloat16: products of fewer rows are limited by memory, which tiles read more slowly
+constexpr int64_t LINE = 4 * GROUP;               // bytes from one row of a tile of weights to the next
 
 bool has_tiles(const Matrix& m) { return (m.kind == BF16 && m.k % 32 == 0) || (m.kind == INT8 && m.k % TILE_BYTES == 0); }
 
@@ -24,10 +24,10 @@ bool uses_tiles(const Matrix& m, int64_t num_rows) {
     return has_tiles(m) && (m.kind == BF16 || num_rows >= LEAST_WHOLE_ROWS);
 }
 
-// Of one call.
+// The most rows of one call.
 int64_t most_tiled_rows(const Matrix& m) { return has_groups(m) ? TILE_ROWS : MOST_TILED_ROWS; }
 
-// Sums are tiles 0 to 3. Up to sixteen rows are tile 4, weights tiles 5 and 6; more rows are tiles 4 and 5, weights tiles 6 and 7.
+// Tiles 0 to 3 hold sums. Up to sixteen rows: 4 holds rows, 5 and 6 weights; more rows: 4 and 5 hold rows, 6 and 7 weights.
 TileShapes shapes_for(int num_rows) {
     TileShapes shapes;
     const bool are_few = num_rows <= TILE_ROWS;
@@ -57,7 +57,7 @@ void zero_sums() {
 // Up to sixteen rows by 64 outputs. steps: of 64 bytes of a row.
 template <int KIND>
 void multiply_few(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int64_t QUARTER = TILE_ROWS * LINE / 4;  // a quarter before each tile: all at once would hold up its lines
+    constexpr int64_t QUARTER = TILE_ROWS * LINE / 4;  // fetched before each tile: fetching all at once would delay the tile's own lines
     zero_sums();
     for (int64_t step = 0; step < steps; step++, in += TILE_BYTES, weights += TILE_ROWS * LINE) {
         _tile_loadd(4, in, stride);
@@ -80,7 +80,7 @@ void multiply_few(int64_t steps, const char* weights, const char* in, int64_t st
     _tile_stored(3, out[0] + 48, sizeof *out);
 }
 
-// More than sixteen rows by 64 outputs, 32 outputs after the other: each tile that is loaded is multiplied twice.
+// More than sixteen rows by 64 outputs, 32 outputs at a time: each loaded tile is multiplied twice.
 template <int KIND>
 void multiply_many(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     for (int half = 0; half < 2; half++) {
@@ -107,8 +107,8 @@ void multiply_many(int64_t steps, const char* weights, const char* in, int64_t s
 
 #undef MULTIPLY
 
-// The sums that a tile's instruction makes: of 32 inputs those at even places and those at odd ones apart, then both, then with the
-// sum so far.
+// Sums in the order of the tile instruction: of each 32 inputs, those at even and those at odd places are summed separately; then the
+// two are added, and their sum is added to the total.
 template <int R>
 void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     F32x16 sums[R][4];
@@ -149,7 +149,7 @@ void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t 
         for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
-// Tiles take denormal numbers of bfloat16 for 0, and so must what adds up few rows.
+// Tiles treat denormal bfloat16 numbers as 0, so the loops for few rows must too.
 class WithoutDenormals {
     const unsigned control_ = _mm_getcsr();
 
@@ -160,8 +160,7 @@ public:
     ~WithoutDenormals() { _mm_setcsr(control_); }
 };
 
-// The tiles of a thread. They are shaped for a number of rows, and empty at the end, so that a thread that is put aside has none to
-// save.
+// The tiles of a thread. They are configured for a number of rows, and released at the end, so that a context switch has none to save.
 class Tiles {
     int num_rows_ = 0;
     const WithoutDenormals without_;
@@ -189,7 +188,7 @@ public:
         if (num_rows_ > 0) _tile_release();
     }
 
-    // out: the sums of at most MOST_TILED_ROWS rows, of whole numbers as such
+    // out: the sums of at most MOST_TILED_ROWS rows; sums of integers stay integers
     void multiply(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP],
                   int num_rows, int64_t block, int64_t num_blocks) {
         if (has_groups(m)) {

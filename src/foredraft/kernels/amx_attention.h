@@ -1,8 +1,8 @@
-// Attention by AMX: scores and weighted sums of values a tile at a time (see attention.h).
+// Attention with AMX: scores and weighted sums of values, a tile at a time (see attention.h).
 //
-// A score is summed as the tiles' instruction sums it, whether a tile holds one query or sixteen. Values are weighed in blocks of 32
-// positions, which begin at multiples of 32 for every query, by weights in two parts of bfloat16: their leading bits, and what
-// these leave. A position that a query does not see adds an exact zero.
+// A score is summed in the order of the tile instruction, whether a tile holds one query or sixteen. Values are weighted in blocks of
+// 32 positions, which begin at multiples of 32 for every query. Each weight is split into two bfloat16 numbers: its leading bits and the
+// rest. A position that a query does not see adds an exact zero.
 
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace {
 
-constexpr int64_t KEYS = 32;                 // positions that are weighed together
-constexpr int64_t CHUNK = 8 * KEYS;          // positions whose values are laid out at a time
+constexpr int64_t KEYS = 32;                 // positions that are weighted together
+constexpr int64_t CHUNK = 8 * KEYS;          // positions whose values are rearranged at a time
 constexpr int64_t COLUMNS = 16;               // of a tile of sums
 constexpr int64_t VALUE_TILE = TILE_ROWS * TILE_BYTES / 2;  // numbers of a tile of values
 
 bool attends_by_tiles(const AttentionCall& call) { return call.key_dim % 32 == 0 && call.value_dim % COLUMNS == 0; }
 
-// What a block's queries need beside their scores. Rows are those of whole tiles, the last of which may have rows of no query.
+// What a block of queries needs in addition to scores. Rows fill whole tiles; those of the last tile may belong to no query.
 struct TiledBlock {
     const AttentionCall& call;
     const QueryBlock& block;
@@ -28,11 +28,11 @@ struct TiledBlock {
     uint16_t *leading, *rest;                 // [num_rows, CHUNK] the parts of the weights
     uint16_t* values;                         // [CHUNK / KEYS, value_dim / COLUMNS, pairs of positions, COLUMNS, 2]
     float* sums;                              // [num_rows, value_dim]
-    bool is_finite[CHUNK / KEYS];            // whether all values of a block are
+    bool is_finite[CHUNK / KEYS];            // whether all values of a block are finite
 
     int64_t num_tiles() const { return num_rows / tile_rows; }
     int64_t last_query(int64_t tile) const { return std::min((tile + 1) * tile_rows, block.count) - 1; }
-    // Behind the last query of the same row and of the same tile: they see the same keys.
+    // One past the last query of the same row and the same tile: these see the same keys.
     int64_t end_of_row(int64_t query) const {
         int64_t end = query + 1;
         while (end <= last_query(query / tile_rows) && block.queries[end].row == block.queries[query].row) end++;
@@ -40,7 +40,7 @@ struct TiledBlock {
     }
 };
 
-// Tiles 0 to 3 are sums, and 4 queries or their weights; 5 is keys or values. For one query: 6, and its products with sixteen keys, 7.
+// Tiles 0 to 3 hold sums, 4 queries or their weights, 5 keys or values. For one query, 6 holds it, and 7 its products with 16 keys.
 void shape_tiles(int64_t tile_rows) {
     TileShapes shapes;
     for (int tile = 0; tile < 5; tile++) shapes.set(tile, (int)tile_rows);
@@ -51,7 +51,7 @@ void shape_tiles(int64_t tile_rows) {
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
-// Products of one query with sixteen keys
+// Products of one query with sixteen keys.
 void multiply_one(const uint16_t* query, const uint16_t* keys, int64_t dim, float* scores) {
     _tile_zero(7);
     for (int64_t i = 0; i < dim; i += 32) {
@@ -62,7 +62,7 @@ void multiply_one(const uint16_t* query, const uint16_t* keys, int64_t dim, floa
     _tile_stored(7, scores, sizeof *scores);
 }
 
-// From the block of sixteen keys that begins at position `first` on.
+// Scores of one query with its keys, from the sixteen that begin at position `first` on.
 void score_one(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
     for (int64_t j = std::max(first, query.first_block()); j <= query.position; j += 16) {
         const bool is_in_order = call.paths == nullptr || j + 16 <= call.start;
@@ -71,13 +71,13 @@ void score_one(const AttentionCall& call, const QueryBlock& block, const Query& 
     }
 }
 
-// What many queries and sixteen keys are unpacked to. queries: [num_rows, steps * PARTS], keys: [steps, PARTS, 16]
+// Many queries and sixteen keys, unpacked. queries: [num_rows, steps * PARTS], keys: [steps, PARTS, 16]
 struct Unpacked {
     int64_t steps, stride;
     Unit *queries, *keys;
 };
 
-// Products of a tile of queries with sixteen keys. between: bytes from a query's products to the next one's.
+// Products of a tile of queries with sixteen keys. between: bytes from one query's products to the next one's.
 void multiply_tile(const Unpacked& from, int64_t first_query, float* products, int64_t between) {
     finish_stores();
     _tile_zero(0);
@@ -89,8 +89,8 @@ void multiply_tile(const Unpacked& from, int64_t first_query, float* products, i
     _tile_stored(0, products, between);
 }
 
-// Queries of one row, from `query` to before `end`, with the keys on its path from the sixteen at `first` on: the others of the tile
-// are multiplied too, and their products left.
+// Scores of the queries of one row, `query` .. end - 1, with the keys of the row's path, from the sixteen at `first` on. The other
+// queries of the tile are multiplied too, and their products discarded.
 void score_path(const TiledBlock& b, const Unpacked& unpacked, int64_t query, int64_t end, int64_t first) {
     const Query& row = b.block.queries[query];
     const int64_t first_query = query / b.tile_rows * b.tile_rows;
@@ -138,7 +138,7 @@ void score_by_tiles(const TiledBlock& b) {
 
 // ------------------------------------------------------------------------------------------------------------- values
 
-// The two parts of the weights of the positions first .. end - 1, a multiple of 16 of them.
+// Splits the weights of positions first .. end - 1, a multiple of 16 of them, into their two parts.
 void split_weights(const TiledBlock& b, int64_t first, int64_t end) {
     for (int64_t i = 0; i < b.num_rows; i++) {
         const bool is_query = i < b.block.count;
@@ -153,11 +153,11 @@ void split_weights(const TiledBlock& b, int64_t first, int64_t end) {
     }
 }
 
-// Two positions' values as tiles read them, zeros for nullptr -> whether any is not finite
+// Rearranges the values of two positions as tiles read them, zeros for nullptr -> whether any is not finite
 bool lay_out_pair(const uint16_t* even_values, const uint16_t* odd_values, int64_t width, uint16_t* to) {
     const I512 exponent = set1_epi32(0x7f807f80);
     const Mask16 has_even = even_values ? lanes(16) : 0, has_odd = odd_values ? lanes(16) : 0;
-    const uint16_t *evens = has_even ? even_values : to, *odds = has_odd ? odd_values : to;  // to read none at nullptr takes long
+    const uint16_t *evens = has_even ? even_values : to, *odds = has_odd ? odd_values : to;  // a masked load from nullptr is slow
     __mmask32 are_not_finite = 0;
     for (int64_t i = 0; i < width; i += COLUMNS) {
         const I512 even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(has_even, evens + i));
@@ -169,7 +169,7 @@ bool lay_out_pair(const uint16_t* even_values, const uint16_t* odd_values, int64
     return are_not_finite != 0;
 }
 
-// Values at positions first .. end - 1 as tiles read them. Later ones are 0, and so are those of paths.
+// Rearranges the values at positions first .. end - 1 as tiles read them. Later ones are 0, and so are those on paths.
 void lay_out_values(TiledBlock& b, int64_t first, int64_t end) {
     const int64_t width = b.call.value_dim, in_order = num_in_order(b.call, b.block.num_keys);
     const auto values_at = [&](int64_t j) { return j < in_order ? b.block.values + j * width : nullptr; };
@@ -182,14 +182,14 @@ void lay_out_values(TiledBlock& b, int64_t first, int64_t end) {
     }
 }
 
-// Adds what a query sees of the block at `at`, as a tile would.
+// Adds the weighted values that a query sees in the block at `at`, in the order in which a tile would.
 void weigh_one(const TiledBlock& b, int64_t row, int64_t first, int64_t at) {
     const Query& query = b.block.queries[row];
     const int64_t begin = std::max(at, query.earliest), end = std::min(at + KEYS, query.position + 1);
     for (int64_t column = 0; column < b.call.value_dim; column += COLUMNS) {
         F32x16 sum = loadu_ps(b.sums + row * b.call.value_dim + column);
         for (const uint16_t* part : {b.leading, b.rest}) {
-            F32x16 sums[2] = {setzero_ps(), setzero_ps()};  // of even positions, and of odd ones
+            F32x16 sums[2] = {setzero_ps(), setzero_ps()};  // of even and of odd positions
             for (int64_t j = begin; j < end; j++) {
                 const uint32_t weight = (uint32_t)part[row * CHUNK + j - first] << 16;
                 const F32x16 value = load_bf16(b.block.values + slot_of(b.call, query, j) * b.call.value_dim + column, lanes(16));
@@ -201,14 +201,14 @@ void weigh_one(const TiledBlock& b, int64_t row, int64_t first, int64_t at) {
     }
 }
 
-// Weights of a tile of queries for consecutive blocks of positions, in two parts, and the values there. stride: bytes from a query's
-// weights to the next one's.
+// The weights of a tile of queries for consecutive blocks of positions, in two parts, and the values there. stride: bytes from one
+// query's weights to the next one's.
 struct Weighed {
     const uint16_t *leading, *rest, *values;
     int64_t stride, num_blocks;
 };
 
-// Adds them to the tile's sums, for 64 columns or fewer.
+// Adds the weighted values to the tile's sums, for 64 columns or fewer.
 template <int TILES>
 void weigh_columns(const TiledBlock& b, int64_t tile, const Weighed& w, int64_t column) {
     const int64_t width = b.call.value_dim, stride = width * sizeof(float);
@@ -255,13 +255,13 @@ void weigh_tile(const TiledBlock& b, int64_t tile, const Weighed& w) {
     }
 }
 
-// The blocks from `from` to `to` of the chunk at `first`, which all queries of a tile find at the same slots.
+// The blocks from `from` to `to` of the chunk at `first`, whose slots are the same for all queries of the tile.
 Weighed in_order(const TiledBlock& b, int64_t tile, int64_t first, int64_t from, int64_t to) {
     const int64_t place = tile * b.tile_rows * CHUNK + from - first;
     return {b.leading + place, b.rest + place, b.values + (from - first) * b.call.value_dim, CHUNK * sizeof(uint16_t), (to - from) / KEYS};
 }
 
-// Queries of one row, from `query` to before `end`, with the block at `at` of its path: the tile's others weigh nothing there.
+// Adds the block at `at` of a row's path for the queries of the row, `query` .. end - 1. Other queries of the tile get weights of 0.
 void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, int64_t at) {
     thread_local std::vector<uint16_t> memory;
     const Query& row = b.block.queries[query];
@@ -275,7 +275,7 @@ void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, 
     bool is_finite = true;
     for (int64_t j = at; j < at + KEYS; j += 2)
         is_finite &= !lay_out_pair(values_at(j), values_at(j + 1), width, values + (j - at) * COLUMNS);
-    if (!is_finite) {  // zero times infinity is no zero
+    if (!is_finite) {  // 0 times infinity is not 0
         for (int64_t i = query; i < end; i++) weigh_one(b, i, first, at);
         return;
     }
@@ -288,7 +288,7 @@ void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, 
     weigh_tile(b, tile, {parts[0], parts[1], values, KEYS * sizeof(uint16_t), 1});
 }
 
-// Whether a tile may weigh the block at `at`: values that some of its queries do not see are finite, and lie at their positions.
+// Whether a tile may weight the block at `at` at once: slots are the same for all its queries, and values are finite or seen by all.
 bool is_shared(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
     if (b.call.paths != nullptr && at + KEYS > b.call.start) return false;
     if (b.is_finite[(at - first) / KEYS]) return true;
@@ -297,7 +297,7 @@ bool is_shared(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
     return true;
 }
 
-// A block that the queries of a tile cannot weigh together.
+// Adds a block that the queries of a tile cannot weight together.
 void weigh_apart(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
     for (int64_t i = tile * b.tile_rows, end; i <= b.last_query(tile); i = end) {
         end = b.call.paths == nullptr ? i + 1 : b.end_of_row(i);
@@ -306,7 +306,7 @@ void weigh_apart(const TiledBlock& b, int64_t tile, int64_t first, int64_t at) {
     }
 }
 
-// Blocks of the chunk at `first`, in order: runs of those that a tile weighs, and between them those that it cannot.
+// Adds the blocks of the chunk at `first` in order: runs of those that a tile can weight, and between them those that it cannot.
 void weigh_chunk(const TiledBlock& b, int64_t tile, int64_t first, int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
         int64_t to = at;
@@ -325,7 +325,7 @@ void weigh_by_tiles(TiledBlock& b) {
         split_weights(b, first, end);
         lay_out_values(b, first, end);
         for (int64_t tile = 0; tile < b.num_tiles(); tile++) {
-            int64_t from = INT64_MAX, to = 0;  // what the tile's queries see
+            int64_t from = INT64_MAX, to = 0;  // the positions that the tile's queries see
             for (int64_t i = tile * b.tile_rows; i <= b.last_query(tile); i++) {
                 from = std::min(from, b.block.queries[i].earliest);
                 to = std::max(to, b.block.queries[i].position + 1);

@@ -1,7 +1,7 @@
-// Products of many rows with weights in groups of inputs, by AMX.
+// Products of many rows with weights in groups of inputs, with AMX.
 //
-// The sums of a group leave their tile as whole numbers, and are scaled and added as AVX-512's loops do it, so that a row has the
-// same bits by either. Codes become signed bytes, once for all rows: so no row is summed apart to subtract what stands for 0.
+// The sums of a group leave their tile as integers, and are scaled and added as in the AVX-512 loops, so that both give the same bits.
+// Codes are decoded to signed bytes once for all rows, so no correction for the zero code is needed.
 
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace {
 
-constexpr int64_t LEAST_GROUPED_ROWS = 40;   // for fewer AVX-512's loops are as fast
+constexpr int64_t LEAST_GROUPED_ROWS = 40;   // for fewer the AVX-512 loops are as fast
 constexpr int64_t LEAST_DEPTH = 32;          // inputs of a tile
 
 bool groups_fit_tiles(const Matrix& m) { return m.group % LEAST_DEPTH == 0; }
 
-// Inputs of a tile, all of one group.
+// The inputs of a tile, all of one group.
 int64_t depth_of(const Matrix& m) { return m.group % TILE_BYTES == 0 ? TILE_BYTES : LEAST_DEPTH; }
 
-// Sums are tile 0, rows tile 1, weights tile 2.
+// Tile 0 holds sums, tile 1 rows, tile 2 weights.
 void shape_for_groups(const Matrix& m, int num_rows) {
     TileShapes shapes;
     const int64_t depth = depth_of(m);
@@ -30,7 +30,7 @@ void shape_for_groups(const Matrix& m, int num_rows) {
     shapes.load();
 }
 
-// Codes of a matrix -> the numbers that they stand for, as int8.
+// Decodes the codes of a matrix to int8 numbers.
 class Decoder {
     const int kind_;
     const I512 zero_, table_, low_bits_ = _mm512_set1_epi8(15);
@@ -42,7 +42,7 @@ public:
 
     I512 eight_bits(I512 codes) const { return _mm512_sub_epi8(codes, zero_); }
 
-    // Of the four low bits of each byte.
+    // Decodes the four low bits of each byte.
     I512 four_bits(I512 codes) const {
         const I512 low = _mm512_and_si512(codes, low_bits_);
         return kind_ == LEVEL_GROUPS ? _mm512_shuffle_epi8(table_, low) : _mm512_sub_epi8(low, zero_);
@@ -53,18 +53,18 @@ struct alignas(ALIGN) TileRow {
     int8_t numbers[TILE_BYTES];
 };
 
-// Two tiles of sums. Those of rows that are not there stay 0.
+// Two tiles of sums. Those of missing rows stay 0.
 struct alignas(ALIGN) GroupSums {
     int32_t of[2][TILE_ROWS][16] = {};
 };
 
-// The weights of the 64 outputs that were multiplied last, decoded: [4 times sixteen outputs, inputs / 4], a row of a tile each.
+// The decoded weights of the 64 outputs that were multiplied last: [4 times sixteen outputs, inputs / 4], each a row of a tile.
 class GroupedWeights {
     const char* decoded_ = nullptr;
     std::unique_ptr<TileRow[]> rows_;
     std::unique_ptr<GroupSums> sums_;
     std::unique_ptr<float[]> constants_;
-    int64_t num_blocks_ = 0;   // whose constants are there
+    int64_t num_blocks_ = 0;   // for which constants_ is filled
 
     void decode(const Matrix& m, const Groups& g, const char* from, Prefetch ahead) {
         const int64_t num_rows = m.k / INT8_UNIT, heads = block_bytes(m) - unit_of(m) * BESIDE * g.steps;
@@ -91,8 +91,8 @@ class GroupedWeights {
         finish_stores();
     }
 
-    // The numbers that follow the rows of a block, side by side: [2, groups, 16], scales and scaled sums; 0 for rows that are not there.
-    // They are the same for all weights.
+    // The constants of the rows of a block, transposed: [2, groups, 16], scales and scaled sums; 0 for missing rows. They do not depend
+    // on the weights.
     const float* constants_of(const Groups& g, const char* in, int64_t stride, int num_rows, int64_t block, int64_t num_blocks) {
         const int64_t count = 2 * g.count * TILE_ROWS;
         if (constants_ == nullptr) constants_.reset(new float[num_blocks * count]());
@@ -106,7 +106,7 @@ class GroupedWeights {
         return to;
     }
 
-    // Sixteen outputs. scales: of the first group. constants: see above
+    // Multiplies by sixteen outputs. scales: of the first group. constants: see constants_of
     void multiply_part(const Matrix& m, const Groups& g, const TileRow* weights, const char* scales, const char* in, int64_t stride,
                        const float* constants, Prefetch& ahead, float (*out)[GROUP]) const {
         auto& sums = sums_->of;
@@ -126,7 +126,7 @@ class GroupedWeights {
                 _tile_stored(0, sums[group % 2], TILE_BYTES);
                 ahead.will_read(block / 2);
             }
-            if (group == 0) continue;  // the sums that left before: those of this group are not there yet
+            if (group == 0) continue;  // below, the sums of the group before are added, while this group's are being stored
             const F32x16 scale = load_sixteen_scales(scales, g.scale_bytes);
             const auto& ready = sums[(group - 1) % 2];
 #pragma GCC unroll 16
@@ -146,7 +146,7 @@ class GroupedWeights {
     }
 
 public:
-    // At most sixteen rows; rows of out behind them are written too.
+    // For at most sixteen rows; all sixteen rows of out are written.
     void multiply(const Matrix& m, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP], int num_rows,
                   int64_t block, int64_t num_blocks) {
         const Groups g = groups_of(m);

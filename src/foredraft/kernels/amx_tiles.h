@@ -1,4 +1,4 @@
-// The tiles of AMX: registers of up to sixteen rows of 64 bytes.
+// AMX tiles: registers of up to sixteen rows of 64 bytes.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
 
-// Whether the system lets this process use the tiles' registers. Asked once; threads that come later have them too.
+// Requests the tile registers for this process -> whether the system allows it. Called once; later threads inherit the permission.
 bool may_use_tiles() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
@@ -24,11 +24,11 @@ struct alignas(ALIGN) TileShapes {
     void set(int tile, int64_t num_rows, int64_t num_bytes = TILE_BYTES) {
         bytes[tile] = (uint16_t)num_bytes, rows[tile] = (uint8_t)num_rows;
     }
-    // To GCC's _tile_loadconfig a shape ends after 8 bytes: it may leave out what is stored behind them.
+    // Not by GCC's _tile_loadconfig, which claims to read 8 bytes only: stores to the rest could be optimised away.
     void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
 };
 
-// Between stores and the loads of tiles from there: GCC does not know that these read memory.
+// Needed between stores and tile loads of the same memory: GCC does not know that tile loads read memory.
 void finish_stores() { asm volatile("" ::: "memory"); }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Attention of some rows over the keys and values of one sequence (arXiv:2305.13245).
 //
-// A query's scores are computed, then exponentiated, then the values are added, each in order of position. Few queries read
-// keys and values as they lie in the cache. Of many, a tile at a time multiplies what is converted once for all of them: in
-// the same order, so that a row's bits do not tell which way it went.
+// For each query, scores are computed and exponentiated, then values are added, all in order of position. Few queries read
+// keys and values directly from the cache. For many queries, keys and values are converted once and multiplied by a tile of queries
+// at a time: in the same order, so that a row's bits do not depend on the path.
 
 #pragma once
 
@@ -20,14 +20,14 @@
 
 namespace {
 
-constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 96;  // of a block; the blocks are what threads share
+constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 96;  // of a block; threads share the blocks
 constexpr int BLOCKS_PER_THREAD = 4;
-constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, as far as it has more than the fewest queries
+constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, unless it has the fewest queries
 constexpr int64_t VALUES = 64;                        // values that are converted at a time
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
-// From the block of sixteen keys that begins at position `first` on.
+// Scores of one query with its keys, from the sixteen that begin at position `first` on.
 void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
     for (int64_t j = std::max(first, query.first_block()); j <= query.position; j += 16) {
         const bool is_in_order = call.paths == nullptr || j + 16 <= call.start;
@@ -39,7 +39,7 @@ void score_query(const AttentionCall& call, const QueryBlock& block, const Query
 // Products of Q queries with the sixteen keys from position j on. units: [Q, steps, PARTS], keys: [steps, PARTS, 16]
 template <int Q>
 void score_tile(const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
-    alignas(ALIGN) float waiting[4][Q][16];  // sums of 1, 2, 4 and 8 parts that wait for as many more
+    alignas(ALIGN) float waiting[4][Q][16];  // sums of 1, 2, 4 and 8 parts, to be added to sums of as many parts
     for (int part = 0; part < PARTS; part++) {
         F32x16 sums[Q];
 #pragma GCC unroll 12
@@ -65,7 +65,7 @@ void any_score_tile(int count, const Query* queries, int64_t j, int64_t steps, c
     if constexpr (Q > 1) any_score_tile<Q - 1>(count, queries, j, steps, units, keys);
 }
 
-// units, keys: room for MOST_QUERIES queries and for sixteen keys
+// units, keys: buffers for MOST_QUERIES queries and for sixteen keys
 void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
     const int64_t steps = num_steps(call.key_dim), tiles = (block.count + TILE - 1) / TILE;
     for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
@@ -85,7 +85,7 @@ void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* uni
 
 // ------------------------------------------------------------------------------------------------------------- values
 
-// The weighted sum of values for a few queries, 64 columns at a time, key after key.
+// The weighted sums of values for a few queries, 64 columns at a time, in order of keys.
 template <int Q>
 void weigh_values(const AttentionCall& call, const QueryBlock& block, const Query* queries) {
     int64_t first = queries[0].earliest;
@@ -103,7 +103,7 @@ void weigh_values(const AttentionCall& call, const QueryBlock& block, const Quer
             F32x16 v[4];
             for (int p = 0; p < 4; p++) v[p] = load_bf16(block.values + j * call.value_dim + column + 16 * p, masks[p]);
             for (int q = 0; q < Q; q++) {
-                // a weight of zero is not enough: a later row's value may be NaN
+                // a weight of 0 is not enough: a later row's value may be NaN
                 if (Q > 1 && (j < queries[q].earliest || j > queries[q].position)) continue;
                 const F32x16 w = set1_ps(queries[q].scores[j]);
                 for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
@@ -126,7 +126,7 @@ void weigh_any_values(int count, const AttentionCall& call, const QueryBlock& bl
     if constexpr (Q > 1) weigh_any_values<Q - 1>(count, call, block, queries);
 }
 
-// Adds the values at positions first .. end - 1 to the sums of Q queries that see them all. values: [end - first, width],
+// Adds the weighted values at positions first .. end - 1 to the sums of Q queries that see all of them. values: [end - first, width],
 // sums: [Q, width]
 template <int Q>
 void value_tile(const Query* queries, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
@@ -152,7 +152,7 @@ void any_value_tile(int count, const Query* queries, int64_t first, int64_t end,
     if constexpr (Q > 1) any_value_tile<Q - 1>(count, queries, first, end, values, width, sums);
 }
 
-// Adds what each of the queries sees of the values at positions first .. end - 1: those that all see as a tile.
+// Adds to each query's sums the weighted values that it sees at positions first .. end - 1. Those seen by all are added as a tile.
 void add_values(const Query* queries, int count, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
     int64_t last_earliest = queries[0].earliest, first_position = queries[0].position;
     for (int q = 1; q < count; q++) {
@@ -172,7 +172,7 @@ void add_values(const Query* queries, int count, int64_t first, int64_t end, con
     add_seen(seen_to, end);
 }
 
-// values: room for VALUES, sums: for MOST_QUERIES rows of `width` numbers
+// values, sums: buffers for VALUES and for MOST_QUERIES rows of `width` numbers
 void weigh_values_of_many(const AttentionCall& call, const QueryBlock& block, int64_t width, float* values, float* sums) {
     std::fill_n(sums, block.count * width, 0.0f);
     const int64_t tiles = (block.count + TILE - 1) / TILE, in_order = num_in_order(call, block.num_keys);
@@ -223,15 +223,15 @@ void attend_many(const AttentionCall& call, const QueryBlock& block) {
     weigh_values_of_many(call, block, width, values, sums);
 }
 
-// Numbers from a query's scores to the next one's: a line more, so that not all lie in the same place of the first cache.
+// Numbers from one query's scores to the next one's: a line more than needed, so that they do not all map to one first-level cache set.
 int64_t score_stride(int64_t num_keys) { return round_up(num_keys, 16) + 16; }
 
-// That its rows see at most.
+// The most keys that its rows see.
 int64_t num_keys_of(const AttentionCall& call) {
     return call.num_seen ? call.num_seen : call.start + (call.paths == nullptr ? call.num_rows : call.path_stride);
 }
 
-// Queries of a block: of a long prompt as many as leave their scores in the cache, of a few rows so many that all threads work.
+// Queries of a block: for a long prompt as many as keep their scores in the cache, for a few rows so few that all threads have work.
 int64_t block_queries(const AttentionCall& call, int num_threads) {
     const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(num_keys_of(call)));
     const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
@@ -239,7 +239,8 @@ int64_t block_queries(const AttentionCall& call, int num_threads) {
     return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / tile * tile);
 }
 
-// The index-th block of `size` queries. A query is a row and one of the `groups` heads that share a key head, rows in order.
+// Attention of the index-th block of `size` queries. A query is a row and one of the `groups` heads that share a key head; rows are in
+// order.
 void attend_block(const AttentionCall& call, int64_t index, int64_t size, float* scores) {
     const int64_t groups = call.num_heads / call.num_kv_heads, num_queries = call.num_rows * groups;
     const int64_t per_head = (num_queries + size - 1) / size, head = index / per_head, first = index % per_head * size;
@@ -268,7 +269,7 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
     else attend_many(call, block);
 }
 
-// The thread's share of a call's blocks; turns go on from call to call.
+// Computes the thread's share of a call's blocks. Threads take turns, which continue from call to call.
 void attend_shared(const AttentionCall& call, const Team& team, int64_t& next_block, float* scores) {
     const int64_t size = block_queries(call, team.size), num_queries = call.num_rows * (call.num_heads / call.num_kv_heads);
     const int64_t blocks = call.num_kv_heads * ((num_queries + size - 1) / size);

@@ -1,4 +1,4 @@
-// Sixteen numbers at a time and the inner loops of products and attention, by AVX2 with FMA: two registers of eight.
+// Functions of sixteen numbers, and the inner loops of products and attention, for AVX2 with FMA: two registers of eight.
 
 #pragma once
 
@@ -11,17 +11,17 @@ namespace {
 
 struct F32x16 { __m256 low, high; };
 struct F64x8 { __m256d low, high; };
-struct I512 { __m256i low, high; };  // whole numbers of any width
+struct I512 { __m256i low, high; };  // integers of any width
 using Whole = int16_t;               // a row's number for an int8 product
-using Short = float;                 // a row's number for a bfloat16 product: one that bfloat16 has
+using Short = float;                 // a row's number for a bfloat16 product, rounded to bfloat16
 
-constexpr int INT8_UNIT = 2;         // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 too
+constexpr int INT8_UNIT = 2;         // adjacent inputs of one output in a packed int8 matrix, and in a bfloat16 matrix
 constexpr int OFFSET = 0;
-constexpr int QUERIES_AT_ONCE = 1;          // queries for which a value is read once: of more the sums would not stay in registers
+constexpr int QUERIES_AT_ONCE = 1;          // queries that share a read of a value: the sums of more would not stay in registers
 
 // ------------------------------------------------------------------------------------------------------- instructions
 
-// all bits of a lane, by its bit
+// expands each lane's bit to all bits of the lane
 __m256i lane_mask(Mask8 mask) {
     const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask), bits), bits);
@@ -96,7 +96,7 @@ Mask16 at_least(F32x16 a, F32x16 b) { return compared<_CMP_GE_OQ>(a, b); }
 Mask16 equal(F32x16 a, F32x16 b) { return compared<_CMP_EQ_OQ>(a, b); }
 Mask16 is_nan_ps(F32x16 x) { return compared<_CMP_UNORD_Q>(x, x); }
 
-// y where x is at least `least` or NaN, as y is then; else 0
+// y where x is at least `least` or NaN (y is then NaN too), else 0
 __m256 zero_below(__m256 y, __m256 x, __m256 least) { return _mm256_and_ps(y, _mm256_cmp_ps(x, least, _CMP_NLT_UQ)); }
 
 F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return {zero_below(y.low, x.low, least.low), zero_below(y.high, x.high, least.high)}; }
@@ -119,7 +119,7 @@ Mask16 cmple_epi32_mask(I512 a, I512 b) { return cmpge_epi32_mask(b, a); }
 F32x16 cvtepi32_ps(I512 x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 I512 cvtps_epi32(F32x16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
 
-// x times 2 to a whole power from -126 to 127
+// x times 2 to an integer power from -126 to 127
 F32x16 scalef_ps(F32x16 x, F32x16 power) {
     const I512 exponent = add_epi32(cvtps_epi32(power), set1_epi32(127));
     const F32x16 scale = {_mm256_castsi256_ps(_mm256_slli_epi32(exponent.low, 23)), _mm256_castsi256_ps(_mm256_slli_epi32(exponent.high, 23))};
@@ -159,13 +159,13 @@ I512 xor_si512(I512 a, I512 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_
 template <int BITS>
 I512 srli_epi64(I512 x) { return {_mm256_srli_epi64(x.low, BITS), _mm256_srli_epi64(x.high, BITS)}; }
 
-__m256i mullo_four(__m256i a, __m256i b) {  // by the products of their halves; that of the upper ones is beyond 64 bits
+__m256i mullo_four(__m256i a, __m256i b) {  // from the products of their halves; that of the upper halves does not reach the low 64 bits
     const __m256i crossed = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
     return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(crossed, 32));
 }
 I512 mullo_epi64(I512 a, I512 b) { return {mullo_four(a.low, b.low), mullo_four(a.high, b.high)}; }
 
-F64x8 cvtepu52_pd(I512 x) {  // whole numbers below 2^52, as the fraction of a number between 2^52 and 2^53
+F64x8 cvtepu52_pd(I512 x) {  // integers below 2^52, as the fraction of a number between 2^52 and 2^53
     const __m256d first = _mm256_set1_pd(0x1p52);
     const __m256i bits = _mm256_castpd_si256(first);
     return {_mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.low, bits)), first), _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.high, bits)), first)};
@@ -187,7 +187,7 @@ F32x16 load_bf16(const uint16_t* from, Mask16 mask, uint16_t other = 0) {
 
 F32x16 load_bf16_or_least(const uint16_t* from, Mask16 mask) { return load_bf16(from, mask, 0xff80); }  // -inf where the mask is 0
 
-// the bits of the nearest bfloat16, of two the even one, in the upper half of each lane; NaN stays NaN
+// the bits of the nearest bfloat16, ties to even, in the upper half of each lane; NaN stays NaN
 __m256i rounded(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -215,7 +215,7 @@ __m256i lowest_byte(__m256i x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 2
 
 __m256i lower_half(__m256i x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16); }
 
-// Of what is too large to be a whole number 0 is left: of infinity times a row's smallest numbers.
+// Numbers too large to be integers, from infinity times a row's smallest numbers, are stored as 0.
 void store_whole(int16_t* to, I512 x) {
     const __m256i both = _mm256_packs_epi32(lower_half(x.low), lower_half(x.high));
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(both, 0xd8));
@@ -252,24 +252,24 @@ F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
 
 // -------------------------------------------------------------------------------------------------------- inner loops
 
-// Where in a packed group the numbers of output j lie, of the `step`-th unit of inputs: 16 outputs have all of their inputs
-// before the next 16.
+// The place in a packed group of the `step`-th unit of inputs of output j: all inputs of 16 outputs come before those of the next
+// 16.
 int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / 16 * num_steps + step) * 16 + j % 16; }
 
-// Sums of R rows for the 64 outputs of a group, V vectors of eight outputs at a time: so there are always four to twelve sums,
-// which hide how long an addition takes and leave registers for the weights.
+// Sums of R rows for the 64 outputs of a group, V vectors of eight outputs at a time: always four to twelve sums, which hide the
+// latency of additions and leave registers for the weights.
 
 constexpr int VECTORS_OF_SIXTEEN = 2;
 
-// Where vector v of a tile lies, from the tile's first one on. sixteen: bytes from 16 outputs to the next, vector: to the next 8
+// The address of vector v of a tile that begins at `at`. sixteen: bytes from 16 outputs to the next 16; vector: from 8 to the next 8
 INLINE const char* vector_at(const char* at, int64_t sixteen, int64_t vector, int v) {
     return at + v / VECTORS_OF_SIXTEEN * sixteen + v % VECTORS_OF_SIXTEEN * vector;
 }
 
-// Beside the loops of other kinds in one function, a loop's addresses are kept in memory.
+// If loops of several kinds are inlined into one function, their addresses are spilled to memory.
 #define NOINLINE __attribute__((noinline))
 
-// Whole numbers that stay in their order and in registers: GCC 12 adds products first, and keeps sums in memory then.
+// Keeps integer sums in order and in registers: GCC 12 would add products first, and then keep sums in memory.
 INLINE __m256i pinned(__m256i x) {
     asm volatile("" : "+x"(x));
     return x;
@@ -281,7 +281,7 @@ __m256i spread_four(const char* from) {
     return _mm256_set1_epi32(four);
 }
 
-// Two inputs of int8 weights by those of rows of 16 bits.
+// Multiplies two inputs of int8 weights by those of 16-bit rows.
 template <int R, int V>
 INLINE void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t stride, __m256i (*sums)[V]) {
     __m256i w[V];
@@ -295,12 +295,12 @@ INLINE void add_pairs(const char* at, int64_t sixteen, const char* in, int64_t s
     }
 }
 
-// Whether each line is fetched ahead once, and not in two halves. Measured: 8 % for these, and a loss for the others.
+// Whether each line is fetched ahead at once, not in two halves. Measured: a gain of 8 % for these R, and a loss for others.
 template <int R>
 constexpr bool FETCHES_LINES = R == 4 || R == 5;
 
-// Whether weights are fetched ahead a page at once. A few rows wait for memory, and the hardware's prefetcher, which stops at
-// every page, reads as fast as it can beside nothing but that.
+// Whether weights are fetched ahead a page at a time. Products of few rows are limited by memory; the hardware's prefetcher stops at
+// every page, and reads fastest if no other fetches compete with it.
 template <int R>
 constexpr bool FETCHES_PAGES = R <= 2;
 
@@ -367,7 +367,7 @@ NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t 
                     for (int t = 0; t < 2; t++)
                         w[t] = _mm256_castsi256_ps(odd ? _mm256_and_si256(both[t], upper) : _mm256_slli_epi32(both[t], 16));
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {  // one load for two vectors: else loads set the pace
+                    for (int r = 0; r < R; r++) {  // one load for two vectors: otherwise loads are the bottleneck
                         const __m256 spread = _mm256_broadcast_ss((const float*)(in + r * stride) + i + odd);
 #pragma GCC unroll 2
                         for (int t = 0; t < 2; t++) sums[r][v + t] = _mm256_fmadd_ps(spread, w[t], sums[r][v + t]);
@@ -382,15 +382,15 @@ NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t 
     }
 }
 
-// Products of weights whose scales are of groups of inputs. Eight outputs are a vector, four inputs of each side by side, or
+// Products with weights that have a scale for each group of inputs. A vector is eight outputs, with four adjacent inputs of each, or
 // two of eight bits; a line is 16 outputs.
 
 using GroupWhole4 = int8_t;             // a row's number for weights of four bits
-using GroupWhole8 = int16_t;            // and of eight
-constexpr int BESIDE = 16;              // outputs whose inputs lie together: all of theirs come before the next outputs'
-constexpr int EIGHT_BIT_ZERO = 0;       // what stands for 0 among packed codes of eight bits, and among levels
+using GroupWhole8 = int16_t;            // for weights of eight bits
+constexpr int BESIDE = 16;              // outputs that are stored together: all their inputs come before those of the next outputs
+constexpr int EIGHT_BIT_ZERO = 0;       // the code of 0 among packed codes of eight bits, and among levels
 
-// Up to four lines of codes 0 .. 15: two products of a pair fit 16 bits, and so do the sums of eight pairs.
+// Adds up to four lines of codes 0 .. 15: the sum of a pair of products fits 16 bits, and so does that of eight pairs.
 template <int R, int V, bool IS_FIRST>
 INLINE void add_nibbles(int lines, const char* at, int64_t sixteen, const char* in, int64_t stride,
                                                        Prefetch& ahead, __m256i (*sums)[V]) {
@@ -427,7 +427,7 @@ INLINE void add_nibbles(int lines, const char* at, int64_t sixteen, const char* 
         }
 }
 
-// Signed weights, as magnitudes times rows that have taken their signs: 2 * 128 * 127 is still below 2^15.
+// Adds products of signed weights: their magnitudes times rows multiplied by their signs; 2 * 128 * 127 is still below 2^15.
 template <int R, int V>
 INLINE void add_signed(const __m256i* weights, const char* in, int64_t stride, __m256i (*sums)[V]) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -461,7 +461,7 @@ INLINE void add_levels(__m256i table, const char* at, int64_t sixteen, const cha
     }
 }
 
-// A group's whole numbers.
+// The integer sums of one group.
 template <int R, int V, int KIND>
 INLINE void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in,
                                                      int64_t stride, Prefetch& ahead, __m256i (*sums)[V]) {
@@ -490,7 +490,7 @@ __m256 load_eight_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm256_cvtph_ps(_mm_load_si128((const __m128i*)from)) : _mm256_load_ps((const float*)from);
 }
 
-// in: R rows of whole numbers. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
+// in: R rows of integers. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
 NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = 2, VECTOR = KIND == INT8_GROUPS ? 16 : 32;  // bytes of eight outputs in a line
@@ -529,12 +529,12 @@ NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, 
                     _mm256_store_ps(total, _mm256_fmadd_ps(sum, offset, _mm256_load_ps(total)));
                 }
             }
-            asm volatile("" ::: "memory");  // totals are kept in memory: registers are for the whole numbers of a group
+            asm volatile("" ::: "memory");  // keep the totals in memory: registers are for the integer sums of a group
         }
     }
 }
 
-// 8 sums of 8 numbers each -> the 8 totals, by a fixed tree
+// 8 vectors of 8 partial sums -> the 8 totals, added by a fixed tree
 __m256 totals(const __m256* x) {
     const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
@@ -574,19 +574,19 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
     return {score_eight(query, keys, dim), score_eight(query, keys + 8 * dim, dim)};
 }
 
-// The same scores for many queries: keys lie across a register, so that nothing is added across one. A score is still made
-// of PARTS sums, one for each lane of `score_eight`, added by the same tree. Unit t PARTS + l is the t-th number of part l.
+// The same scores for many queries: each lane of a register holds another key, so that no register is added up across its lanes. A
+// score is still PARTS sums, one for each lane of `score_eight`, added by the same tree. Unit t PARTS + l is the t-th number of part l.
 
 using Unit = float;
 constexpr int PARTS = 8;
-constexpr int PART_ORDER[PARTS] = {0, 1, 2, 3, 4, 5, 6, 7};  // in which a balanced tree adds them as `totals` does
+constexpr int PART_ORDER[PARTS] = {0, 1, 2, 3, 4, 5, 6, 7};  // the order in which a balanced tree adds them as `totals` does
 constexpr int TILE = 6;                                      // queries of a tile
 
 int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }
 
 F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) { return fmadd_ps(set1_ps(*query), load_ps(keys), sum); }
 
-// 16 numbers from the i-th on, lane l holding the two that `score_eight` gives to its lane l; 0 past the end
+// 16 numbers from the i-th on; lane l holds the two that lane l of `score_eight` adds; 0 past the end
 INLINE __m256i load_pairs(const uint16_t* from, int64_t i, int64_t dim) {
     if (i + 16 <= dim) return _mm256_loadu_si256((const __m256i*)(from + i));
     alignas(32) uint16_t each[16] = {};

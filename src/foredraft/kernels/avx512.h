@@ -1,4 +1,4 @@
-// Sixteen numbers at a time and the inner loops of products and attention, by AVX-512 with BF16 and VNNI.
+// Functions of sixteen numbers, and the inner loops of products and attention, for AVX-512 with BF16 and VNNI.
 
 #pragma once
 
@@ -9,13 +9,13 @@ namespace {
 
 using F32x16 = __m512;
 using F64x8 = __m512d;
-using I512 = __m512i;             // whole numbers of any width
+using I512 = __m512i;             // integers of any width
 using Whole = uint8_t;            // a row's number for an int8 product, with OFFSET added to it
 using Short = uint16_t;           // a row's number for a bfloat16 product
 
-constexpr int INT8_UNIT = 4;      // inputs of one output that lie side by side in a packed int8 matrix; of bfloat16 two
-constexpr int OFFSET = 128;       // the instruction takes unsigned by signed numbers
-constexpr int QUERIES_AT_ONCE = 4;       // queries for which a value is read once
+constexpr int INT8_UNIT = 4;      // adjacent inputs of one output in a packed int8 matrix; two in a bfloat16 matrix
+constexpr int OFFSET = 128;       // the instruction multiplies unsigned by signed numbers
+constexpr int QUERIES_AT_ONCE = 4;       // queries that share a read of a value
 
 // ------------------------------------------------------------------------------------------------------- instructions
 
@@ -84,7 +84,7 @@ I512 mullo_epi64(I512 a, I512 b) { return _mm512_mullo_epi64(a, b); }
 I512 xor_si512(I512 a, I512 b) { return _mm512_xor_si512(a, b); }
 template <int BITS>
 I512 srli_epi64(I512 x) { return _mm512_srli_epi64(x, BITS); }
-F64x8 cvtepu52_pd(I512 x) { return _mm512_cvtepu64_pd(x); }  // whole numbers below 2^52
+F64x8 cvtepu52_pd(I512 x) { return _mm512_cvtepu64_pd(x); }  // integers below 2^52
 
 // ------------------------------------------------------------------------------------------------ reading and writing
 
@@ -119,11 +119,11 @@ F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
 
 // -------------------------------------------------------------------------------------------------------- inner loops
 
-// Where in a packed group the numbers of output j lie, of the `step`-th unit of inputs.
+// The place in a packed group of the `step`-th unit of inputs of output j.
 int64_t packed_place(int64_t j, int64_t step, int64_t) { return step * GROUP + j; }
 
-// Sums of R rows for the 64 outputs of a group; the loops over them are unrolled by order: else GCC 12 keeps the sums in
-// memory, at half the speed. 24 of the 32 registers are sums.
+// Sums of R rows for the 64 outputs of a group. The loops over them are unrolled by pragmas: otherwise GCC 12 keeps the sums in
+// memory, at half the speed. Sums take 24 of the 32 registers.
 
 template <int R>
 void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
@@ -177,13 +177,13 @@ void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, P
         for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
-// Products of weights whose scales are of groups of inputs: unsigned weights by signed rows. Sixteen outputs are a vector, four
-// inputs of each side by side; a line is 32 outputs. 24 of the 32 registers are sums, of a group and of all groups.
+// Products with weights that have a scale for each group of inputs: unsigned weights by signed rows. A vector is sixteen outputs, with
+// four adjacent inputs of each; a line is 32 outputs. Sums, of a group and of all groups, take 24 of the 32 registers.
 
 using GroupWhole4 = int8_t;             // a row's number for weights of four bits
-using GroupWhole8 = int8_t;             // and of eight
-constexpr int BESIDE = 32;              // outputs whose inputs lie together: all of theirs come before the next outputs'
-constexpr int EIGHT_BIT_ZERO = 128;     // what stands for 0 among packed codes of eight bits, and among levels
+using GroupWhole8 = int8_t;             // for weights of eight bits
+constexpr int BESIDE = 32;              // outputs that are stored together: all their inputs come before those of the next outputs
+constexpr int EIGHT_BIT_ZERO = 128;     // the code of 0 among packed codes of eight bits, and among levels
 
 I512 spread_four(const char* from) {
     int32_t four;
@@ -266,7 +266,7 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
     }
 }
 
-// 16 sums of 16 numbers each -> the 16 totals, by a fixed tree
+// 16 vectors of 16 partial sums -> the 16 totals, added by a fixed tree
 F32x16 totals(F32x16* x) {
     F32x16 a[8], b[4], c[2];
     for (int i = 0; i < 8; i++) a[i] = add_ps(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
@@ -274,7 +274,7 @@ F32x16 totals(F32x16* x) {
     for (int i = 0; i < 2; i++)
         c[i] = add_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
     const F32x16 d = add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-    // lane 4 q + j now holds key (0, 2, 1, 3)[q] + 4 j
+    // lane 4 q + j now holds the total of key (0, 2, 1, 3)[q] + 4 j
     const I512 order = setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
     return _mm512_permutexvar_ps(order, d);
 }
@@ -292,12 +292,12 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
     return totals(sums);
 }
 
-// The same scores for many queries: keys lie across a register, so that nothing is added across one. A score is still made
-// of PARTS sums, one for each lane of `score_block`, added by the same tree. Unit t PARTS + l is the t-th pair of part l.
+// The same scores for many queries: each lane of a register holds another key, so that no register is added up across its lanes. A
+// score is still PARTS sums, one for each lane of `score_block`, added by the same tree. Unit t PARTS + l is the t-th pair of part l.
 
 using Unit = int32_t;
 constexpr int PARTS = 16;
-constexpr int PART_ORDER[PARTS] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};  // in which a balanced tree adds them as `totals` does
+constexpr int PART_ORDER[PARTS] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};  // the order in which a balanced tree adds them as `totals` does
 constexpr int TILE = 12;                                                                // queries of a tile
 
 int64_t num_steps(int64_t dim) { return round_up(dim, 32) / 32; }

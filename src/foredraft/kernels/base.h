@@ -1,4 +1,4 @@
-// What the inner loops of every instruction set share.
+// Shared by the inner loops of all instruction sets.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <immintrin.h>
 
-// For what takes or gives sixteen numbers: where these are two registers, a call passes them through memory.
+// For functions that take or return sixteen numbers: where these fill two registers, a real call would pass them through memory.
 #define INLINE inline __attribute__((always_inline))
 
 namespace {
@@ -14,7 +14,7 @@ namespace {
 constexpr int GROUP = 64;  // outputs of a packed group
 constexpr int ALIGN = 64;
 constexpr int64_t PAGE = 4096;  // bytes
-constexpr int UNIT = 4;    // inputs of one output that lie side by side in a matrix of four bits
+constexpr int UNIT = 4;    // adjacent inputs of one output in a matrix of four bits
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -27,7 +27,7 @@ Mask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (Mask16)((1u << left) 
 struct Prefetch {
     const char* at;
     int64_t bytes_per_line;      // to fetch for each line of weights that is read
-    void has_read(int64_t bytes) {  // at most a line. No branch: beside a few products one would cost more than a fetch
+    void has_read(int64_t bytes) {  // at most a line. Without a branch, which would cost more than a fetch
         _mm_prefetch(at, _MM_HINT_T1);
         at += bytes * bytes_per_line >> 6;
     }
@@ -36,13 +36,13 @@ struct Prefetch {
     }
 };
 
-// How the inputs of a matrix are grouped under scales.
+// The groups of inputs that share a scale.
 struct Groups {
-    int64_t count, steps;        // groups of inputs; lines of each, of 4 inputs (eight bits) or 8 (four bits)
+    int64_t count, steps;        // the number of groups; lines of each, with 4 inputs (eight bits) or 8 (four bits)
     int64_t scale_bytes;         // 2: float16, 4: float32
     bool has_offsets;
     const int8_t* levels;        // [16] or null
-    int64_t constants_at;        // bytes from a row's whole numbers to what follows them (see quantise_groups)
+    int64_t constants_at;        // bytes from the start of a row to the constants after its integers (see quantise_groups)
 };
 
 }  // namespace

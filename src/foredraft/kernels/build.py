@@ -1,4 +1,4 @@
-"""From kernels.cpp to a shared library in the user's cache folder; compiled again when the source or the compiler changes."""
+"""Compiles kernels.cpp to a shared library in the user's cache folder, and again when the sources or the compiler change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTRUCTIONS = {
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mf16c"),
 }
-"""What the kernels can be compiled for, the fastest first, and the compiler's flags for it."""
+"""The instruction sets that the kernels can be compiled for, fastest first, with the compiler's flags."""
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
@@ -28,21 +28,21 @@ _FLAGS = (
     "-shared",
     "-fPIC",
     "-fopenmp",
-    "-ffp-contract=off",  # sums are written as they are meant: a compiler that fuses some would change bits
+    "-ffp-contract=off",  # a compiler that fuses a multiplication and an addition would change bits
     "-mfma",
 )
 _LONGEST_BUILD_S = 300
 
 
 class BuildError(Exception):
-    """In one line, why there is no library."""
+    """There is no library. The text says why, in one line."""
 
 
 def library(instructions: str, cache: Path | None = None) -> Path:
-    """The compiled library, built if it is not in the cache. instructions: of INSTRUCTIONS. cache: the folder; None: the
+    """The compiled library, built if it is not in the cache. instructions: a key of INSTRUCTIONS. cache: the folder; None: the
     user's own.
 
-    Raises BuildError where there is no compiler, or where it fails.
+    Raises BuildError if there is no compiler, if it fails, or if no cache folder can be written.
     """
     compiler = _compiler()
     flags = [*_FLAGS, *INSTRUCTIONS[instructions]]
@@ -71,7 +71,7 @@ def _digest(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _compiled(compiler: str, flags: Sequence[str], built: Path) -> Path:
-    """Written to a temporary folder and moved into place, so that no process reads half a library."""
+    """Compile in a temporary folder and move the library into place, so that no process reads half of it."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         fresh = Path(folder) / built.name
         command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(fresh)]

@@ -1,4 +1,4 @@
-"""Attention and whole decoders, as the compiled library reads them."""
+"""Attention and whole decoders, in the form that the compiled library reads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from foredraft.kernels.weights import PackedMatrix, address
 
 class AttentionShape(NamedTuple):
     """What a layer's attention does with its scores. window: how many keys a query sees, its own included; 0: all.
-    softcap: 0 for none. sinks: [Hq] float32, or None. bias: [Hq, 2 * farthest + 1] float32, added by the distance key - query, from
-    -farthest to farthest; what lies farther counts as that far; or None."""
+    softcap: 0 for none. sinks: [Hq] float32, or None. bias: [Hq, 2 * farthest + 1] float32, or None: added to scores by the distance
+    key - query, clamped to -farthest .. farthest."""
 
     scale: float
     window: int = 0
@@ -37,10 +37,10 @@ class AttentionShape(NamedTuple):
 
 
 class AttentionSpan(NamedTuple):
-    """Rows of a call that belong to one sequence. start: the position of the first. keys: [H, N, Dk], values: [H, N, Dv], whose
-    strides are those of a capacity. Keys are read sixteen at a time: N must be a multiple of that, or memory follow that may be read.
-    mask: [R, N] bool, or None: all are seen that may be. num_seen: the keys that every row may see; 0: a row may see those up to its
-    own position."""
+    """Rows of a call that belong to one sequence. start: the position of the first row. keys: [H, N, Dk], values: [H, N, Dv], views of
+    buffers that may have more slots. Keys are read sixteen at a time: N must be a multiple of 16, or readable memory must follow.
+    mask: [R, N] bool, False hides a key; None hides none. num_seen: how many keys every row may see; 0: each row sees those up to
+    its own position."""
 
     rows: slice
     start: int
@@ -51,23 +51,24 @@ class AttentionSpan(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """That any of its rows may see."""
+        """The most keys that any of its rows may see."""
         return self.num_seen or self.start + self.rows.stop - self.rows.start
 
 
 class SourceSpan(NamedTuple):
-    """length: of a source. stores: [layers * 2], the addresses of its keys [H, length, D] and values for each layer of a decoder; behind
-    the keys is memory that may be read, see AttentionSpan."""
+    """length: of a source. stores: [layers * 2], the addresses of its keys [H, length, D] and values for each layer of a decoder;
+    readable memory must follow the keys, see AttentionSpan."""
 
     length: int
     stores: array[int]
 
 
 class CacheSpan(NamedTuple):
-    """Rows first_row .. of a pass belong to one sequence. start: its positions that are in the cache already, at the slots of the
-    same numbers. capacity: its slots. stores: [layers * 2], the addresses of the keys [H, capacity, D] and values of each layer.
-    source: what its rows attend to beside them, of a decoder that does. paths: for each row the slots of the positions from start to its own, whose keys it sees beside those before start; None: the
-    rows are a chain, each at the slot of its position."""
+    """The num_rows rows from first_row on that belong to one sequence. start: how many of its positions are already in the cache, each
+    in the slot of the same number. capacity: its number of slots. stores: [layers * 2], the addresses of the keys [H, capacity, D] and
+    values of each layer. paths: for each row the slots of the positions from start to its own, whose keys it sees in addition to those
+    before start; None: the rows are a chain, each in the slot of its position. source: what the rows of an encoder-decoder also attend
+    to."""
 
     first_row: int
     num_rows: int
@@ -79,7 +80,7 @@ class CacheSpan(NamedTuple):
 
 
 class StackBatch(NamedTuple):
-    """A ragged batch whose spans are addresses of memory. ids, positions: [R]. slots: [R], or None where they equal positions.
+    """A ragged batch whose spans hold memory addresses. ids, positions: [R]. slots: [R], or None if they equal positions.
     wanted: the rows whose logits are computed. See model.RaggedBatch."""
 
     ids: Sequence[int]
@@ -97,14 +98,14 @@ RMS_NORM, LAYER_NORM = 0, 1
 
 
 class NormWeights(NamedTuple):
-    """weight, bias: [width] float32. No weight: no norm. A bias only for layer norms."""
+    """weight, bias: [width] float32. weight None: no norm. bias: for layer norms only."""
 
     weight: Tensor | None = None
     bias: Tensor | None = None
 
 
 class StackMlp(NamedTuple):
-    """up: [intermediate, hidden], or gates and ups interleaved. down: [hidden, intermediate]."""
+    """up: [intermediate, hidden], or gate and up interleaved. down: [hidden, intermediate]."""
 
     up: PackedMatrix
     down: PackedMatrix
@@ -115,12 +116,13 @@ NO_NORM = NormWeights()
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """norms: of what attention and the MLP read and, post, of what they write. residual_norm: of the residual stream itself,
-    where the layer begins. is_fused: attention reads the embedding of a row's token, under embedding_norm, and behind it the
-    hidden state: qkv is [.., 2 * hidden]. qkv, out: None for an MLP without attention. q_norm, k_norm: [D] or [heads, D] float32, or
-    None. mlps: one, or an expert each; router: [experts, hidden] of a mixture. sinks: [heads] float32. window: how many keys
-    a query sees; 0: all. rotary_table: which one; -1: no rotation. cross_query, cross_out: of attention to a source, which reads what
-    cross_norm gives; None: the layer has none. bias: [heads, 2 * farthest + 1] float32 of its attention, see AttentionShape."""
+    """attention_norm, mlp_norm: of the inputs of attention and the MLP; the post norms are of their outputs. residual_norm: replaces the
+    residual stream by its norm at the start of the layer. is_fused: attention reads the embedding of a row's token, after
+    embedding_norm, concatenated with the hidden state, so qkv is [.., 2 * hidden]. qkv, out: None for an MLP without attention.
+    q_norm, k_norm: [D] or [heads, D] float32, or None. mlps: one, or one for each expert; router: [experts, hidden], for a mixture of
+    experts. sinks: [heads] float32. window: how many keys a query sees; 0: all. rotary_table: its index; -1: no rotation. cross_query,
+    cross_out: of cross-attention to a source, whose input is normed by cross_norm; None: the layer has none. bias:
+    [heads, 2 * farthest + 1] float32 of its attention, see AttentionShape."""
 
     attention_norm: NormWeights
     mlp_norm: NormWeights
@@ -146,10 +148,10 @@ class StackLayer:
 
 @dataclass(frozen=True, slots=True)
 class StackForm:
-    """What a decoder computes beside its products, as numbers. The residual stream is multiplied by embedding_scale where it
-    begins; what a part adds to it, by residual_scale; logits, by logit_scale, before their soft cap. softcap: of attention's
-    scores. Soft caps of 0: none. joint_head_norm: query norms are taken over all heads at once. norms_residual: the norm before a part of
-    a layer is of the residual stream itself. sees_all: a row sees its whole span (an encoder)."""
+    """The settings of a decoder, apart from its matrices. embedding_scale multiplies the embeddings, residual_scale the outputs that
+    attention and MLPs add to the residual stream, logit_scale the logits, before their soft cap. softcap: of attention scores. A soft cap
+    of 0 is none. joint_head_norm: query and key norms are taken over all heads at once. norms_residual: the norms before attention and
+    the MLP replace the residual stream too. sees_all: a row sees its whole span (an encoder)."""
 
     num_heads: int
     num_kv_heads: int
@@ -176,10 +178,10 @@ class StackForm:
 
 
 class StatefulRows(NamedTuple):
-    """Of a decoder whose rows have a state beside their token: a head. fusion: [hidden, 2 * hidden], of a row's embedding and,
-    behind it, its state, gives the hidden state that it begins with; None: it begins with the state. tap: of what a generated
-    row hands to the next one as its state (see model.Body). column_ids: [D] int64, the id of each column of the logits, of
-    num_ids; None: columns are ids."""
+    """For a decoder whose rows have a state as well as a token: a head. fusion: [hidden, 2 * hidden], maps the concatenation of a row's
+    embedding and its state to the initial hidden state; None: that is the state. tap: of the hidden state that a generated row passes
+    to the next one as its state (see model.Body). num_ids: the size of the vocabulary. column_ids: [D] int64, the id of each column of
+    the logits; None: columns are ids."""
 
     tap: int
     num_ids: int
@@ -189,7 +191,7 @@ class StatefulRows(NamedTuple):
 
 class Stack:
     """A whole decoder, or an encoder. embedding: [V, hidden] bfloat16, or packed. stateful: None for a language model. position_rows:
-    [positions, hidden] float32, added to the embeddings; None: positions are in attention."""
+    [positions, hidden] float32, added to the embeddings; None: only attention depends on positions."""
 
     def __init__(
         self,
@@ -237,7 +239,7 @@ class Stack:
     def first_layers(
         self, num_layers: int, behind: Sequence[StackLayer] = (), final_norm: NormWeights | None = None
     ) -> Stack:
-        """A decoder of the first layers alone, over the same matrices. behind: layers to run after them, which must have no
+        """A decoder of the first layers alone, which shares their matrices. behind: layers to run after them, which must have no
         attention. final_norm: None takes this decoder's."""
         layers, _, embedding, norm, head, _, position_rows = self.keeps
         norm = norm if final_norm is None else final_norm
@@ -245,7 +247,7 @@ class Stack:
 
     @property
     def num_experts_read(self) -> int:
-        """How often an expert's weights were read, over all layers of all passes."""
+        """How often the weights of an expert were read, over all layers of all passes."""
         return self._num_experts_read.value
 
 
@@ -284,7 +286,7 @@ def _norm_struct(norm: NormWeights) -> NormStruct:
 
 
 def _head_norm_stride(layers: Sequence[StackLayer]) -> int:
-    """0: all heads share a weight."""
+    """The distance from one head's norm weight to the next; 0: all heads share one."""
     norm = layers[0].q_norm
     return 0 if norm is None or norm.dim() == 1 else norm.shape[1]
 
@@ -299,12 +301,12 @@ def batch_struct(
     states: Tensor | None = None,
 ) -> tuple[BatchStruct, tuple[object, ...]]:
     """The struct, and the memory it points to. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. features:
-    [R, len(taps) * hidden] bfloat16, where the tapped hidden states go. states: [R, hidden] bfloat16, for a stateful decoder. Raises ValueError for ids, rows, slots and taps that are
-    not there: past this point nothing is checked."""
+    [R, len(taps) * hidden] bfloat16, the output buffer of the tapped hidden states. states: [R, hidden] bfloat16, for a stateful
+    decoder. Raises ValueError for ids, rows, slots and taps that are out of range: nothing is checked after this."""
     _check_batch(stack, batch, taps)
     _check_states(stack, batch, states)
     spans, (cos, sin) = batch.spans, rotation
-    # Python's arrays: for a few numbers they cost a fifth of NumPy's
+    # for a few numbers, Python's arrays cost a fifth of NumPy's
     ids, positions, wanted = (array("i", values) for values in (batch.ids, batch.positions, batch.wanted))
     slots = None if batch.slots is None else array("i", batch.slots)
     bounds = array("q", [x for span in spans for x in _bounds(span)])
@@ -339,7 +341,7 @@ def batch_struct(
 
 
 def _bounds(span: CacheSpan) -> tuple[int, ...]:
-    """Span in structs.h."""
+    """The fields of Span in structs.h."""
     length = 0 if span.source is None else span.source.length
     return span.first_row, span.num_rows, span.start, span.capacity, span.paths is not None, length, length
 
@@ -349,7 +351,7 @@ def _one_behind_the_other(arrays: Sequence[array[int]]) -> array[int]:
 
 
 def _path_table(batch: StackBatch) -> tuple[array[int] | None, int]:
-    """[R, stride], of all rows; rows of chains have none. -> None without trees"""
+    """The paths of all rows, [R, stride], and the stride; rows of chains have none. None without trees."""
     stride = max((len(path) for span in batch.spans for path in span.paths or ()), default=0)
     if not stride:
         return None, 0

@@ -1,7 +1,7 @@
 // Which experts of a mixture run for which rows of a pass (arXiv:1701.06538).
 //
-// A choice is one of a row's experts: choice c of row r has number r * experts_per_token + c. The rows that share an expert
-// lie side by side: a slot is a choice's place in the order of the experts.
+// A choice is one of a row's experts: choice c of row r has number r * experts_per_token + c. Rows that share an expert are
+// adjacent: a slot is the place of a choice when choices are sorted by expert.
 
 #pragma once
 
@@ -18,7 +18,7 @@ struct Routing {
     int32_t* first_slots;       // [experts + 1]; of this thread
 };
 
-// A row's likeliest experts, and softmax over the router's logits of all experts, or of those alone. A row with a NaN gets NaN.
+// Chooses a row's likeliest experts. Weights: softmax over the router's logits of all experts, or of the chosen ones; NaN if a logit is.
 void choose_experts(const Stack& s, const float* logits, int32_t* experts, float* weights) {
     const int64_t count = s.experts_per_token;
     for (int64_t c = 0; c < count; c++) {
@@ -40,7 +40,7 @@ void choose_experts(const Stack& s, const float* logits, int32_t* experts, float
     for (int64_t c = 0; c < count; c++) weights[c] = expf(logits[experts[c]] - logits[experts[0]]) / total;
 }
 
-// Slots by expert, within an expert by row. -> how many experts have any
+// Sorts choices into slots by expert, and for each expert by row. -> how many experts have any
 int64_t sort_by_expert(const Stack& s, int64_t num_choices, const Routing& routing) {
     int64_t num_read = 0;
     for (int64_t e = 0; e <= s.num_experts; e++) routing.first_slots[e] = 0;

@@ -1,11 +1,11 @@
 // Matrix products, attention and whole decoder stacks for a few rows, on x86.
 //
-// One rule governs every loop here: a row's numbers are summed in an order that depends on nothing but the row. So its
-// bits do not depend on how many rows share the pass, on which thread computes it, or on how many keys follow its own.
+// One rule holds for every loop: a row's numbers are summed in an order that depends only on the row. So its bits do not
+// depend on how many rows share the pass, on which thread computes it, or on how many keys follow its own.
 //
 // Everything is called from one OpenMP team per pass; a `Team` says which thread this is. Names: n outputs, k inputs,
-// T rows of a pass, D width of a head. Sixteen numbers at a time, by what avx512.h or avx2.h make of them: names are those
-// of Intel's instructions, and the inner loops are there too. This file holds the functions that callers see.
+// T rows of a pass, D width of a head. Loops process sixteen numbers at a time, with the functions of avx512.h or avx2.h,
+// which are named after Intel's instructions; the inner loops are there too. This file holds the exported functions.
 
 #include <sys/mman.h>
 
@@ -16,15 +16,15 @@
 
 namespace {
 
-// Which ids the columns of logits stand for; column_ids null: their numbers.
+// The ids of the columns of logits; column_ids null: columns are ids.
 struct Columns {
     int64_t count;
     const int64_t* column_ids;
     int64_t num_ids;
     bool are_ids() const { return column_ids == nullptr; }
-    // Room for rows by their ids: minus infinity but for the ids of columns.
+    // A buffer for rows of logits by id, filled with minus infinity.
     std::vector<float> room(int64_t num_rows) const { return std::vector<float>(are_ids() ? 0 : num_rows * num_ids, -INFINITY); }
-    // The logits of row r by their ids.
+    // The logits of row r, by id.
     Logits row(const float* logits, int64_t r, std::vector<float>& wide) const {
         if (are_ids()) return row_of(logits, 1, count, r);
         for (int64_t c = 0; c < count; c++) wide[r * num_ids + column_ids[c]] = logits[r * count + c];
@@ -32,7 +32,7 @@ struct Columns {
     }
 };
 
-// Rows of distributions become as wide as the widest, with probability 0. -> its width
+// Pads the rows of distributions to the width of the widest with probability 0. -> that width
 int64_t fill_up(const TokenProbs* token_probs, int64_t num_rows) {
     if (num_rows == 0) return 0;
     const int64_t most = token_probs->ids ? *std::max_element(token_probs->kept, token_probs->kept + num_rows) : token_probs->width;
@@ -47,7 +47,7 @@ int64_t fill_up(const TokenProbs* token_probs, int64_t num_rows) {
 struct StoreCorrected {
     float* to;
     const float* logits;
-    const int64_t* rows;         // of logits, for each row of the product
+    const int64_t* rows;         // the row of logits for each row of the product
     int64_t stride;
     void operator()(int64_t r, int64_t o, int64_t count, const float* sums) const {
         for (int64_t i = 0; i < count; i += 16) {
@@ -62,7 +62,7 @@ struct StoreCorrected {
 
 extern "C" {
 
-// To be called first. -> whether the system lets this process use the instructions that this was compiled for
+// To be called first. -> whether the system lets this process use the instructions that the library was compiled for
 int64_t start() { return may_use_tiles(); }
 
 // logits: [num_rows, width]; ids: [num_rows]
@@ -89,8 +89,8 @@ void softmax(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
         negative_entropies[r] = (float)softmax_of(row_of(logits, is_float, width, r), width, (float)temperature, probs + r * width, likeliest + r);
 }
 
-// See distill_row. probs, negative_entropies, likeliest: of the target, as softmax gives them; places: [num_rows], which of its rows each
-// row of logits is compared with; null: all, in order. gradient: like logits. sums: [num_rows, 3]
+// See distill_row. probs, negative_entropies, likeliest: the target's, as computed by softmax; places: [num_rows], the target's row that
+// each row of logits is compared with; null: all, in order. gradient: like logits. sums: [num_rows, 3]
 void distill(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, double temperature, const float* probs,
              const float* negative_entropies, const int64_t* likeliest, const int64_t* places, double kl_share, void* gradient, double* sums,
              int64_t num_threads) {
@@ -107,15 +107,15 @@ void distill(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
     }
 }
 
-// Each row's token under its spec; -1 where a row has a NaN. ids: [num_rows]
+// Chooses a token for each row with its spec; -1 if the row has a NaN. ids: [num_rows]
 void choose(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const DrawSpec* specs, const double* uniforms,
             const int64_t* keys, int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
     for (int64_t r = 0; r < num_rows; r++) ids[r] = choose_token(row_of(logits, is_float, width, r), width, specs[r], {uniforms, keys}, 0, nullptr);
 }
 
-// Truncated distributions. probs, ids: [num_rows, room]. -> the most ids that a row keeps; if that is more than the room, the
-// output is incomplete. Rows that keep fewer are padded with probability 0; a row with a NaN becomes NaN throughout.
+// Truncated distributions. probs, ids: [num_rows, room]. -> the most ids that a row keeps; if that is more than room, the
+// output is incomplete. Rows that keep fewer are padded with probability 0; a row with a NaN becomes all NaN.
 int64_t token_probs(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const DrawSpec* specs, int64_t room, float* probs,
              int64_t* ids, int64_t num_threads) {
     std::vector<int64_t> kept(num_rows);
@@ -135,8 +135,8 @@ int64_t token_probs(const void* logits, int64_t is_float, int64_t num_rows, int6
     return most;
 }
 
-// Verifies sampled drafts. outcomes: [num_sequences, 2], how many draft tokens are accepted and the next token; bad: [rows of
-// logits], 1 where a row has a NaN; stops: [num_sequences, max_len + 1], the probability of each number of accepted tokens.
+// Verifies sampled drafts. outcomes: [num_sequences, 2], the number of accepted draft tokens and the next token; bad: [rows of
+// logits], 1 for rows with a NaN; stops: [num_sequences, max_len + 1], the probability of each number of accepted tokens.
 void verify(const void* logits, int64_t is_float, int64_t width, const VerificationBatch* batch, int64_t* outcomes, uint8_t* bad, double* stops,
            int64_t num_threads) {
     const VerificationBatch& d = *batch;
@@ -150,7 +150,7 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
     std::vector<std::vector<int64_t>> ids(num_rows);
 #pragma omp parallel num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
     {
-        // truncated distributions row by row; dense ones by the sequence, in memory that stays warm
+        // truncated distributions are computed row by row, dense ones sequence by sequence, in memory that stays in the cache
 #pragma omp for schedule(dynamic)
         for (int64_t r = 0; r < num_rows; r++) {
             const DrawSpec& spec = d.specs[rows[r].first];
@@ -186,15 +186,15 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
     }
 }
 
-// In how many steps either way from 0 the numbers of its rows are rounded, of a quantized matrix.
+// For a quantised matrix: the numbers of its rows are rounded to integers from -row_steps to row_steps.
 int64_t row_steps(const Matrix* m) { return steps_of_row(*m); }
 
 // Bytes of a packed matrix.
 int64_t packed_bytes(const Matrix* m) { return round_up(m->n, GROUP) / GROUP * group_bytes(*m); }
 
-// Rows first .. first + num_rows of a matrix, first being a multiple of 64, in the order in which the inner loops read them.
+// Packs rows first .. first + num_rows - 1 of a matrix, first being a multiple of 64, in the order in which the inner loops read them.
 // weights: [num_rows, k] bfloat16, or int8 codes. scales, offsets: [num_rows, k / group] of m's scale_bytes, for kinds with groups.
-// corrections: [num_rows], for INT8. -> how many codes the kind cannot hold; those are packed as something else
+// corrections: [num_rows], for INT8. -> how many codes the kind cannot represent; those are packed as other numbers
 int64_t pack(const Matrix* m, int64_t first, int64_t num_rows, const void* weights, const char* scales, const char* offsets, int32_t* corrections) {
     const int64_t bytes = group_bytes(*m), groups = round_up(num_rows, GROUP) / GROUP;
     char* to = (char*)m->weights + first / GROUP * bytes;
@@ -217,7 +217,7 @@ int64_t pack(const Matrix* m, int64_t first, int64_t num_rows, const void* weigh
     return bad;
 }
 
-// Rows of a matrix, dequantized. ids: [count]; to: [count, k]
+// Rows of a matrix, dequantised. ids: [count]; to: [count, k]
 void unpack(const Matrix* m, const int64_t* ids, int64_t count, float* to) {
 #pragma omp parallel for if (count * m->k > WORTH_A_TEAM)
     for (int64_t i = 0; i < count; i++) unpack_row(*m, ids[i], to + i * m->k);
@@ -242,10 +242,10 @@ void linear(const Matrix* m, const uint16_t* x, uint16_t* y, int64_t num_rows, c
     });
 }
 
-// Of each thread.
+// Bytes for each thread.
 int64_t attention_workspace(int64_t num_keys) { return round_up(score_room(num_keys), ALIGN); }
 
-// Several spans of one layer. workspace: `room`, attention_workspace(longest) bytes, for each thread
+// Attention of several spans in one layer. workspace: `room` = attention_workspace(longest) bytes for each thread
 void attention(const AttentionCall* calls, int64_t num_calls, char* workspace, int64_t room, int64_t num_threads) {
     with_team(num_threads, [&](const Team& team) {
         float* scores = (float*)(workspace + team.rank * room);
@@ -268,16 +268,16 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
     });
 }
 
-// Reads a batch whose wanted rows are the last ones of its spans, and generates lens[i] >= 1 tokens after span i: each chosen by
-// specs[i] from the first `vocabulary` logits, written to generated[i, :lens[i]]; the last one is not read. -1 from a row on that
-// has a NaN. Slots must be null. workspace: for the batch, or for a batch of one row a span at the longest, whichever is larger.
-// -> the most ids that a truncated distribution keeps; the others are padded with probability 0
+// Reads a batch whose wanted rows are the last ones of its spans, and generates lens[i] >= 1 tokens after span i: each is chosen by
+// specs[i] from the first `vocabulary` logits and written to generated[i, :lens[i]]; the last one is not read. A row with a NaN gives
+// -1 and ends its span; later tokens are not written. Slots must be null. workspace: the larger of that for the batch and that for one
+// row of each span at its greatest length. -> the most ids that a truncated distribution keeps; the others are padded with probability 0
 int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
                  const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
                  int64_t* generated, char* workspace, int64_t num_threads) {
     Batch b = *batch;
     const int64_t num_spans = batch->num_spans;
-    std::vector<int64_t> open(num_spans);                       // span -> its place in the batch as first given
+    std::vector<int64_t> open(num_spans);                       // the original index of each span that is not finished
     std::vector<Span> spans(batch->spans, batch->spans + num_spans);
     const int64_t num_stores = s->num_layers * 2;
     std::vector<uint16_t*> stores(batch->stores, batch->stores + num_spans * num_stores);
@@ -320,10 +320,10 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     return fill_up(token_probs, num_prob_rows);
 }
 
-// Reads a batch whose wanted rows are the last ones of its spans, and grows a tree behind each: tree i has sizes[i] >= 1 nodes, and
+// Reads a batch whose wanted rows are the last ones of its spans, and grows a tree after each: tree i has sizes[i] >= 1 nodes, and
 // specs[i], greedy or with shared noise, chooses the children of a node from the first `vocabulary` ids. shapes: the parents of all
-// nodes, tree behind tree, see Tree; grown: the tokens of all nodes, -1 where none has grown. Slots must be null. Keys and values of
-// the trees are left behind the spans. workspace: for the batch, or for the longest and widest level, whichever is larger.
+// nodes, tree after tree, see Tree; grown: the tokens of all nodes, -1 for those that did not grow. Slots must be null. Keys and values
+// of the trees remain in the stores after the spans. workspace: the larger of those for the batch and for the longest, widest level.
 void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_t* shapes, int64_t vocabulary, const DrawSpec* specs,
           const int64_t* keys, int64_t* grown, char* workspace, int64_t num_threads) {
     std::vector<Tree> trees;
@@ -368,10 +368,10 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
     }
 }
 
-// Chains whose tokens are chosen from logits that are there, each corrected by the token before (a Markov factor): place i of chain c
-// has the logits in row first_rows[c] + i, plus `second` times row t of `first` [.., second->k], t being the token before, at first
-// previous[c]. lens[c] >= 1 tokens, chosen by specs[c] from the first `vocabulary` logits, are written to chosen[c, :lens[c]]; -1 from a row on
-// that has a NaN. column_ids: as of a Stack. workspace: linear_workspace(second, num_chains) bytes. -> as generate
+// Chooses chains of tokens from given logits, each row corrected by the token before it (a Markov factor): position i of chain c has the
+// logits of row first_rows[c] + i, plus `second` times row t of `first` [.., second->k], where t is the token before, previous[c] for
+// the first. lens[c] >= 1 tokens, chosen by specs[c] from the first `vocabulary` logits, are written to chosen[c, :lens[c]]; -1 from
+// a row with a NaN on. column_ids: as in Stack. workspace: linear_workspace(second, num_chains) bytes. -> as generate
 int64_t choose_chains(const Matrix* second, const float* first, const float* logits, const int64_t* first_rows, const int64_t* lens,
                       const int64_t* previous, int64_t num_chains, int64_t width, const int64_t* column_ids, int64_t num_ids, int64_t vocabulary,
                       const DrawSpec* specs, const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,

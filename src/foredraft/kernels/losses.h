@@ -1,4 +1,4 @@
-// The losses of training: softmax, divergences and their slopes, row by row.
+// The losses of training: softmax, divergences and their gradients, row by row.
 
 #pragma once
 
@@ -10,13 +10,13 @@ struct Sums {
     double total = 0;
     F32x16 part = setzero_ps();
     void add(F32x16 x) { part = add_ps(part, x); }
-    void close() {                // every STRETCH numbers, so that long rows lose no digits
+    void close() {                // called every STRETCH numbers, so that long rows lose no digits
         total += reduce_add_ps(part);
         part = setzero_ps();
     }
 };
 
-// A row's probabilities softmax(row / temperature), to be: exp(y), not yet divided by their total, where y = (x - shift) * factor.
+// The unnormalised probabilities softmax(row / temperature): exp(y), to be divided by their total, where y = (x - shift) * factor.
 struct Exponentials {
     Logits row;
     float shift, factor, total;
@@ -26,7 +26,7 @@ struct Exponentials {
     }
 };
 
-// terms: [width], the exponentials. largest: the place of the first largest logit.
+// terms: [width], the exponentials. largest: the index of the first largest logit.
 Exponentials exponentials_of(const Logits& row, int64_t width, float temperature, float* terms, int64_t* largest) {
     *largest = argmax_of(row, width);
     Exponentials e = {row, row.at(*largest), 1.0f / temperature, 0};
@@ -72,9 +72,9 @@ struct Gradient {
     }
 };
 
-// How far q = softmax(row / temperature) is from p: kl_share * KL(p, q) + (1 - kl_share) * TV(p, q), and its slope by the row.
+// The distance of q = softmax(row / temperature) from p: kl_share * KL(p, q) + (1 - kl_share) * TV(p, q), and its gradient for the row.
 // negative_entropy: the sum of p log p. likeliest: p's. terms: [width], scratch. sums: the loss, the sum of min(p, q), and whether
-// both have the same likeliest id.
+// p and q have the same likeliest id.
 void distill_row(const Logits& row, int64_t width, float temperature, const float* p, double negative_entropy, int64_t likeliest,
                  double kl_share, float* terms, const Gradient& gradient, double* sums) {
     int64_t largest;
@@ -96,7 +96,7 @@ void distill_row(const Logits& row, int64_t width, float temperature, const floa
     sums[0] = kl_share * (negative_entropy - cross.total + mass.total * std::log((double)e.total)) + (1 - kl_share) * (1 - overlap.total);
     sums[1] = overlap.total;
     sums[2] = largest == likeliest;
-    // d TV / d q is -1 where q < p; through the softmax, q times (that - its mean under q)
+    // d TV / d q is -1 where q < p; backward through the softmax, q times (that - its mean under q)
     const F32x16 kl = set1_ps((float)(kl_share * e.factor)), tv = set1_ps((float)((1 - kl_share) * e.factor)), mean = set1_ps((float)below.total);
     for (int64_t i = 0; i < width; i += 16) {
         const Mask16 mask = lanes(width - i);

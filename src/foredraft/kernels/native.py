@@ -1,4 +1,4 @@
-"""The compiled library's functions, on tensors. Shapes are checked here: behind this file there are only addresses."""
+"""The compiled library's functions, for tensors. Shapes are checked here: the library itself gets only addresses."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ from foredraft.kernels.weights import (
 )
 
 _SCORES_OF_A_KEY, _KEY_UNIT = 384, 16
-"""Bytes of scratch that a key takes of each thread, and how many keys it is rounded up to."""
+"""Bytes of scratch for each key and thread, and the unit that the number of keys is rounded up to."""
 
 _FIRST_WIDTH = 512
-"""Ids of a truncated distribution that there is room for at first."""
+"""The number of ids of a truncated distribution that buffers have room for at first."""
 
 _MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     POINTER(struct)
@@ -112,8 +112,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 
 class Kernels:
-    """The library at `path`. Every row's bits depend on that row alone, whatever shares its pass. Raises OSError where it cannot be
-    loaded, and where the system does not allow its instructions."""
+    """The library at `path`. The bits of each row's result depend on that row alone, not on the other rows of its pass. Raises OSError
+    if it cannot be loaded, or the system does not allow its instructions."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -127,11 +127,11 @@ class Kernels:
     def pack(
         self, weight: Weight | WeightSource, bias: Tensor | None = None, memory: WeightMemory | None = None
     ) -> PackedMatrix:
-        """weight: [out, in], stored in bfloat16 unless it is quantized; read in blocks of rows. bias: [out]. memory: for its
-        weights; None: memory of their own.
+        """Pack a weight. weight: [out, in], stored in bfloat16 unless it is quantised; read in blocks of rows. bias: [out]. memory: to
+        take the memory for the weights from; None: allocate it.
 
-        Scales of groups are stored in float16 where that changes none of them by more than one part in 2048, else in float32.
-        Raises ValueError for a quantization that no kernel multiplies.
+        Scales of groups are stored in float16 if that changes none of them by more than one part in 2048, else in float32.
+        Raises ValueError for a quantisation that no kernel multiplies.
         """
         source = InMemory(weight) if isinstance(weight, Tensor | QuantizedWeight) else weight
         matrix = self._packed(source, bias, memory, torch.float16) or self._packed(source, bias, memory, torch.float32)
@@ -141,7 +141,7 @@ class Kernels:
     def _packed(
         self, source: WeightSource, bias: Tensor | None, memory: WeightMemory | None, scale_dtype: torch.dtype
     ) -> PackedMatrix | None:
-        """None where scales do not fit the dtype."""
+        """The packed matrix; None if the scales do not fit the dtype."""
         matrix = None
         for first, block in blocks_of(source):
             layout = layout_of(block, scale_dtype)
@@ -194,9 +194,9 @@ class Kernels:
             raise ValueError(f"{num_bad} codes of a four-bit weight are neither from -8 to 7 nor among its levels")
 
     def rows(self, matrix: PackedMatrix, ids: Tensor) -> Tensor:
-        """Rows of a packed matrix, dequantized: an embedding. ids: [...] int64 -> [..., in] float32
+        """Rows of a packed matrix, dequantised, as for an embedding. ids: [...] int64 -> [..., in] float32
 
-        Raises ValueError for an id that is not there.
+        Raises ValueError for an id that is out of range.
         """
         places = ids.flatten().to(torch.int64).contiguous()
         if len(places) and not 0 <= int(places.min()) <= int(places.max()) < matrix.out_features:
@@ -227,7 +227,7 @@ class Kernels:
     ) -> Tensor:
         """Attention of one layer over several sequences.
 
-        query: [Hq, T, Dk] bfloat16. -> [num_rows, Hq, Dv] bfloat16; rows of no span are zero
+        query: [Hq, T, Dk] bfloat16 -> [num_rows, Hq, Dv] bfloat16; rows that belong to no span are zero
         """
         tensors = [query, *(tensor for span in spans for tensor in (span.keys, span.values))]
         if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
@@ -272,12 +272,12 @@ class Kernels:
         specs: Sequence[DrawSpec],
         states: Tensor | None = None,
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
-        """Read, wanting every span's last row, and generate lens[i] >= 1 tokens after span i, of the first vocab_size ids, as
-        specs[i] says, in one call. The last one is not read. A row with a NaN ends a span's tokens before it. states: [R, hidden]
+        """Read a batch that wants each span's last row, and generate lens[i] >= 1 tokens after span i, from the first vocab_size ids
+        with specs[i], in one call. The last token is not read. Generation for a span stops at a row with a NaN. states: [R, hidden]
         bfloat16 of a stateful decoder.
 
-        -> (the tokens, the distributions of all drawn tokens, span after span [R, W] float32, the ids of their columns
-        [R, W]; None where W is vocab_size). Raises ValueError if slots are not positions.
+        -> (the tokens, the distributions of all drawn tokens, span after span, [R, W] float32, the ids of their columns
+        [R, W]; None if W is vocab_size). Raises ValueError if slots are not positions.
         """
         if batch.slots is not None:
             raise ValueError("tokens are generated after chains only: slots must equal positions")
@@ -287,7 +287,7 @@ class Kernels:
         counts, width = array("q", lens), max(lens)
         generated = array("q", [-1]) * (len(lens) * width)
         threads = torch.get_num_threads()
-        # the last pass has the longest context, and a row a span
+        # the last pass has the longest context, and one row for each span
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads) + more)
         packed = PackedDrawSpecs(specs)
@@ -319,12 +319,12 @@ class Kernels:
         specs: Sequence[DrawSpec],
         states: Tensor | None = None,
     ) -> list[list[int]]:
-        """Read, wanting every span's last row, and grow a tree behind each span, level by level, in one call. shapes: for each span
-        the parents of its tree's nodes, as in Proposal. specs: greedy, or with keys, one for each level: they choose the children
-        of a node, best first, from the first vocab_size ids. states: as in generate. The span's store needs room for the nodes with
-        children.
+        """Read a batch that wants each span's last row, and grow a tree after each span, level by level, in one call. shapes: for each
+        span the parents of its tree's nodes, as in Proposal. specs: greedy, or with keys, one for each level; they choose the children
+        of a node, best first, from the first vocab_size ids. states: as in generate. The span's store needs room for the nodes that
+        have children.
 
-        -> for each span the token of each node, -1 where none has grown: behind a row with a NaN, or with fewer possible ids than
+        -> for each span the token of each node; -1 for nodes that did not grow, after a row with a NaN or with fewer possible ids than
         children. Raises ValueError if slots are not positions, and for specs that draw.
         """
         if batch.slots is not None:
@@ -356,7 +356,7 @@ class Kernels:
         return [grown[end - count : end].tolist() for end, count in zip(accumulate(counts), counts, strict=True)]
 
     def _levels_workspace(self, stack: Stack, batch: BatchStruct, widest: int, depth: int) -> int:
-        """Bytes for a batch, and for levels of trees behind its spans."""
+        """Bytes for a batch, and for the levels of the trees after its spans."""
         threads = torch.get_num_threads()
         level = BatchStruct.from_buffer_copy(batch)
         level.num_rows = level.num_wanted = max(batch.num_rows, widest)
@@ -367,9 +367,9 @@ class Kernels:
     def choose_chains(
         self, logits: Tensor, markov: MarkovFactors, chains: Chains, vocab_size: int, specs: Sequence[DrawSpec]
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
-        """Tokens from logits that are there, each row corrected by the token before it. logits: [R, D] float32 -> as generate
+        """Choose tokens from given logits, correcting each row by the token before it. logits: [R, D] float32 -> as generate
 
-        Raises ValueError for tensors that do not fit each other, and for rows and tokens that are not there.
+        Raises ValueError for tensors that do not fit each other, and for rows and tokens that are out of range.
         """
         _check_chains(logits, markov, chains)
         num_ids = logits.shape[1] if markov.target_ids is None else len(markov.first)
@@ -399,7 +399,7 @@ class Kernels:
         return _written(chosen, chains.lens, most, probs, ids)
 
     def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
-        """One token for each row, each with its own spec; -1 for a row with a NaN. logits: [R, V] -> [R]"""
+        """Choose one token for each row, with a spec each; -1 for a row with a NaN. logits: [R, V] -> [R]"""
         logits, packed = _checked_logits(logits), PackedDrawSpecs(specs)
         num_rows = len(logits)
         ids = torch.empty(num_rows, dtype=torch.int64)
@@ -440,7 +440,7 @@ class Kernels:
             room = most
 
     def verify(self, logits: Tensor, batch: VerificationBatch) -> VerificationResult:
-        """Verify sampled drafts: distributions, rule and draw in one call. logits: [rows, V]"""
+        """Verify sampled drafts: compute the distributions, apply the rules and draw the next tokens in one call. logits: [rows, V]"""
         logits = _checked_logits(logits)
         if batch.kept_ids is None and batch.probs.shape[1] != logits.shape[1]:
             raise ValueError(
@@ -465,7 +465,7 @@ class Kernels:
         return VerificationResult(outcomes[::2].tolist(), outcomes[1::2].tolist(), bad_rows, stops)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """The first place of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
+        """The first index of each row's largest number, or of its first NaN. [R, V] bfloat16 or float32 -> [R]"""
         logits = _checked_logits(logits)
         num_rows = len(logits)
         ids = torch.empty(num_rows, dtype=torch.int64)
@@ -477,8 +477,8 @@ class Kernels:
         return ids
 
     def top(self, logits: Tensor, temperatures: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` most likely ids under softmax(logits / T), most likely first, of equals the first; the same numbers
-        from bfloat16 as from those numbers in float32. logits: [R, V], temperatures: [R] -> float32 [R, count], [R, count]
+        """The `count` most likely ids under softmax(logits / T), most likely first, ties by id. Results for bfloat16 logits equal
+        those for the same numbers in float32. logits: [R, V], temperatures: [R] -> float32 [R, count], [R, count]
         """
         logits, temperatures = _checked_logits(logits), temperatures.to(torch.float32).contiguous()
         num_rows = len(logits)
@@ -495,7 +495,8 @@ class Kernels:
         return probs, ids
 
     def softmax(self, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """softmax(logits / T), the sums of p log p in nats, and the likeliest ids. logits: [R, V] -> float32 [R, V], float32 [R], int64 [R]"""
+        """softmax(logits / T), the sums of p log p in nats, and the likeliest ids. logits: [R, V]
+        -> float32 [R, V], float32 [R], int64 [R]"""
         logits = _checked_logits(logits)
         num_rows, width = logits.shape
         probs, negative_entropy = torch.empty(num_rows, width), torch.empty(num_rows)
@@ -519,11 +520,12 @@ class Kernels:
         kl_share: float,
         gradient: Tensor,
     ) -> Tensor:
-        """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q) of each row, where q = softmax(logits / T). logits: [R, V]. target: as softmax
-        gives it, for N rows. places: [R], which of them a row is compared with; None: all, in order. gradient: [R, V], like logits and
-        contiguous, is written -> for each row its loss, the sum of min(p, q), and whether both have one likeliest id, [R, 3] float64
+        """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q) of each row, where q = softmax(logits / T). logits: [R, V]. target: the results
+        of softmax for N rows. places: [R], the target's row that each row is compared with; None: all, in order. gradient: [R, V], like
+        logits and contiguous, is written -> for each row the loss, the sum of min(p, q), and whether p and q have the same likeliest
+        id, [R, 3] float64
 
-        Raises ValueError for shapes that do not fit, and places that are not there.
+        Raises ValueError for shapes that do not fit, and places that are out of range.
         """
         logits = _checked_logits(logits)
         probs, negative_entropy, likeliest = (each.contiguous() for each in target)
@@ -548,14 +550,14 @@ class Kernels:
         return sums
 
     def _room(self, num_bytes: int) -> int:
-        """Memory that every call of a thread uses again: fresh memory costs more than most calls."""
+        """The address of scratch memory that the calls of a thread reuse: fresh memory costs more than most calls."""
         if self._workspaces.memory.numel() < num_bytes:
             self._workspaces.memory = torch.empty(2 * num_bytes, dtype=torch.uint8)
         return self._workspaces.memory.data_ptr()
 
 
 def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> None:
-    """Of the tokens that will be read. The batch's own are checked with it."""
+    """Check the positions of the generated tokens that will be read. Those of the batch are checked with the batch."""
     if stack.num_positions is None:
         return
     last = max(span.start + span.num_rows + count - 2 for span, count in zip(batch.spans, lens, strict=True))
@@ -564,14 +566,14 @@ def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> No
 
 
 def _level_sizes(shape: Sequence[int]) -> list[int]:
-    """Of a tree: how many nodes with children each level has. shape: the parents of its nodes."""
+    """How many nodes with children each level of a tree has. shape: the parents of its nodes."""
     depths = depths_of(shape)
     sizes = Counter(depths[parent] for parent in set(shape) if parent != ROOT)
     return [sizes[depth] for depth in sorted(sizes)]
 
 
 def _check_room(stack: Stack, span: CacheSpan, level_sizes: Sequence[int]) -> None:
-    """For the nodes of a tree that will be read."""
+    """Check that there are slots and positions for the nodes of a tree that will be read."""
     end = span.start + span.num_rows
     if end + sum(level_sizes) > span.capacity:
         raise ValueError(f"a tree of {sum(level_sizes)} nodes with children needs as many slots from {end} on")
@@ -597,7 +599,8 @@ def _check_chains(logits: Tensor, markov: MarkovFactors, chains: Chains) -> None
 def _written(
     tokens: array[int], lens: Sequence[int], most: int, probs: Tensor | None, ids: Tensor | None
 ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
-    """tokens: [len(lens), width], -1 from a row with a NaN on. most: the most ids that a truncated distribution keeps."""
+    """The results of generate, from the library's buffers. tokens: [len(lens), width], -1 from a row with a NaN on. most: the most ids
+    that a truncated distribution keeps."""
     width = max(lens)
     found = [
         [token for token in tokens[first : first + count] if token >= 0]
@@ -609,14 +612,14 @@ def _written(
 
 
 class _Workspaces(threading.local):
-    """One for each thread: a call runs without the interpreter's lock."""
+    """Scratch memory, one for each thread: calls run without the interpreter's lock."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
 
 
 def _rows_of(logits: Tensor) -> tuple[int, bool, int, int]:
-    """The library's first arguments: where they are, whether they are float32, how many rows and how wide. logits: [R, V], checked"""
+    """The library's first arguments: the address, whether it holds float32, the rows and the width. logits: [R, V], checked"""
     return logits.data_ptr(), logits.dtype == torch.float32, logits.shape[0], logits.shape[1]
 
 
@@ -627,7 +630,7 @@ def _checked_logits(logits: Tensor) -> Tensor:
 
 
 def _check_places(logits: Tensor, probs: Tensor, places: Tensor | None) -> None:
-    """Raises ValueError unless each row of logits [R, V] has one of probs [N, V] that it is compared with."""
+    """Raises ValueError unless each row of logits [R, V] has a row of probs [N, V] to be compared with."""
     num_rows, width = probs.shape
     if width != logits.shape[1] or len(logits) != (num_rows if places is None else len(places)):
         raise ValueError(f"logits {list(logits.shape)} are compared with probabilities {list(probs.shape)}")

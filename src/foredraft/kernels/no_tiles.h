@@ -1,4 +1,4 @@
-// Where the instructions have no tiles (see amx.h).
+// Stand-ins for instruction sets without tiles (see amx.h).
 
 #pragma once
 

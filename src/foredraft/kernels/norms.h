@@ -1,4 +1,4 @@
-// The norms of a decoder: of root mean square (arXiv:1910.07467), and of mean and variance (arXiv:1607.06450).
+// The norms of a decoder: RMS norm (arXiv:1910.07467) and layer norm (arXiv:1607.06450).
 
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace {
 
 struct ReadCentered {
-    const float *from, *weight, *bias;  // bias: null for none
+    const float *from, *weight, *bias;  // bias: or null
     F32x16 mean, factor;
     F32x16 operator()(int64_t i, Mask16 mask) const {
         const F32x16 x = mul_ps(sub_ps(maskz_loadu_ps(mask, from + i), mean), factor);
@@ -27,7 +27,7 @@ ReadCentered centered(const float* from, const Norm& norm, int64_t k, float epsi
     return {from, norm.weight, norm.bias, mean, set1_ps(1.0f / sqrtf(reduce_add_ps(squares) / (float)k + epsilon))};
 }
 
-// use(what reads `from`, k numbers, under the norm)
+// Calls use with a reader of the k numbers at `from`, normed.
 template <class Use>
 void with_norm(const Stack& s, const Norm& norm, const float* from, int64_t k, const Use& use) {
     if (norm.weight == nullptr) return use(ReadFloat{from});

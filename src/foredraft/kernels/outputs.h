@@ -1,4 +1,4 @@
-// What a decoder does with the sums of its products.
+// How a decoder processes and stores the sums of its products.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The activations of an MLP: what becomes of a gate and the value that it gates.
+// The activations of an MLP, of a gate and the value that it gates.
 
 struct Silu {
     F32x16 operator()(F32x16 gate, F32x16 up) const { return mul_ps(silu(gate), up); }
@@ -28,7 +28,7 @@ struct ClampedSwiglu {          // gpt-oss's
     float alpha, limit;
     F32x16 operator()(F32x16 gate, F32x16 up) const {
         const F32x16 most = set1_ps(limit), least = set1_ps(-limit);
-        gate = min_ps(most, gate);  // the second operand is the one that stays where it is NaN
+        gate = min_ps(most, gate);  // if the second operand is NaN, so is the result
         up = max_ps(least, min_ps(most, up));
         return mul_ps(sigmoid_times(mul_ps(gate, set1_ps(alpha)), gate), add_ps(up, set1_ps(1.0f)));
     }
@@ -84,7 +84,7 @@ struct AddScaled {
     }
 };
 
-// In float32: near 20, where large vocabularies have their likeliest tokens, bfloat16's numbers are 1/8 apart.
+// Logits are float32: near 20, where large vocabularies have their likeliest tokens, bfloat16 numbers are 1/8 apart.
 struct StoreLogits {
     float* to;
     int64_t stride;

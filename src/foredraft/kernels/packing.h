@@ -1,4 +1,4 @@
-// The order in which a matrix lies in memory: written once when it is packed, and read row by row where it is an embedding.
+// The memory order of a matrix: written once when it is packed, and read row by row if it is an embedding.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// 64 outputs, or the last few, without groups of inputs. from: [count, k]
+// Packs 64 outputs, or the last few, of a matrix without groups of inputs. from: [count, k]
 void pack_whole(const Matrix& m, const char* from, int64_t count, char* to, int32_t* corrections) {
     const int64_t size = m.kind == INT8 ? 1 : 2, unit = m.kind == INT8 ? INT8_UNIT : 2, steps = round_up(m.k, unit) / unit;
     for (int64_t j = 0; j < count; j++) {
@@ -20,12 +20,12 @@ void pack_whole(const Matrix& m, const char* from, int64_t count, char* to, int3
     }
 }
 
-// The block of output j of 64 and of a group of inputs: scales, offsets, lines.
+// Where the block of output j of 64 and of a group of inputs begins: scales, offsets, lines.
 int64_t block_at(const Matrix& m, int64_t j, int64_t group) { return (j / BESIDE * groups_of(m).count + group) * block_bytes(m); }
 
 int64_t lines_at(const Matrix& m) { return BESIDE * m.scale_bytes * (m.has_offsets ? 2 : 1); }
 
-// Where among the lines of a block input i of output j lies.
+// The place of input i of output j among the lines of a block.
 int64_t byte_at(const Matrix& m, int64_t j, int64_t i) {
     return (i / inputs_of_line(m) * BESIDE + j % BESIDE) * unit_of(m) + i % unit_of(m);
 }
@@ -38,7 +38,7 @@ struct LevelCodes {
     }
 };
 
-// -> how many codes the kind cannot hold
+// -> how many codes the kind cannot represent
 int64_t pack_codes(const Matrix& m, const LevelCodes* levels, const int8_t* from, int64_t j, char* lines) {
     int64_t bad = 0;
     for (int64_t i = 0; i < m.group; i++) {
@@ -54,7 +54,7 @@ int64_t pack_codes(const Matrix& m, const LevelCodes* levels, const int8_t* from
     return bad;
 }
 
-// 64 outputs, or the last few. codes: [count, k]. scales, offsets: [count, k / group]. -> how many codes the kind cannot hold
+// Packs 64 outputs, or the last few. codes: [count, k]. scales, offsets: [count, k / group]. -> how many codes the kind cannot represent
 int64_t pack_groups(const Matrix& m, const int8_t* codes, const char* scales, const char* offsets, int64_t count, char* to) {
     const int64_t num_groups = m.k / m.group, size = m.scale_bytes;
     const LevelCodes levels(m.levels ? m.levels : (const int8_t*)"0123456789abcdef");

@@ -1,4 +1,4 @@
-// Products of a few rows with a packed matrix, and how each row is prepared for them.
+// Products of a few rows with a packed matrix, and the preparation of each row for them.
 
 #pragma once
 
@@ -18,16 +18,16 @@
 namespace {
 
 constexpr int ROWS = 6;           // rows of a tile
-constexpr int PREFETCH = 4096;    // bytes ahead: past the page at which the hardware's prefetcher stops
-constexpr int64_t IN_CACHE = 384 << 10;  // bytes of a group up to which the next one fits beside it in the second cache
+constexpr int PREFETCH = 4096;    // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
+constexpr int64_t IN_CACHE = 384 << 10;  // the most bytes of a group for which the next one fits into the second-level cache too
 
 int64_t group_bytes(const Matrix& m) {
     if (has_groups(m)) return GROUP / BESIDE * groups_of(m).count * block_bytes(m);
     return GROUP * (m.kind == INT8 ? round_up(m.k, INT8_UNIT) : 2 * round_up(m.k, 2));
 }
 
-// The left side of a product: bfloat16 rows, or int8 rows with a scale each, as the inner loops read them. For a matrix with groups
-// of inputs three numbers for each of those groups follow the row.
+// The left side of a product, as the inner loops read it: bfloat16 rows, or int8 rows with a scale each. For a matrix with groups of
+// inputs, three numbers for each group follow the row.
 struct Rows {
     char* data;
     float* scales;
@@ -35,21 +35,21 @@ struct Rows {
     void* row(int64_t r) const { return data + r * stride; }
 };
 
-// Of every kind: groups have 8 inputs at least.
+// Enough for every kind of matrix: groups have at least 8 inputs.
 int64_t row_bytes(int64_t k) {
     const int64_t grouped = round_up(sizeof(GroupWhole8) * (k + OVERHANG), ALIGN) + 3 * k / 8 * 4;
     return round_up(std::max((int64_t)sizeof(Short) * k, grouped), ALIGN) + ALIGN;
 }
 
 constexpr int64_t STEPS = 127, FINE_STEPS = 32 * STEPS;
-constexpr int64_t MOST_FINE_INPUTS = 4096;  // of a group, whose sum has to fit 32 bits: 4096 * 4064 * 128 < 2^31
+constexpr int64_t MOST_FINE_INPUTS = 4096;  // of a group, whose sum must fit 32 bits: 4096 * 4064 * 128 < 2^31
 
-// In how many steps either way from 0 a row's numbers are rounded: in finer ones where the inner loops multiply 16 bits anyway.
+// The numbers of a row are rounded to integers from -steps to steps: finer ones if the inner loops multiply 16 bits anyway.
 int64_t steps_of_row(const Matrix& m) {
     return m.kind == INT8_GROUPS && sizeof(GroupWhole8) > 1 && m.group <= MOST_FINE_INPUTS ? FINE_STEPS : STEPS;
 }
 
-// The scale of a row is its largest magnitude over `steps`; one that is not finite poisons the scale, so that no NaN is lost.
+// The scale of a row is its largest magnitude over `steps`; a number that is not finite makes the scale NaN, so that no NaN is lost.
 template <class Number, class Read>
 void quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& read) {
     F32x16 largest = setzero_ps(), poison = setzero_ps();
@@ -66,8 +66,8 @@ void quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& 
     }
 }
 
-// A scale for each group: of rows with outliers, one scale would leave the other inputs a few steps. Behind the row follow of
-// each group: what its sum has too much of the zero of the codes, int32; its scale, float; its sum times its scale, float.
+// A scale for each group: in rows with outliers, one scale would leave only a few steps for the other inputs. Three numbers of each
+// group follow the row: the correction of its sums for the zero code, int32; its scale, float; its sum times its scale, float.
 template <class Number, class Read>
 void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
     Number* to = (Number*)row;
@@ -129,7 +129,7 @@ ReadNormed normed(const float* from, const float* weight, int64_t k, float epsil
 
 // ----------------------------------------------------------------------------------------------------------- products
 
-// integer sums -> numbers, in place
+// Scales integer sums to numbers, in place.
 void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t first, float (*out)[GROUP]) {
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
@@ -144,8 +144,8 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
     }
 }
 
-// The first block of rows finds its group in memory, the later ones in the cache. So that the memory does not rest
-// meanwhile, every block fetches its part of the next group; where two groups do not fit, the first fetches its own.
+// The first block of rows reads its group of outputs from memory, later blocks read it from the cache. To keep the memory busy
+// meanwhile, every block fetches its part of the next group; if two groups do not fit, the first block fetches its own.
 Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
     const int64_t bytes = group_bytes(m);
     if (num_blocks > 1 && bytes <= IN_CACHE) return {weights + bytes + bytes * block / num_blocks, (64 + num_blocks - 1) / num_blocks};
@@ -164,7 +164,7 @@ void tile_of_kind(const Matrix& m, const char* weights, const char* in, int64_t 
     }
 }
 
-// They lie apart from the weights, so that each group's would be waited for.
+// Scales and corrections are stored apart from the weights: without a fetch, each group would wait for them.
 void fetch_scales(const Matrix& m, int64_t first) {
     for (int64_t o = first; o < first + GROUP; o += 16) {
         _mm_prefetch((const char*)(m.scales + o), _MM_HINT_T0);
@@ -186,7 +186,7 @@ void add_bias(const Matrix& m, int num_rows, int64_t first, float (*out)[GROUP])
     }
 }
 
-// Rows `row` .. of a block, for the 64 outputs of a group. tiles: null: not by them
+// Multiplies the rows of a block, from `row` on, by the 64 outputs of a group. tiles: null: without tiles
 void multiply(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks, Tiles* tiles,
               float (*out)[GROUP]) {
     const int64_t first = group * GROUP;
@@ -199,7 +199,7 @@ void multiply(const Matrix& m, int64_t group, const Rows& x, int64_t row, int nu
     if (m.bias != nullptr) add_bias(m, num_rows, first, out);
 }
 
-// The thread's share of a product's groups; finish(row, first output, how many, 64 sums) takes each row of a group.
+// Computes the thread's share of a product's groups; finish(row, first output, how many, 64 sums) receives each row of a group.
 template <class Finish>
 void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
     alignas(ALIGN) float out[std::max(ROWS, MOST_TILED_ROWS)][GROUP];

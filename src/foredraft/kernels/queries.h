@@ -1,4 +1,4 @@
-// Queries of one sequence, and what becomes of their scores.
+// The queries of one sequence, and the processing of their scores.
 
 #pragma once
 
@@ -11,27 +11,27 @@
 
 namespace {
 
-constexpr int WORTH_TILES = 6;                        // queries from which on converting keys and values pays
+constexpr int WORTH_TILES = 6;                        // the fewest queries for which converting keys and values pays
 
 struct Query {
     const uint16_t* from;
-    float* scores;                                    // room for all keys, a multiple of 16
+    float* scores;                                    // a buffer for all keys, rounded up to a multiple of 16
     const float* sink;
-    const float* bias;                                // of a key at its own place; farther ones lie around it
-    int64_t earliest, position, row, head;            // earliest: the first key that the window leaves; position: the last that it sees
-    int64_t place;                                    // of its own
+    const float* bias;                                // the bias for distance 0; those for other distances are around it
+    int64_t earliest, position, row, head;            // earliest: the first key in the window; position: the last key that it sees
+    int64_t place;                                    // its own position
     float inverse;                                    // 1 / sum of the weights
     int64_t first_block() const { return earliest / 16 * 16; }
 };
 
-// Some queries that read the same keys. earliest: the first that any of them sees.
+// Some queries that read the same keys. earliest: the first key that any of them sees.
 struct QueryBlock {
     const uint16_t *keys, *values;
     Query* queries;
     int64_t count, num_keys, earliest;
 };
 
-// Positions below this one lie at the slots of the same numbers, for all queries: later ones where the path of each has them.
+// Positions below this one are in the slots of the same numbers, for all queries; later ones are in the slots of each query's path.
 int64_t num_in_order(const AttentionCall& call, int64_t num_keys) { return call.paths == nullptr ? num_keys : std::min(call.start, num_keys); }
 
 int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position) {
@@ -41,7 +41,7 @@ int64_t slot_of(const AttentionCall& call, const Query& query, int64_t position)
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
-// What the distances of the sixteen keys from position j on add to their scores (arXiv:1910.10683).
+// The relative position biases of the sixteen keys from position j on (arXiv:1910.10683).
 F32x16 biases(const AttentionCall& call, const Query& query, int64_t j) {
     const int64_t distance = j - query.place, most = call.farthest;
     if (distance + 15 <= -most) return set1_ps(query.bias[-most]);
@@ -51,7 +51,7 @@ F32x16 biases(const AttentionCall& call, const Query& query, int64_t j) {
     return load_ps(each);
 }
 
-// Scores with the sixteen keys from position j on, from their products: scaled, capped, biased, -inf where a key is not seen.
+// Scores with the sixteen keys from position j on, from their products: scaled, capped, biased, -inf for keys that are not seen.
 F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32x16 products) {
     F32x16 s = mul_ps(products, set1_ps(call.scale));
     if (call.softcap > 0) s = soft_cap(s, call.softcap);
@@ -66,7 +66,7 @@ F32x16 seen_scores(const AttentionCall& call, const Query& query, int64_t j, F32
     return mask_mov_ps(set1_ps(-INFINITY), seen, s);
 }
 
-// A copy of the sixteen keys from position `first` on that a query sees on its path. Valid until the next call.
+// A copy of the sixteen keys from position `first` on, taken along a query's path. Valid until the next call.
 const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
     thread_local std::vector<uint16_t> copy;
     copy.assign(16 * call.key_dim, 0);
@@ -75,14 +75,14 @@ const uint16_t* collect_keys(const AttentionCall& call, const QueryBlock& block,
     return copy.data();
 }
 
-// The sixteen keys from position j on, as many queries read them. to: [steps, PARTS, 16]
+// Unpacks the sixteen keys from position j on to the order in which many queries read them. to: [steps, PARTS, 16]
 void unpack_sixteen_keys(const AttentionCall& call, const QueryBlock& block, int64_t j, Unit* to) {
     const uint16_t* rows[16];
     for (int64_t i = 0; i < 16; i++) rows[i] = block.keys + std::min(j + i, block.num_keys - 1) * call.key_dim;
     unpack_keys(rows, call.key_dim, to);
 }
 
-// Products become scores, and scores weights, in place.
+// Turns products into scores, and scores into weights, in place.
 void exponentiate(const AttentionCall& call, Query& query) {
     F32x16 largest = set1_ps(-INFINITY);
     for (int64_t j = query.first_block(); j <= query.position; j += 16) {
@@ -92,7 +92,7 @@ void exponentiate(const AttentionCall& call, Query& query) {
     }
     float most = reduce_max_ps(largest);
     if (query.sink != nullptr && *query.sink > most) most = *query.sink;
-    if (most == -INFINITY) most = 0;  // nothing is seen
+    if (most == -INFINITY) most = 0;  // no key is seen
     F32x16 sum = setzero_ps();
     for (int64_t j = query.first_block(); j <= query.position; j += 16) {
         const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));

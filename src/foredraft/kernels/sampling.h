@@ -15,8 +15,8 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 64;           // numbers whose largest is remembered
-constexpr int64_t WORTH_A_TEAM = 65536; // numbers below which one thread is faster
+constexpr int64_t BLOCK = 64;           // numbers that share one stored maximum
+constexpr int64_t WORTH_A_TEAM = 65536; // for fewer numbers one thread is faster
 
 // One row of logits, bfloat16 or float32: the same arithmetic for both.
 struct Logits {
@@ -58,8 +58,8 @@ int64_t argmax_of(const Logits& row, int64_t width) {
     return 0;
 }
 
-// Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, of equal logits the lower id
-// first; and those logits, because two that differ may have one probability in float32.
+// Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, for equal logits the lower id
+// first; and their logits, because two different ones may have the same probability in float32.
 void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, float* values, int64_t* ids) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     std::vector<float> most(blocks), sorted;
@@ -76,11 +76,11 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
         largest = std::max(largest, most[b]);
     }
     const F32x16 shift = set1_ps(largest);
-    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));  // finite: 0 times it is 0
+    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));  // finite, so that 0 times it is 0
     const F32x16 least = set1_ps(-87.0f);
     const auto term = [&](int64_t i, Mask16 mask) {
         const F32x16 x = mul_ps(sub_ps(row.load(i, mask), shift), factor);
-        return exp_above(max_ps(x, least));  // what is below adds 1e-38 to a sum of at least 1
+        return exp_above(max_ps(x, least));  // smaller terms count as 1e-38, in a sum of at least 1
     };
     F32x16 even = setzero_ps(), odd = even;
     int64_t at = 0;
@@ -90,7 +90,7 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
     }
     for (; at < width; at += 16) even = mask_add_ps(even, lanes(width - at), even, term(at, lanes(width - at)));
     const float total = nan ? NAN : reduce_add_ps(add_ps(even, odd));
-    // the count-th largest of the blocks' maxima bounds the count-th largest number from below
+    // the count-th largest of the blocks' maxima is a lower bound of the count-th largest number
     float bound = -INFINITY;
     if (blocks > count) {
         sorted = most;
@@ -125,7 +125,7 @@ struct Noise {
     const int64_t* keys;
 };
 
-// softmax(row / temperature). Where a logit is NaN, or none is finite, probabilities are NaN, the first among them.
+// softmax(row / temperature). If a logit is NaN, or none is finite, probabilities are NaN, including the first.
 void softmax_of(const Logits& row, int64_t width, float temperature, float* probs) {
     F32x16 best = set1_ps(-INFINITY);
     for (int64_t i = 0; i < width; i += 16) best = max_ps(row.load(i, lanes(width - i)), best);
@@ -147,11 +147,11 @@ void softmax_of(const Logits& row, int64_t width, float temperature, float* prob
 
 bool truncates(const DrawSpec& spec) { return spec.top_k > 0 || spec.top_p < 1 || spec.min_p > 0; }
 
-constexpr double TOP_P_FACTOR = 1 - 1e-6;  // of top_p: so that rounding does not keep one id more where equal logits meet it exactly
+constexpr double TOP_P_FACTOR = 1 - 1e-6;  // on top_p: otherwise rounding could keep one id too many where equal logits reach it exactly
 
 // Softmax over the ids that truncation keeps, likeliest first. Of the ids with at least min_p of the top probability, keep the
-// top_k (all of those that equal the last); of these, the fewest that hold top_p of their mass (of equal logits, the lower ids).
-// The same rule as in sampling/token_probs.py. probs, ids: grow as needed. -> how many ids are kept; 0 if there is a NaN
+// top_k (and all ties of the last); of these, the fewest that hold top_p of their mass (of equal logits, the lower ids).
+// The same rule as in sampling/token_probs.py. probs, ids: resized as needed. -> how many ids are kept; 0 if there is a NaN
 int64_t truncated_softmax(const Logits& row, int64_t width, const DrawSpec& spec, std::vector<float>& probs, std::vector<int64_t>& ids) {
     for (int64_t count = std::min<int64_t>(width, std::max<int64_t>(spec.top_k + 16, 64));; count = std::min(width, 8 * count)) {
         thread_local std::vector<float> values;
@@ -167,11 +167,11 @@ int64_t truncated_softmax(const Logits& row, int64_t width, const DrawSpec& spec
             bounded = true;
         };
         if (spec.min_p > 0) cut_below(probs, spec.min_p * probs[0]);
-        if (0 < spec.top_k && spec.top_k <= count) cut_below(values, std::max(values[spec.top_k - 1], -FLT_MAX));  // masked ids never stay
+        if (0 < spec.top_k && spec.top_k <= count) cut_below(values, std::max(values[spec.top_k - 1], -FLT_MAX));  // masked ids are never kept
         if (spec.top_p < 1) {
             double mass = 0;
             for (int64_t i = 0; i < kept; i++) mass += probs[i];
-            // before min-p and top-k took anything the mass is 1; after them it is what they left
+            // without min-p and top-k the mass is 1; otherwise it is that of the ids they left
             const double wanted = TOP_P_FACTOR * spec.top_p * (bounded ? mass : 1.0);
             if (!bounded) complete |= mass >= wanted;
             double reached = 0;
@@ -188,9 +188,9 @@ int64_t truncated_softmax(const Logits& row, int64_t width, const DrawSpec& spec
     }
 }
 
-constexpr int64_t STRETCH = 256;  // numbers that are summed at a time
+constexpr int64_t STRETCH = 256;  // numbers that are summed together
 
-// An index, drawn with probability proportional to its weight by inversion; weight 0 is never drawn.
+// Draws an index with probability proportional to its weight, by inversion; an index of weight 0 is never drawn.
 int64_t draw_index(const float* weights, int64_t count, double uniform) {
     std::vector<double> cumulative;
     double total = 0;
@@ -206,7 +206,7 @@ int64_t draw_index(const float* weights, int64_t count, double uniform) {
     double sum = stretch > 0 ? cumulative[stretch - 1] : 0;
     int64_t index = stretch * STRETCH;
     for (int64_t i = index; i < std::min(count, (stretch + 1) * STRETCH) && sum <= at; i++) {
-        if (weights[i] > 0) index = i;  // the last, where sums in another order fall short of their total
+        if (weights[i] > 0) index = i;  // stays at the last one if this sum, added in another order, falls short of the total
         sum += weights[i];
     }
     return std::min(index, count - 1);
@@ -218,10 +218,10 @@ I512 mixed(I512 z) {
     return xor_si512(z, srli_epi64<31>(z));
 }
 
-// The best of what is offered, at most `room` of it: best first, of equals the first one offered.
+// The best `room` of the offered scores, best first; ties in the order offered.
 struct Best {
     int64_t room;
-    std::vector<std::pair<double, int64_t>> kept;   // scores and what they are of
+    std::vector<std::pair<double, int64_t>> kept;   // scores and their indices
     explicit Best(int64_t room) : room(room) { kept.reserve(room + 1); }
     double bound() const { return (int64_t)kept.size() < room ? -INFINITY : kept.back().first; }
     void offer(double score, int64_t index) {
@@ -233,7 +233,7 @@ struct Best {
     }
 };
 
-// The indices of the largest finite numbers; none if one is NaN.
+// The indices of the largest finite numbers; none if any number is NaN.
 void largest_of(const Logits& row, int64_t width, Best& best) {
     Mask16 nan = 0;
     for (int64_t first = 0; first < width; first += BLOCK) {
@@ -251,7 +251,7 @@ void largest_of(const Logits& row, int64_t width, Best& best) {
 }
 
 // The indices of the largest positive probs / Exp(1), where the noise is a hash of key and id (the Gumbel-max trick). ids: null if
-// index and id are the same
+// indices are ids
 void gumbel_best(const float* probs, const int64_t* ids, int64_t count, int64_t key, Best& best) {
     const I512 counting = setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     double bound = INFINITY;
@@ -262,7 +262,7 @@ void gumbel_best(const float* probs, const int64_t* ids, int64_t count, int64_t 
         const I512 z = srli_epi64<12>(mixed(add_epi64(set1_epi64(key), step)));
         const F64x8 u = mul_pd(add_pd(cvtepu52_pd(z), set1_pd(0.5)), set1_pd(0x1p-52));
         const F64x8 p = load_as_pd(mask, probs + i);
-        // p / -log(u) > b only where u > exp(-p / b) >= 1 - p / b: so few logarithms are needed
+        // p / -log(u) > b requires u > exp(-p / b) >= 1 - p / b, so few logarithms are needed
         const F64x8 least = fnmadd_pd(p, set1_pd(bound), set1_pd(1 - 1e-12));
         Mask8 left = at_least(u, bound == INFINITY ? setzero_pd() : least) & mask;
         if (!left) continue;
@@ -283,8 +283,8 @@ int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int
     return best.kept.front().second;
 }
 
-// The `step`-th token of a spec, or -1 if the row has a NaN. token_probs: where the distribution of a drawn token is written;
-// null if it is not wanted.
+// Chooses the `step`-th token of a spec; -1 if the row has a NaN. token_probs: receives the distribution of a drawn token; null if it
+// is not needed.
 int64_t choose_token(const Logits& row, int64_t width, const DrawSpec& spec, const Noise& noise, int64_t step, const TokenProbs* token_probs) {
     if (spec.kind == GREEDY) {
         const int64_t token = argmax_of(row, width);
@@ -321,8 +321,8 @@ int64_t choose_token(const Logits& row, int64_t width, const DrawSpec& spec, con
     return is_cut ? ids[index] : index;
 }
 
-// The columns that a spec chooses first behind a row, greedily or with shared noise, into `best`; none if the row has a NaN.
-// column_ids: the id that each column stands for; null: its number. key: of the noise
+// Writes the best columns of a row for a spec, greedily or with shared noise, into `best`; none if the row has a NaN.
+// column_ids: the id of each column; null: columns are ids. key: of the noise
 void choose_best(const Logits& row, int64_t width, const int64_t* column_ids, const DrawSpec& spec, int64_t key, Best& best) {
     if (spec.kind == GREEDY) {
         largest_of(row, width, best);

@@ -1,6 +1,6 @@
-"""Where the rows of a weight come from: memory, a file, or several weights joined.
+"""Sources of the rows of a weight: memory, a file, or several weights joined.
 
-A weight is packed block by block, so it is never in memory whole in a second form.
+A weight is packed block by block, so memory never holds all of it in a second form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.kernels.weights import QuantizedWeight, Weight, WeightFormat, unquantized
 
 GATED = 32
-"""Rows of gates, and of the values that they gate, that alternate in a packed matrix."""
+"""The block size in rows in which gates, and the values that they gate, alternate in a packed matrix."""
 
 _BLOCK_UNIT = 2 * GATED
 _NUMBERS_AT_A_TIME = 1 << 18
@@ -30,11 +30,11 @@ class WeightSource(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     def rows(self, first: int, end: int) -> Weight:
-        """Rows first .. end; every block has the same format."""
+        """Rows first .. end - 1. All blocks have the same format."""
 
 
 class InMemory:
-    """weight: [n, k]. weight_format: what each block of rows becomes."""
+    """weight: [n, k]. weight_format: converts each block of rows."""
 
     def __init__(self, weight: Weight, weight_format: WeightFormat = unquantized) -> None:
         self._weight, self._format = weight, weight_format
@@ -47,7 +47,7 @@ class InMemory:
 
 
 class Joined:
-    """Several weights of the same inputs, one below the other."""
+    """Several weights with the same inputs, stacked by rows."""
 
     def __init__(self, sources: Sequence[WeightSource]) -> None:
         self._sources = list(sources)
@@ -63,7 +63,7 @@ class Joined:
 
 
 class Interleaved:
-    """Alternately 32 rows of gate and 32 of up, each padded with zero rows to a multiple of 32."""
+    """32 rows of gate and 32 of up in turn, each weight padded with zero rows to a multiple of 32."""
 
     def __init__(self, gate: WeightSource, up: WeightSource) -> None:
         self._parts = (gate, up)
@@ -81,7 +81,7 @@ class Interleaved:
 
 
 class Alternating:
-    """Rows of two weights of one shape in turn: the first of one, the first of the other, the second of one, ..."""
+    """The rows of two weights of one shape in turn: the first row of each, then the second row of each, ..."""
 
     def __init__(self, first: WeightSource, second: WeightSource) -> None:
         self._parts = (first, second)
@@ -94,7 +94,7 @@ class Alternating:
 
 
 class RowSlice:
-    """Rows first, first + step, .. of a source, before `end`."""
+    """Rows first, first + step, .. of a source, up to `end` (exclusive)."""
 
     def __init__(self, source: WeightSource, first: int, end: int, step: int = 1) -> None:
         self._source, self._first, self._step = source, first, step
@@ -107,7 +107,7 @@ class RowSlice:
 
 
 class Reordered:
-    """The rows of each head in another order. order: [D], the row that comes first, the one after it, ..."""
+    """The rows of each attention head in another order. order: [D], the old index of each new row."""
 
     def __init__(self, source: WeightSource, order: Tensor) -> None:
         self._source, self._order = source, order
@@ -122,7 +122,7 @@ class Reordered:
 
 
 def blocks_of(source: WeightSource) -> Iterator[tuple[int, Weight]]:
-    """(first row, block) over the whole weight, in blocks of a multiple of 64 rows."""
+    """(first row, block) over the whole weight. Each block but the last has a multiple of 64 rows."""
     num_rows, width = source.shape
     step = max(1, _NUMBERS_AT_A_TIME // max(1, width) // _BLOCK_UNIT) * _BLOCK_UNIT
     for first in range(0, num_rows, step):
@@ -135,12 +135,12 @@ def read_all(source: WeightSource) -> Weight:
 
 
 def concatenated(weights: Sequence[Weight]) -> Weight:
-    """Weights of the same inputs, one below the other, in a format that holds all of them exactly."""
+    """Weights with the same inputs, stacked by rows, in a format that represents all of them exactly."""
     return _of_each_row(lambda *parts: torch.cat(parts), _unified(weights))
 
 
 def _unified(weights: Sequence[Weight]) -> list[Weight]:
-    """The same numbers in one format. Quantized weights beside unquantized ones are dequantized."""
+    """The weights, converted to one format without changing values. If some are unquantised, the others are dequantised."""
     if not all(isinstance(weight, QuantizedWeight) for weight in weights):
         return [weight.dequantized() if isinstance(weight, QuantizedWeight) else weight for weight in weights]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
@@ -157,7 +157,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _converted(weight: QuantizedWeight, group: int, has_offsets: bool) -> QuantizedWeight:
-    """With smaller groups, and with offsets."""
+    """The weight with smaller groups, and with offsets if has_offsets."""
     repeats = weight.group // group
     scales, offsets = weight.scales, weight.offsets
     if offsets is None and has_offsets:
@@ -169,7 +169,7 @@ def _converted(weight: QuantizedWeight, group: int, has_offsets: bool) -> Quanti
 
 
 def _of_each_row(change: Callable[..., Tensor], weights: Sequence[Weight]) -> Weight:
-    """What `change` makes of the tensors that have a row for each output. All weights have one format."""
+    """Apply `change` to the tensors that have a row for each output. All weights must have the same format."""
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     if tensors:
         return change(*tensors)
@@ -183,7 +183,7 @@ def _of_each_row(change: Callable[..., Tensor], weights: Sequence[Weight]) -> We
 
 
 def _padded(weight: Weight, num_rows: int) -> Weight:
-    """Zero rows below, so that there are num_rows."""
+    """Append zero rows until there are num_rows."""
     missing = num_rows - weight.shape[0]
     pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, missing))
     return _of_each_row(pad, [weight]) if missing else weight

@@ -1,4 +1,4 @@
-"""How tokens are drawn and drafts verified, as the compiled library reads it."""
+"""Sampling and verification parameters, in the form that the compiled library reads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DrawSpec(NamedTuple):
     """How the tokens of one sequence are chosen: the likeliest (temperature 0), or from softmax(logits / temperature), truncated,
     with noise for each token.
 
-    truncation: (top_k, top_p, min_p), or None to keep every id. uniforms: in [0, 1), for tokens that are drawn. keys: of the
-    noise that drafter and verifier share (see sampling/noise.py).
+    truncation: (top_k, top_p, min_p), or None to keep every id. uniforms: in [0, 1), one for each token to draw. keys: one for each
+    token, of the noise that drafter and verifier share (see sampling/noise.py).
     """
 
     temperature: float = 0.0
@@ -38,7 +38,7 @@ class DrawSpec(NamedTuple):
 
 
 class PackedDrawSpecs:
-    """Draw specs as bytes. num_prob_rows: the number of drawn tokens, all specs together. truncates: whether any spec of them
+    """Draw specs as bytes. num_prob_rows: the number of drawn tokens over all specs. truncates: whether any spec that draws
     truncates."""
 
     def __init__(self, specs: Sequence[DrawSpec]) -> None:
@@ -66,10 +66,10 @@ class PackedDrawSpecs:
 
 @dataclass(frozen=True, slots=True)
 class MarkovFactors:
-    """What a token adds to the logits of the next one: row t of the first factor times the second one.
+    """What token t adds to the logits of the next token: row t of the first factor times the second factor.
 
-    first: [V, rank] float32. second: [D, rank]. target_ids: [D] int64, the id below V that each column of the logits stands for; None:
-    its number. Raises ValueError for others.
+    first: [V, rank] float32. second: [D, rank]. target_ids: [D] int64, the id, below V, of each column of the logits; None: columns
+    are ids. Raises ValueError for other shapes, dtypes or ids.
     """
 
     first: Tensor
@@ -89,8 +89,8 @@ class MarkovFactors:
 
 
 class Chains(NamedTuple):
-    """Tokens to be chosen in turn. first_rows: of the logits, for the first of lens[c] >= 1 tokens; the others have the rows behind.
-    previous: the token before the first."""
+    """Chains of tokens to be chosen one after the other. Chain c has lens[c] >= 1 tokens, with the rows of logits from first_rows[c]
+    on. previous: the token before each chain's first."""
 
     first_rows: Sequence[int]
     lens: Sequence[int]
@@ -105,9 +105,9 @@ RULES = ("rejection", "block")
 class VerificationBatch:
     """Sequences with sampled draft tokens to verify.
 
-    first_rows: the first of each sequence's lens[b] + 1 rows of logits. places: its row of ids and prob_rows [B, K] int64 (-1: a
-    point mass). specs: the target's. rules: of RULES. probs: [R, C] float32, draft distributions over kept_ids [R, C] (None: over
-    all ids). uniforms: in [0, 1), two for each sequence.
+    first_rows: the first of each sequence's lens[b] + 1 rows of logits. places: each sequence's row of ids [B, K] int64, its draft
+    tokens, and of prob_rows [B, K] int64, their rows of probs (-1: a point mass). specs: the target's. rules: of RULES. probs: [R, C]
+    float32, draft distributions over kept_ids [R, C] (None: over all ids). uniforms: in [0, 1), two for each sequence.
     """
 
     first_rows: Sequence[int]
@@ -123,7 +123,7 @@ class VerificationBatch:
 
 
 class VerificationResult(NamedTuple):
-    """num_accepted, next_ids: of each sequence. bad_rows: rows of logits with a NaN. stops: [B, K + 1], the probability of each
+    """num_accepted, next_ids: one for each sequence. bad_rows: rows of logits with a NaN. stops: [B, K + 1], the probability of each
     number of accepted tokens."""
 
     num_accepted: list[int]
@@ -135,8 +135,8 @@ class VerificationResult(NamedTuple):
 def new_token_probs(
     specs: PackedDrawSpecs, vocab_size: int
 ) -> tuple[TokenProbsStruct | None, Tensor | None, Tensor | None, object]:
-    """Room for the distributions of drawn tokens: the struct, probs and ids [R, vocab_size], and what the struct points to. As wide as
-    the vocabulary, because nobody knows how many ids will be kept; memory that is not written to costs nothing."""
+    """Buffers for the distributions of drawn tokens: the struct, probs and ids [R, vocab_size], and an object to keep alive with the
+    struct. They are as wide as the vocabulary because the number of kept ids is not known; unwritten memory costs nothing."""
     if specs.num_prob_rows == 0:
         return None, None, None, None
     probs = torch.empty(specs.num_prob_rows, vocab_size)
@@ -146,7 +146,7 @@ def new_token_probs(
 
 
 def verification_struct(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:
-    """The struct, and what must live as long as it is used."""
+    """The struct, and the objects that must live as long as it is used."""
     rules = [RULES.index(rule) for rule in batch.rules]
     numbers = [array("q", each) for each in (batch.first_rows, batch.lens, batch.places)]
     specs, uniforms = array("q", PackedDrawSpecs(batch.specs).rows), array("d", batch.uniforms)

@@ -1,4 +1,4 @@
-// A whole decoder as one call: one layer routine, steered by the description of its form (structs.h).
+// A whole decoder in one call: one routine runs all layers, directed by the description of the decoder (structs.h).
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int PRIVATE_ROWS = 8;   // up to here every thread prepares all rows itself, which spares a barrier
+constexpr int PRIVATE_ROWS = 8;   // up to this many, every thread prepares all rows itself, which saves a barrier
 
 struct Arena {
     char* at;
@@ -24,8 +24,8 @@ struct Arena {
 
 struct Workspace {
     float *hidden, *qkv, *gated;
-    float* embedded;            // of rows that have states too; else these are the hidden states
-    float* branch;              // what a part of a layer writes, before its norm
+    float* embedded;            // the embeddings; the same memory as `hidden` unless rows have states
+    float* branch;              // the output of attention or an MLP, before its norm
     float *router_logits, *expert_outputs;
     uint16_t *query, *attended;
     Rows rows, thread_rows;     // of the team, or of this thread alone
@@ -78,8 +78,8 @@ Workspace lay_out_workspace(const Stack& s, const Batch& b, int rank, int size, 
     return w;
 }
 
-// The left side of a product, row r written by write(rows, r). A few rows are prepared by every thread for itself, more are
-// divided.
+// The left side of a product; write(rows, r) writes row r. A few rows are prepared by every thread for itself; more rows are divided
+// among the threads.
 template <class Write>
 Rows prepare(const Workspace& w, int64_t num_rows, const Team& team, const Write& write) {
     if (num_rows <= PRIVATE_ROWS) {
@@ -93,7 +93,7 @@ Rows prepare(const Workspace& w, int64_t num_rows, const Team& team, const Write
     return w.rows;
 }
 
-// The same of hidden states under a norm, row r being the one at row_of(r).
+// The left side of a product with normed hidden states; row r of it is hidden state row_of(r).
 template <class RowOf>
 Rows prepare_normed(const Stack& s, const Matrix& m, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team,
                     const RowOf& row_of) {
@@ -102,7 +102,7 @@ Rows prepare_normed(const Stack& s, const Matrix& m, const Norm& norm, const Wor
     });
 }
 
-// The residual stream becomes what its norm gives.
+// Replaces the residual stream by its norm.
 void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
     int64_t first, last;
     team.share(num_rows, first, last);
@@ -115,7 +115,7 @@ void norm_residual(const Stack& s, const Norm& norm, const Workspace& w, int64_t
     team.wait();
 }
 
-// What a part of a layer reads: all hidden states under its norm, which may be one of the residual stream itself.
+// The input of attention or an MLP: all hidden states, normed. With norms_residual the norm replaces the residual stream too.
 Rows prepare_part(const Stack& s, const Matrix& m, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
     const bool is_of_stream = s.norms_residual && norm.weight != nullptr;
     if (is_of_stream) norm_residual(s, norm, w, num_rows, team);
@@ -139,7 +139,7 @@ void add_product(const Stack& s, const Matrix& m, const Rows& x, const Norm& nor
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
-// The rotary embedding of one head (arXiv:2104.09864), of its first `rotary_dim` numbers. read: of the head, under its norm
+// The rotary embedding of the first `rotary_dim` numbers of one head (arXiv:2104.09864). read: reads the head, normed
 template <class Read>
 void rotate(const Read& read, const float* cos, const float* sin, int64_t dim, int64_t rotary_dim, uint16_t* to) {
     const int64_t half = rotary_dim / 2;
@@ -153,7 +153,7 @@ void rotate(const Read& read, const float* cos, const float* sin, int64_t dim, i
     for (int64_t i = rotary_dim; i < dim; i += 16) store_bf16(to + i, lanes(dim - i), read(i, lanes(dim - i)));
 }
 
-// Queries or keys of one row; head h goes to place(h). norm: the weight, or null
+// Writes the queries or keys of one row; head h goes to place(h). norm: the weight, or null
 template <class Place>
 void place_heads(const Stack& s, const float* from, const float* norm, int64_t num_heads, const float* cos, const float* sin,
                  int64_t rotary_dim, const Place& place) {
@@ -168,7 +168,7 @@ void place_heads(const Stack& s, const float* from, const float* norm, int64_t n
     }
 }
 
-// One row's heads: queries to where attention reads them, keys and values into their sequence's store.
+// Writes the heads of one row: queries to where attention reads them, keys and values to their sequence's store.
 void place_row(const Stack& s, const Layer& layer, const Batch& b, const Workspace& w, int64_t row, const Span& span,
                uint16_t* const* store) {
     const int64_t D = s.head_dim, position = b.positions[row], slot = b.slots == nullptr ? position : b.slots[row];
@@ -214,7 +214,7 @@ void attend_spans(const Stack& s, const Batch& b, const Workspace& w, int64_t in
     }
 }
 
-// Every row over all of its sequence's source.
+// Cross-attention of every row over all of its sequence's source.
 void attend_to_sources(const Stack& s, const Batch& b, const Workspace& w, int64_t index, const Team& team) {
     const int64_t width = s.num_heads * s.head_dim;
     int64_t next_block = 0;
@@ -229,7 +229,7 @@ void attend_to_sources(const Stack& s, const Batch& b, const Workspace& w, int64
     }
 }
 
-// What attention gave, into the residual stream.
+// Adds the output of attention to the residual stream.
 void add_attended(const Stack& s, const Matrix& out, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
     const Rows x = prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) { prepare_row(out, rows, r, ReadBf16{w.attended + r * s.num_heads * s.head_dim}); });
     add_product(s, out, x, norm, w, num_rows, team);
@@ -247,7 +247,7 @@ void run_cross_attention(const Stack& s, const Batch& b, const Workspace& w, int
 
 // --------------------------------------------------------------------------------------------------------------- MLPs
 
-// x -> w.gated from slot `first` on
+// Writes the activated product with x to w.gated, from slot `first` on.
 void product_up(const Stack& s, const Mlp& mlp, const Rows& x, int64_t first, int64_t num_rows, const Workspace& w, const Team& team) {
     const int64_t width = mlp.down.k;
     float* to = w.gated + first * width;
@@ -258,7 +258,7 @@ void product_up(const Stack& s, const Mlp& mlp, const Rows& x, int64_t first, in
     });
 }
 
-// The hidden states, under the norm, into the MLP.
+// The first half of the MLP, for the normed hidden states.
 void run_up(const Stack& s, const Layer& layer, const Norm& norm, const Workspace& w, int64_t num_rows, const Team& team) {
     const Rows x = prepare_part(s, layer.mlps->up, norm, w, num_rows, team);
     product_up(s, *layer.mlps, x, 0, num_rows, w, team);
@@ -285,7 +285,7 @@ void route(const Stack& s, const Layer& layer, const Workspace& w, int64_t num_r
     if (team.rank == 0) *s.num_experts_read += num_read;
 }
 
-// run(expert, first slot, how many) for every expert that a row has chosen: no other one's weights are read
+// Calls run(expert, first slot, how many) for every expert that a row has chosen: the weights of others are not read.
 template <class Run>
 void for_chosen_experts(const Stack& s, const Layer& layer, const Routing& routing, const Run& run) {
     for (int64_t e = 0; e < s.num_experts; e++) {
@@ -296,7 +296,7 @@ void for_chosen_experts(const Stack& s, const Layer& layer, const Routing& routi
 
 Rows from_slot(const Rows& x, int64_t first) { return {x.data + first * x.stride, x.scales + first, x.stride}; }
 
-// A row's sum is in the order of its own choices.
+// A row's outputs are summed in the order of its own choices.
 void add_expert_outputs(const Stack& s, const Layer& layer, const Workspace& w, int64_t row) {
     float* sum = w.branch + row * s.hidden;
     for (int64_t i = 0; i < s.hidden; i += 16) {
@@ -314,7 +314,7 @@ void add_expert_outputs(const Stack& s, const Layer& layer, const Workspace& w, 
 void run_experts(const Stack& s, const Layer& layer, const Workspace& w, int64_t num_rows, const Team& team) {
     route(s, layer, w, num_rows, team);
     const int64_t num_slots = num_rows * s.experts_per_token;
-    const Matrix &up = layer.mlps->up, &down = layer.mlps->down;  // all experts' rows are prepared alike
+    const Matrix &up = layer.mlps->up, &down = layer.mlps->down;  // rows are prepared alike for all experts
     const Rows x = prepare_normed(s, up, layer.mlp_norm, w, num_slots, team, [&](int64_t slot) { return w.routing.choices[slot] / s.experts_per_token; });
     for_chosen_experts(s, layer, w.routing, [&](const Mlp& expert, int64_t first, int64_t count) {
         product_up(s, expert, from_slot(x, first), first, count, w, team);
@@ -333,7 +333,7 @@ void run_experts(const Stack& s, const Layer& layer, const Workspace& w, int64_t
 
 // --------------------------------------------------------------------------------------------------------------- pass
 
-// Two vectors of `width` numbers, one behind the other.
+// Two vectors of `width` numbers, concatenated.
 template <class First, class Second>
 struct ReadBoth {
     First first;
@@ -342,7 +342,7 @@ struct ReadBoth {
     F32x16 operator()(int64_t i, Mask16 mask) const { return i < width ? first(i, mask) : second(i - width, mask); }
 };
 
-// The left side of a product that reads a row's embedding and its hidden state, each under its norm.
+// The left side of a product with each row's embedding and hidden state, each normed, concatenated.
 Rows prepare_fused(const Stack& s, const Matrix& m, const Norm& embedding_norm, const Norm& norm, const Workspace& w, int64_t num_rows,
                    const Team& team) {
     return prepare(w, num_rows, team, [&](const Rows& rows, int64_t r) {
@@ -367,7 +367,7 @@ void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index
                                   : prepare_part(s, layer.qkv, layer.attention_norm, w, T, team);
     product(layer.qkv, x, T, team, StoreFloat{w.qkv, heads * s.head_dim});
     team.wait();
-    if (s.is_parallel) run_up(s, layer, layer.attention_norm, w, T, team);  // before attention changes what it reads
+    if (s.is_parallel) run_up(s, layer, layer.attention_norm, w, T, team);  // before attention changes its input
     place_rows(s, b, w, index, team);
     team.wait();
     attend_spans(s, b, w, index, team);
@@ -397,7 +397,7 @@ void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team)
     team.wait();
 }
 
-// The hidden states begin as a product of embeddings and states.
+// Computes the initial hidden states from embeddings and states.
 void fuse(const Stack& s, const Workspace& w, int64_t num_rows, const Team& team) {
     const Rows x = prepare_fused(s, s.fusion, {nullptr, nullptr}, {nullptr, nullptr}, w, num_rows, team);
     team.wait();  // all rows are read before any is overwritten
@@ -407,8 +407,8 @@ void fuse(const Stack& s, const Workspace& w, int64_t num_rows, const Team& team
 
 constexpr int64_t FINAL_NORM = -1;
 
-// The hidden states of all rows, under the norm, to where these taps are kept. A thread that copies rows is done with them before
-// it takes part in the products that change them.
+// Copies the hidden states of all rows, normed, to the features of this tap. Each thread copies its rows before it takes part in the
+// products that change them.
 void keep_tapped(const Stack& s, const Batch& b, const Workspace& w, int64_t tap, const Norm& norm, const Team& team) {
     int64_t first, last;
     team.share(b.num_rows, first, last);

@@ -1,4 +1,4 @@
-"""Whether the compiled kernels run here: asked once per process, and tested before anything is trusted to them."""
+"""Loads the compiled kernels if they run here: once per process, and only after a self-test."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _NEEDED = {
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
-"""Of build.INSTRUCTIONS, as Linux calls them."""
+"""The processor flags that each of build.INSTRUCTIONS needs, as Linux names them."""
 
 _HEAD_WIDTHS = (40, 64)
-"""Tiles multiply the second, other loops the first."""
+"""The second width uses AMX tiles where there are any, the first other loops."""
 
 _ROW_COUNTS = (1, 2, 5, 8, 17, 40)
 
 
 def load_kernels() -> Kernels | None:
-    """The kernels, or None where this machine cannot have them; the log says why, once."""
+    """The kernels, or None if they cannot be used here; the log says why, once."""
     return _outcome()[0]
 
 
 def why_none() -> str | None:
-    """Where load_kernels gives None: the reason, in one line."""
+    """The reason, in one line, why load_kernels returns None; None if it does not."""
     return _outcome()[1]
 
 
@@ -63,7 +63,7 @@ def _outcome() -> tuple[Kernels | None, str | None]:
 
 
 def usable_instructions() -> list[str]:
-    """What this processor has of build.INSTRUCTIONS, the fastest first. Raises BuildError where nobody can say."""
+    """Those of build.INSTRUCTIONS that this processor supports, fastest first. Raises BuildError if it cannot be determined."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     except OSError:
@@ -72,8 +72,8 @@ def usable_instructions() -> list[str]:
 
 
 def self_test(kernels: Kernels) -> str | None:
-    """What is wrong with them on this machine, if anything: int8 products must be exact, attention right, and rows must not
-    depend on how many share a call."""
+    """The fault of the kernels on this machine, or None: integer products must be exact, attention correct, and rows independent of
+    how many share a call."""
     if not is_int8_exact(lambda weight, x: kernels.linear(kernels.pack(quantize_int8(weight)), x)):
         return "their int8 products are not exact here"
     if not all(_is_grouped_exact(kernels, weight) for weight in _grouped_cases()):
@@ -81,7 +81,7 @@ def self_test(kernels: Kernels) -> str | None:
     weight, x = _hard_case()
     for packed in (quantize_int8(weight), unquantized(weight), *_grouped_cases(), quantize_int4(weight)):
         matrix = kernels.pack(packed)
-        whole = _bits(kernels.linear(matrix, x))  # some are NaN, where sums of groups overflow
+        whole = _bits(kernels.linear(matrix, x))  # as bits: some are NaN, because sums of groups overflow
         if any(not torch.equal(_bits(kernels.linear(matrix, x[:count])), whole[:count]) for count in _ROW_COUNTS):
             return "a row's bits depend on how many rows share its product here"
     return _attention_self_test(kernels)
@@ -92,8 +92,8 @@ def _bits(numbers: Tensor) -> Tensor:
 
 
 def _attention_self_test(kernels: Kernels) -> str | None:
-    """What is wrong with attention: rows must be what a formula gives, and the same bits alone. With windows, too, which a
-    probe's few tokens do not fill."""
+    """The fault of attention, or None: rows must match a reference, and have the same bits when computed alone. Windows are tested
+    here, because the few tokens of a model's probe do not fill them."""
     generator = torch.Generator().manual_seed(0)
     sinks, bias = torch.randn(4, generator=generator), torch.randn(4, 2 * 18 + 1, generator=generator)
     shapes = (
@@ -127,7 +127,7 @@ def _attention_fault(
 
 
 def attended(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape, num_seen: int = 0) -> Tensor:
-    """What attention over a whole sequence has to give. query: [Hq, N, D]; keys, values: [H, N, D]. num_seen: see AttentionSpan
+    """Reference attention over a whole sequence. query: [Hq, N, D]; keys, values: [H, N, D]. num_seen: see AttentionSpan
     -> [N, Hq, D] float64"""
     groups = query.shape[0] // keys.shape[0]
     keys, values = (each.double().repeat_interleave(groups, 0) for each in (keys, values))
@@ -150,7 +150,7 @@ def attended(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape,
 
 
 def is_int8_exact(linear: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    """Whether an int8 linear layer, (weight, x) -> y, gives what plain integers give, with the largest numbers too."""
+    """Whether an int8 linear layer, (weight, x) -> y, equals integer arithmetic, with the largest numbers too."""
     weight, x = _hard_case()
     return torch.equal(linear(weight, x), linear_int8(weight, x))
 
@@ -166,7 +166,7 @@ def _hard_case() -> tuple[Tensor, Tensor]:
 
 
 def _is_grouped_exact(kernels: Kernels, weight: QuantizedWeight) -> bool:
-    """Whether the product is that of plain numbers, for rows of whole numbers up to 127 in every group, on which nothing is rounded."""
+    """Whether the product equals the reference, for rows of integers with 127 in every group, so that nothing is rounded."""
     x = torch.randint(
         -127, 128, (max(_ROW_COUNTS), weight.shape[1]), generator=torch.Generator().manual_seed(1)
     ).float()
@@ -177,8 +177,8 @@ def _is_grouped_exact(kernels: Kernels, weight: QuantizedWeight) -> bool:
 
 
 def _grouped_cases() -> list[QuantizedWeight]:
-    """Weights [80, 320] of every layout, with codes at the ends of their range. Scales and offsets are such that every sum fits
-    float32."""
+    """Weights [80, 320] of every layout, with codes at the ends of their range. Scales and offsets are chosen so that float32 represents
+    every sum exactly."""
     generator = torch.Generator().manual_seed(2)
     levels = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
     cases = []
@@ -200,20 +200,21 @@ def _grouped_cases() -> list[QuantizedWeight]:
 
 
 def linear_grouped(weight: QuantizedWeight, x: Tensor, row_steps: int = 127) -> Tensor:
-    """What a product with scales of groups has to give, up to rounding. row_steps: see PackedMatrix. weight: [n, k], x: [T, k] -> [T, n] float64"""
+    """Reference product with a scale for each group, up to rounding. weight: [n, k], x: [T, k]. row_steps: see PackedMatrix
+    -> [T, n] float64"""
     rows, scales = _whole_rows(x.reshape(-1, weight.group), row_steps)
     return (rows * scales.double()).view(x.shape) @ weight.dequantized().double().T
 
 
 def _whole_rows(x: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers from -steps to steps -> [T, k] int64, and the scale of each [T, 1]"""
+    """Round rows to integers from -steps to steps -> [T, k] int64, and the scale of each row [T, 1]"""
     largest = x.float().abs().amax(1, keepdim=True)
     inverse = torch.where(largest > 0, torch.div(torch.tensor(float(steps)), largest), torch.zeros(()))
     return (x.float() * inverse).round().to(torch.int64), largest / steps
 
 
 def linear_int8(weight: Tensor, x: Tensor) -> Tensor:
-    """What an int8 product has to give, in plain integers. weight: [n, k] float, x: [T, k] bfloat16 -> [T, n] bfloat16"""
+    """Reference int8 product, in integer arithmetic. weight: [n, k] float, x: [T, k] bfloat16 -> [T, n] bfloat16"""
     codes, scales, *_ = quantize_int8(weight)
     rows, row_scales = _whole_rows(x)
     return ((rows @ codes.T.to(torch.int64)).float() * (scales[:, 0] * row_scales)).to(torch.bfloat16)

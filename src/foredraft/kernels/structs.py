@@ -1,4 +1,4 @@
-"""The structs of structs.h, field by field."""
+"""The structs of structs.h, as ctypes."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@
 
 namespace {
 
-constexpr int SPINS = 1000;  // looks at a barrier before the processor is offered to others: some 20 microseconds
+constexpr int SPINS = 1000;  // checks of a barrier before the thread yields the processor: some 20 microseconds
 
-// OpenMP's own barrier spins for milliseconds, which starves the thread that is waited for where processors are shared.
+// OpenMP's own barrier spins for milliseconds, which starves the thread it waits for if processors are shared.
 struct Barrier {
     alignas(ALIGN) std::atomic<int> arrived{0};
     alignas(ALIGN) std::atomic<int> round{0};

@@ -1,4 +1,4 @@
-// Trees of tokens that grow behind the spans of a batch, level by level.
+// Trees of tokens that grow after the spans of a batch, level by level.
 
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace {
 
-// shape: the parent of each node, an earlier one, or -1; of the children of a node the first is the best token. tokens: -1 where none
-// has grown. end: the position behind the span.
+// shape: the parent of each node, an earlier node or -1; the first child of a node is the best token. tokens: -1 for nodes that have
+// not grown. end: the first position after the span.
 struct Tree {
     int64_t size;
     const int64_t* shape;
@@ -19,14 +19,14 @@ struct Tree {
 
     int64_t num_children(int64_t node) const { return std::count(shape, shape + size, node); }
 
-    // The children of a node get these, best first; where there are fewer, the rest does not grow.
+    // Gives the children of a node these tokens, best first. If there are fewer tokens, the remaining children do not grow.
     void grow(int64_t node, const std::vector<int64_t>& found) {
         size_t rank = 0;
         for (int64_t child = node + 1; child < size; child++)
             if (shape[child] == node && rank < found.size()) tokens[child] = found[rank++];
     }
 
-    // A node is about to be read: it gets the next slot.
+    // Called before a node is read: gives it the next slot.
     const std::vector<int32_t>& read(int64_t node) {
         if (shape[node] >= 0) paths[node] = paths[shape[node]];
         paths[node].push_back((int32_t)(end + num_read++));
@@ -34,12 +34,12 @@ struct Tree {
     }
 };
 
-// A node whose children grow from a row of logits; -1: the root. parent_row: of the last pass.
+// A node whose children grow from a row of logits; node -1: the root. parent_row: the row of its parent in the last pass.
 struct GrowingNode {
     int64_t tree, node, parent_row;
 };
 
-// The rows of one level, as a batch. first: the batch before the trees, whose spans these continue.
+// The rows of one level, as a batch. first: the original batch, whose spans these rows continue.
 struct Level {
     std::vector<int32_t> ids, positions, slots, paths, wanted;
     std::vector<Span> spans;
@@ -49,7 +49,7 @@ struct Level {
 
     Level() = default;
 
-    // features: of the last pass, [.., hidden]; null where rows have no states
+    // features: of the last pass, [.., hidden]; null if rows have no states
     Level(const Stack& s, const Batch& first, std::vector<Tree>& trees, const std::vector<GrowingNode>& nodes, int64_t depth,
           const uint16_t* features) {
         paths.assign(nodes.size() * depth, 0);
@@ -95,7 +95,7 @@ struct Level {
     }
 };
 
-// The nodes of the next level that have grown and have children. rows: of the last pass, that the nodes before them grew from.
+// The nodes of the next level that have grown and have children. rows: the row of each of `nodes` in the last pass.
 std::vector<GrowingNode> next_level(const std::vector<Tree>& trees, const std::vector<GrowingNode>& nodes, const int32_t* rows) {
     std::vector<GrowingNode> next;
     for (size_t i = 0; i < nodes.size(); i++) {

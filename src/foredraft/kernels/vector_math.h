@@ -1,4 +1,4 @@
-// Functions of sixteen numbers, by the instructions at hand.
+// Functions of sixteen numbers, for the instruction set in use.
 
 #pragma once
 
@@ -28,10 +28,10 @@ INLINE F32x16 exp_above(F32x16 x) {
 // exp for x <= 0; exactly 0 below -87; NaN stays NaN.
 INLINE F32x16 exp_nonpositive(F32x16 x) {
     const F32x16 least = set1_ps(-87.0f);
-    return zero_below(exp_above(max_ps(least, x)), x, least);  // the second operand is the one that stays where it is NaN
+    return zero_below(exp_above(max_ps(least, x)), x, least);  // if the second operand is NaN, so is the result
 }
 
-// factor * sigmoid(x), through exp(-|x|) so that nothing overflows
+// factor * sigmoid(x), computed from exp(-|x|) so that nothing overflows
 INLINE F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
     const F32x16 one = set1_ps(1.0f);
     const F32x16 e = exp_nonpositive(sub_ps(setzero_ps(), abs_ps(x)));
@@ -41,13 +41,13 @@ INLINE F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
 
 INLINE F32x16 silu(F32x16 x) { return sigmoid_times(x, x); }
 
-// GELU by its tanh approximation (arXiv:1606.08415): 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
+// The tanh approximation of GELU (arXiv:1606.08415): 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
 INLINE F32x16 gelu_tanh(F32x16 x) {
     const F32x16 cubic = fmadd_ps(mul_ps(x, x), set1_ps(0.07135481627f), set1_ps(1.595769122f));
     return sigmoid_times(mul_ps(x, cubic), x);
 }
 
-// GELU itself: x times the normal distribution's share below x, whose smaller tail is by Abramowitz and Stegun's 7.1.26, to 8e-8
+// GELU: x times the normal CDF at x. The smaller tail is computed by formula 7.1.26 of Abramowitz and Stegun, to 8e-8
 INLINE F32x16 gelu(F32x16 x) {
     const F32x16 one = set1_ps(1.0f), z = mul_ps(abs_ps(x), set1_ps(0.70710678f));
     const F32x16 t = div_ps(one, fmadd_ps(z, set1_ps(0.3275911f), one));
@@ -60,9 +60,9 @@ INLINE F32x16 gelu(F32x16 x) {
     return mul_ps(x, mask_mov_ps(tail, at_least(x, setzero_ps()), sub_ps(one, tail)));
 }
 
-INLINE F32x16 relu(F32x16 x) { return max_ps(setzero_ps(), x); }  // the second operand is the one that stays where it is NaN
+INLINE F32x16 relu(F32x16 x) { return max_ps(setzero_ps(), x); }  // if the second operand is NaN, so is the result
 
-// tanh(x), to 2e-7 of it. Below 0.625 a polynomial, of the least squares of tanh(x) / x - 1 over x^2: a difference of
+// tanh(x), to a relative error of 2e-7. Below 0.625 a polynomial, a least squares fit of tanh(x) / x - 1 in x^2: a difference of
 // exponentials would lose digits there. NaN stays NaN.
 INLINE F32x16 tanh_ps(F32x16 x) {
     const F32x16 one = set1_ps(1.0f), size = abs_ps(x), square = mul_ps(x, x);

@@ -1,4 +1,4 @@
-// Which sampled draft tokens stand, and the token after them.
+// Which sampled draft tokens are accepted, and the token after them.
 
 #pragma once
 

@@ -11,14 +11,14 @@ from torch import Tensor
 _CHUNK = 256 << 20
 _ALIGN = 64
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-"""Memory that nobody writes to is not counted: a process with many models could not fork."""
+"""Do not reserve swap for memory that is never written: otherwise a process with many models could not fork."""
 
 
 class WeightMemory:
-    """Hands out memory for matrices, one behind the other. A matrix in memory of its own fills few huge pages: one of a megabyte
-    has none at all, and is then read a fifth to a third more slowly.
+    """Hands out memory for matrices from shared chunks. A matrix in an allocation of its own would fill few huge pages, and one of a
+    megabyte none at all: it is then read a fifth to a third more slowly.
 
-    Memory goes back to the system when nothing refers to any matrix of its chunk. Pages that nobody writes to take no memory.
+    A chunk returns to the system when nothing refers to any of its matrices. Pages that are never written take no memory.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WeightMemory:
         self._used = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """-> [num_bytes] uint8, not initialised, at a multiple of 64 bytes"""
+        """-> [num_bytes] uint8, not initialised, aligned to 64 bytes"""
         start = -(-self._used // _ALIGN) * _ALIGN
         if start + num_bytes > len(self._chunk):
             self._chunk, start = _new_chunk(max(_CHUNK, num_bytes)), 0
@@ -34,7 +34,7 @@ class WeightMemory:
         return self._chunk[start : self._used]
 
     def give_back(self, taken: Tensor) -> None:
-        """What was taken last, to be handed out again."""
+        """Return the memory that was taken last, to be handed out again."""
         self._used -= len(taken)
 
 

@@ -1,4 +1,4 @@
-"""Weights of linear layers: as they are, quantized, and packed for the kernels."""
+"""Weights of linear layers: unquantised, quantised, and packed for the kernels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from foredraft.kernels.structs import MatrixStruct
 
 BF16, INT8, INT4_GROUPS, LEVEL_GROUPS, INT8_GROUPS = range(5)
-"""How a packed matrix is stored, numbered as in structs.h."""
+"""Storage formats of packed matrices, numbered as in structs.h."""
 
 INT4_GROUP = 32
-"""Inputs that share a scale where weights are rounded to four bits here."""
+"""Inputs that share a scale when quantize_int4 rounds weights to four bits."""
 
 _LARGEST_INT8 = 127
 _LEAST_INT4, _LARGEST_INT4 = -8, 7
@@ -26,8 +26,8 @@ _NUMBERS_AT_A_TIME = 1 << 20
 class QuantizedWeight(NamedTuple):
     """weight[n, k] = codes[n, k] * scales[n, k // group] + offsets[n, k // group].
 
-    codes: [n, k] int8. scales, offsets: [n, k / group] float32; offsets None stands for 0. group: the inputs that share a
-    scale. bits: 8, or 4 where at most 16 different codes occur: -8 .. 7, or the numbers in `levels` [16] int8, ascending.
+    codes: [n, k] int8. scales, offsets: [n, k / group] float32; offsets None: all 0. group: the number of inputs that share a
+    scale. bits: 8, or 4 if at most 16 different codes occur: -8 .. 7, or the numbers in `levels` [16] int8, ascending.
     """
 
     codes: Tensor
@@ -51,10 +51,10 @@ class QuantizedWeight(NamedTuple):
 
 
 Weight = Tensor | QuantizedWeight
-"""[n, k]: floating point, or quantized."""
+"""[n, k], floating point or quantised."""
 
 WeightFormat = Callable[[Tensor], Weight]
-"""What a loaded weight becomes before it is packed. Works on each row by itself, so a weight can be converted in blocks."""
+"""Converts a loaded weight before it is packed. It treats each row independently, so a weight can be converted in blocks."""
 
 
 def dequantized(weight: Weight) -> Tensor:
@@ -71,7 +71,7 @@ def quantize_int8(weight: Tensor) -> QuantizedWeight:
     """Round to nearest on a symmetric grid of 127 steps up to each output channel's largest weight. weight: [n, k] float"""
     codes = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0], 1)
-    num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, weight.shape[1]))  # a wide matrix is never there in float32
+    num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, weight.shape[1]))  # never hold all of a wide matrix in float32
     for first in range(0, weight.shape[0], num_rows):
         some = slice(first, first + num_rows)
         rows = weight[some].detach().to(torch.float32, copy=True)
@@ -81,8 +81,8 @@ def quantize_int8(weight: Tensor) -> QuantizedWeight:
 
 
 def quantize_int4(weight: Tensor) -> QuantizedWeight:
-    """Round to nearest, with a scale for each 32 inputs: that which takes the weight of the largest magnitude to -8 (llama.cpp's Q4_0).
-    Where the inputs cannot be divided by 32, quantize_int8. weight: [n, k] float"""
+    """Round to nearest, with a scale for each 32 inputs that maps the weight of the largest magnitude to -8 (llama.cpp's Q4_0). If the
+    number of inputs is no multiple of 32, use quantize_int8. weight: [n, k] float"""
     n, k = weight.shape
     if k % INT4_GROUP:
         return quantize_int8(weight)
@@ -101,13 +101,13 @@ def quantize_int4(weight: Tensor) -> QuantizedWeight:
 
 
 def _float16_where_it_can_be(scales: Tensor) -> Tensor:
-    """Rounded to float16's numbers, except where those are not dense enough."""
+    """Round scales to float16, except those that would change by more than one part in 2048."""
     rounded = scales.half().float()
     return torch.where((rounded - scales).abs() <= _HALF_PRECISION * scales.abs(), rounded, scales)
 
 
 class Layout(NamedTuple):
-    """How a matrix is packed. group: inputs that share a scale; 0 where all do. levels: [16] int8, of LEVEL_GROUPS.
+    """How a matrix is packed. group: the inputs that share a scale; 0: all. levels: [16] int8, for LEVEL_GROUPS only.
     scale_bytes: 2 for float16, 4 for float32."""
 
     kind: int
@@ -118,7 +118,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(weight: Weight, scale_dtype: torch.dtype) -> Layout:
-    """scale_dtype: of the scales of groups. Raises ValueError for a format that no kernel multiplies."""
+    """The layout for a weight. scale_dtype: of the scales of groups. Raises ValueError for a format that no kernel multiplies."""
     if not isinstance(weight, QuantizedWeight):
         return Layout(BF16)
     if is_channelwise_int8(weight):
@@ -135,8 +135,8 @@ def layout_of(weight: Weight, scale_dtype: torch.dtype) -> Layout:
 
 
 def packed_scales(weight: QuantizedWeight, layout: Layout) -> tuple[Tensor, Tensor | None]:
-    """Scales and offsets [n, k / group] as they are packed. Codes of four bits are packed without a sign: 8 more, and their offsets
-    are for that."""
+    """Scales and offsets [n, k / group] as they are packed. Four-bit codes are packed unsigned, 8 higher, and their offsets compensate
+    for that."""
     dtype = torch.float16 if layout.scale_bytes == torch.float16.itemsize else torch.float32
     offsets = weight.offsets
     if offsets is not None and layout.kind == INT4_GROUPS:
@@ -145,8 +145,8 @@ def packed_scales(weight: QuantizedWeight, layout: Layout) -> tuple[Tensor, Tens
 
 
 def fits(weight: QuantizedWeight, layout: Layout) -> bool:
-    """Whether float16, where that is the layout's, changes no scale by more than one part in 2048, and no offset by more than that
-    of itself or of its scale."""
+    """Whether the layout's scale type is precise enough: float16 must change no scale by more than one part in 2048, and no offset by
+    more than one part in 2048 of itself or of its scale."""
     if layout.scale_bytes != torch.float16.itemsize:
         return True
     limit = _HALF_PRECISION * weight.scales.abs()
@@ -161,12 +161,12 @@ def fits(weight: QuantizedWeight, layout: Layout) -> bool:
 
 
 def is_channelwise_int8(weight: QuantizedWeight) -> bool:
-    """Whether it is in symmetric eight bits with one scale for each output."""
+    """Whether the weight is symmetric int8 with one scale for each output channel."""
     return weight.bits == 8 and weight.offsets is None and weight.scales.shape[1] == 1
 
 
 def check_channelwise_int8(weight: QuantizedWeight) -> None:
-    """Raises ValueError for a format that PyTorch's int8 products do not read."""
+    """Raises ValueError for a format that PyTorch's int8 products do not support."""
     if not is_channelwise_int8(weight):
         raise ValueError(
             f"int8 products need symmetric 8-bit weights with one scale per output channel, "
@@ -175,8 +175,8 @@ def check_channelwise_int8(weight: QuantizedWeight) -> None:
 
 
 class PackedMatrix:
-    """One matrix packed for the kernels. tensors: the memory that its struct points to. row_steps: how many whole numbers there are
-    on either side of 0 for what a quantized matrix multiplies."""
+    """One matrix packed for the kernels. tensors: the memory that its struct points to. row_steps: the rows that a quantised matrix
+    multiplies are rounded to integers from -row_steps to row_steps."""
 
     row_steps = _LARGEST_INT8
 
@@ -201,7 +201,7 @@ class PackedMatrix:
         return self.out_features, self.in_features
 
     def set_memory(self, memory: Tensor) -> None:
-        """Of its weights. memory: [packed bytes] uint8, kept"""
+        """Set the memory of the weights. memory: [packed bytes] uint8, kept alive"""
         self.tensors["weights"] = memory
         self.struct.weights = memory.data_ptr()
 
