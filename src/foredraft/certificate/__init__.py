@@ -1,7 +1,7 @@
 """`foredraft check`: a certificate that speculation is lossless, for one target, one drafter and one way of sampling.
 
-It looks at texts and draws of the user's models, and states what it would have noticed: the checks run on the real verifier,
-then on broken ones. The rules of verification are tested by enumeration besides (docs/internals/exactness.md).
+It checks texts and draws of the user's models. The same checks then run on broken verifiers, to show what they would notice.
+The rules of verification are also tested by enumeration (docs/internals/exactness.md).
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def check(
     num_tokens: int = NUM_TOKENS,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Is speculation lossless with this target, these drafters and these settings? See docs/internals/certificate.md.
+    """Check that speculation is lossless with this target, these drafters and these settings (docs/internals/certificate.md).
 
-    params: as for generate, all of them; at temperature 0 the checks of drawn tokens are left out. A seed also fixes the
-    certificate's own noise. logprobs and speculative_tokens 0 have no meaning here. prompts: None takes built-in ones.
-    budget: seconds. Work is planned from it in tokens and draws, no more than a check needs, by the processor time that
-    they take: a small model needs less than the budget. A busy machine takes longer over the same work, up to about 1.5
-    times the budget of wall-clock time; what is cut then is in left_out.
-    num_tokens: that the distribution check looks at, at most. progress: called with what comes next.
+    params: as for generate; at temperature 0 the checks of drawn tokens are skipped. A seed also fixes the certificate's own
+    noise. logprobs and speculative_tokens=0 are ignored. prompts: None uses the built-in ones.
+    budget: seconds. It decides how many tokens and draws are planned, by the processor time they take, but no more than a
+    check needs: a small model takes less than the budget. On a busy machine the same work takes longer, up to about 1.5
+    times the budget of wall-clock time; left_out lists what is cut after that.
+    num_tokens: the most tokens that the distribution check looks at. progress: called with the name of each stage as it starts.
 
-    Raises ForedraftError, one line, for what cannot be honoured, and while requests of the LLM run; RequestError where the
-    target alone fails.
+    Raises ForedraftError (one line) for settings that cannot be honoured and while the LLM is running requests; RequestError
+    if the target fails even without drafts.
     """
     if not budget > 0 or num_tokens < 1:
         raise ForedraftError(f"budget and num_tokens must be above 0, not {budget} and {num_tokens}")
@@ -66,7 +66,7 @@ def check(
 
 
 class Certification:
-    """One run of it. The controls wait until the real verifier has passed all checks or failed some."""
+    """One run of the certificate. The controls run last, after every check of the real verifier."""
 
     def __init__(self, setting: Setting, progress: Progress) -> None:
         self._setting = setting
@@ -93,7 +93,7 @@ class Certification:
         return self._certificate(self._run_controls())
 
     def _check(self, kind: str, check: Check | None) -> None:
-        """Check the real verifier. None: there is nothing to draw."""
+        """Check the real verifier. check: None if no draft was drawn from a distribution."""
         self._progress(f"{kind} tokens")
         run = check.run() if check else CheckRun([], left_out=[NOTHING_DRAWN])
         self._results += run.results
@@ -103,7 +103,7 @@ class Certification:
         self._left_out += [*run.left_out, *left_out]
 
     def _run_controls(self) -> list[str]:
-        """-> the names of those for which time ran out"""
+        """-> the names of the controls for which time ran out"""
         untried, deadline = list[str](), self._setting.deadline
         for index, (control, check) in enumerate(self._pending):
             self._progress(f"control {index + 1} of {len(self._pending)}: {control.name}")

@@ -1,10 +1,10 @@
-"""A test by betting: whoever wins much at fair odds shows that they are not fair.
+"""A test by betting: winning a lot at fair odds is evidence that the odds are not fair.
 
 The claim is that each token x of a text was drawn from a known distribution p, given what precedes it. A *bet* is a bounded
-function g of the token whose mean under p is 0. Staking the share λ of a fortune on it multiplies that fortune by
-1 + λ g(x), whose mean is 1 under the claim; so the fortune is a martingale, and by Ville's inequality the odds that it
-ever reaches k times its beginning are at most 1/k: exactly, for every number of tokens, however dependent, and for
-whatever reason one stops. (Ville 1939; Shafer, "Testing by betting", 2021; Waudby-Smith and Ramdas, arXiv:2010.09686.)
+function g of the token whose mean under p is 0. Staking a share λ of a fortune on it multiplies the fortune by
+1 + λ g(x), whose mean is 1 under the claim. So the fortune is a martingale, and by Ville's inequality the probability that
+it ever reaches k times its initial value is at most 1/k. This is exact for any number of tokens, however dependent, and for any
+reason to stop. (Ville 1939; Shafer, "Testing by betting", 2021; Waudby-Smith and Ramdas, arXiv:2010.09686.)
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from foredraft.certificate.texts import Text
 from foredraft.errors import RequestError
 
 FALSE_ALARM = 1e-6
-"""The odds that all bets together fail a text that keeps the claim, at most."""
+"""An upper bound on the probability that all bets together fail texts for which the claim is true."""
 
 _SHARES = (0.9, 0.5, 0.25, 0.12, 0.06, 0.03)
-"""Of the largest stake that a bet allows, in both directions."""
+"""Stakes, as shares of the largest one that a bet allows, in both directions."""
 _QUANTILE = 2.326
-"""Of the normal distribution, for a power of 0.99."""
+"""The quantile of the normal distribution for a power of 0.99."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Bet:
 
 
 SURPRISE = Bet("tokens are too likely or too unlikely on average")
-"""On surprise(p), without its mean."""
+"""The bet on surprise(p) minus its mean."""
 
 
 class Account:
-    """One bet's fortunes, as a logarithm for each stake. peak: the largest mean fortune so far. log_gain, log_gain_sq: sums
-    over tokens of the logarithms and of their squares. variance, shift: sums of what `update` was given."""
+    """One bet's fortunes, as logarithms, one for each stake. peak: the logarithm of the largest mean fortune so far. log_gain,
+    log_gain_sq: sums over tokens of log gains and of their squares. variance, shift: sums of what `update` was given."""
 
     def __init__(self, bet: Bet) -> None:
         self.bet, self.stakes = bet, bet.stakes
@@ -69,11 +69,11 @@ class Account:
         self.num_tokens += len(g)
         self.variance += 0.0 if variance is None else float(variance.sum())
         self.shift += 0.0 if shift is None else float(shift.sum())
-        # an equal part of the first fortune goes on each stake
+        # the initial fortune is split equally between the stakes
         self.peak = max(self.peak, float(self.log_gain.logsumexp(0)) - math.log(len(self.stakes)))
 
     def power(self, scale: float, limit: float) -> float:
-        """The odds that the fortune passes exp(limit) on `scale` times as many tokens of the same kind."""
+        """The probability that the fortune passes exp(limit) on `scale` times as many tokens of the same kind."""
         n = self.num_tokens
         if n < 2:
             return 0.0
@@ -84,11 +84,11 @@ class Account:
         return float(torch.special.ndtr(surplus.max()))
 
     def smallest_share(self, limit: float) -> float | None:
-        """The smallest share of tokens in which the alternative (see `update`) could replace the claim and still raise an
-        alarm with odds of 0.99. None where no share would do.
+        """The smallest share of tokens for which the alternative (see `update`) could replace the claim and still raise an
+        alarm with probability 0.99. None if no share would do.
 
-        With stake λ a mean of δ adds λ δ - λ² σ²/2 per token to the logarithm, give or take λ σ; λ is the best one of
-        those in play.
+        With stake λ, a mean of δ adds λ δ - λ² σ²/2 per token to the logarithm, with standard deviation λ σ; λ is the best of
+        the stakes in use.
         """
         n = self.num_tokens
         if n == 0 or self.shift <= 0:
@@ -105,10 +105,10 @@ class Account:
 
 
 class Bets:
-    """Several bets on the same tokens, each with a fortune of its own. Together they raise a false alarm with odds of at
+    """Several bets on the same tokens, each with its own fortune. Together they raise a false alarm with a probability of at
     most FALSE_ALARM, because each of K must multiply its fortune by K / FALSE_ALARM.
 
-    Fortunes are compared with the limit after each `update`, so updates come in the order of time.
+    Fortunes are compared with the limit after each `update`, so updates must come in chronological order.
     """
 
     def __init__(self, bets: Mapping[str, Bet]) -> None:
@@ -122,8 +122,8 @@ class Bets:
 
     @property
     def log_evidence(self) -> float:
-        """-log10 of the odds of so much luck, corrected for the number of bets. Infinite once a token of probability 0
-        came. A logarithm, because a gross fault wins more than a float holds."""
+        """-log10 of the probability of winning this much by luck, corrected for the number of bets. Infinite once a token of
+        probability 0 occurred. A logarithm, because a gross fault wins more than a float can hold."""
         if self.num_impossible:
             return math.inf
         best = max(account.peak for account in self.accounts.values())
@@ -138,20 +138,20 @@ class Bets:
         self.accounts[name].update(g, variance, shift)
 
     def power_at(self, scale: float) -> float:
-        """The odds of an alarm on `scale` times as many tokens, if they are like those so far."""
+        """The probability of an alarm on `scale` times as many tokens, if they are like those so far."""
         if self.num_impossible:
-            # so many in so few: it is missed with odds of e^-number
+            # missed with probability e^-n if n impossible tokens are expected
             return 1.0 - math.exp(-self.num_impossible * scale)
         return max(account.power(scale, self.limit) for account in self.accounts.values())
 
     def smallest_share(self, name: str) -> float | None:
-        """See Account.smallest_share. None for a bet that is not placed, too."""
+        """See Account.smallest_share. Also None for a bet that is not placed."""
         account = self.accounts.get(name)
         return account.smallest_share(self.limit) if account else None
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         if self.num_impossible:
             return f"{self.num_impossible} tokens have probability 0 under the target's law"
         won = (
@@ -183,10 +183,10 @@ def _power_of_ten(log10: float) -> str:
 
 
 class TokenSource(ABC):
-    """Makes tokens and bets on them, a batch at a time, until there are num_wanted.
+    """Generates tokens and bets on them, a batch at a time, until there are num_wanted.
 
-    num_texts: or steps. num_drafted: draft tokens; num_sampled: those that were drawn from a distribution;
-    num_by_heads: those of them by drafters that read hidden states. texts: the last ones, if it writes texts.
+    num_texts: texts, or steps. num_drafted: draft tokens; num_sampled: those drawn from a distribution; num_by_heads: those
+    drawn by drafters that read hidden states. texts: the last batch, if the source writes texts.
     """
 
     texts: Sequence[Text] = ()
@@ -198,28 +198,28 @@ class TokenSource(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no more tokens are needed: there are enough, or the bets are won."""
+        """Whether no more tokens are needed: there are enough, or a bet is won."""
         return self.num_tokens >= self.num_wanted or self.bets.is_rejected
 
     @abstractmethod
     def place(self) -> None:
-        """Make the next batch, and bet on it."""
+        """Generate the next batch, and bet on it."""
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Of faults that would be found with odds 0.99, by name: the smallest share of tokens."""
+        """By name of a fault: the smallest share of tokens at which it would be found with probability 0.99."""
         return {}
 
     @property
     def odds(self) -> str:
-        """Of a false alarm and of a miss, in one line."""
+        """The odds of a false alarm and of a miss, in one line."""
         return f"false alarm at most {FALSE_ALARM:.0e}"
 
 
 @dataclass(slots=True)
 class BettingCheck:
-    """A check by bets on tokens. kind: of them. new_source: of so many tokens, under a broken verifier or (None) the real one.
-    num_wanted: tokens to look at, at most; as many as the real verifier was checked on, once it was. texts: some of those.
+    """A check by bets on tokens. kind: of the tokens. new_source: given a control (None: the real verifier) and a number of tokens.
+    num_wanted: the most tokens to look at; after `run`, as many as the real verifier was checked on. texts: some of those.
     """
 
     name: str
@@ -251,7 +251,7 @@ class BettingCheck:
         return CheckRun([result], source.num_drafted, source.num_sampled, source.num_by_heads, left_out=left_out)
 
     def reject(self, control: Control) -> ControlResult | None:
-        """Check a broken verifier, after `run`, on as many tokens at most. -> None if time ran out before it was rejected"""
+        """Check a broken verifier, after `run`, on at most as many tokens. -> None if time ran out before it was rejected"""
         source = self.new_source(control, self.num_wanted)
         try:
             self._place_all(source, budgets=OVERTIME)
@@ -263,7 +263,7 @@ class BettingCheck:
         return control.result(self.kind, self.name if source.bets.is_rejected else None, source.num_tokens, power)
 
     def _place_all(self, source: TokenSource, *, budgets: float) -> None:
-        """Bet until the source is complete or so many budgets of time are spent."""
+        """Bet until the source is complete or this many budgets of time are spent."""
         is_over = False
         while not (source.is_complete or is_over):
             source.place()

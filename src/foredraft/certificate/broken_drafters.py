@@ -1,4 +1,4 @@
-"""Broken drafters: real ones with one mistake each. Their draft tokens are those of the real ones."""
+"""Broken drafters: real drafters with one mistake each. Their draft tokens are those of the real ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def with_features_one_off(drafter: Drafter) -> Drafter:
 
 
 class FeaturesOneOff:
-    """Draws its tokens from the right distributions, and reports those that follow when every token of the history is paired with
-    the target's hidden states of the token before.
+    """Draws its tokens from the right distributions, but reports those it would get with every token of the history paired with
+    the target's hidden states of the previous token.
 
-    head: a drafter that reads hidden states. It reads each text a second time, under another id, with these states.
+    head: a drafter that reads hidden states. It reads each text a second time, under another id, with the shifted states.
     """
 
     def __init__(self, head: Drafter) -> None:
@@ -46,8 +46,8 @@ class FeaturesOneOff:
         self._head.forget([*seq_ids, *map(_other_id, seq_ids)])
 
     def _probs_one_off(self, requests: Sequence[DraftRequest], proposal: Proposal, place: int) -> dict[int, TokenProbs]:
-        """By row: what is reported of its draft token at this place, if that was drawn. Where it would give the token no chance, the
-        engine would refuse the answer: there the right distribution stays."""
+        """By row: the distribution reported for its draft token at this place, if that token was drawn. The engine would refuse a
+        distribution that gives the token no probability, so the right one is kept there."""
         ids = proposal.draft_ids
         drawn = [b for b, rows in enumerate(proposal.draft_prob_rows) if len(rows) > place and rows[place] != CERTAIN]
         if not drawn:
@@ -62,7 +62,7 @@ class FeaturesOneOff:
 
 
 def _copied(token_probs: TokenProbs | None, row: int | None = None) -> TokenProbs:
-    """All rows or one, since a drafter may use their memory for its next answer."""
+    """A copy of all rows or of one, because a drafter may reuse their memory for its next answer."""
     assert token_probs is not None
     rows = slice(None) if row is None else slice(row, row + 1)
     return TokenProbs(
@@ -83,7 +83,7 @@ def _other_id(seq_id: int) -> int:
 
 
 def _one_off(request: DraftRequest, drafted: Sequence[int]) -> DraftRequest:
-    """A request for one more token behind these, which count as forced: the head reads them with its own states."""
+    """A request for one more token after the drafted ones, which count as forced: the head reads them with its own states."""
     assert request.features is not None
     rows = request.features.rows
     return replace(

@@ -1,6 +1,6 @@
-"""The catalogue of broken verifiers, caches and drafters: negative controls, each of which the checks must reject where it can show.
+"""The catalogue of broken verifiers, caches and drafters: negative controls, which the checks must reject wherever they can show.
 
-tests/verify/test_seeded_bugs.py goes through the same catalogue: each of them breaks a law that `verify` keeps.
+tests/verify/test_seeded_bugs.py goes through the same catalogue: each control breaks a property that `verify` guarantees.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ TEXTS = (GREEDY, SEEDED, SAMPLED)
 FIXED = (GREEDY, SEEDED)
 
 _DEEP = 3
-"""Draft tokens that stand before a "late" rejection."""
+"""Draft tokens accepted before a "late" rejection."""
 _FAR, _FAR_ENOUGH = 68, 96
-"""Tokens of a text behind which FarStaleCache is stale, and of one in which that has room to show."""
+"""Tokens of a text after which FarStaleCache goes stale, and the least length of a text that can show it."""
 _MILD = 0.2
 """A penalty too small to change many texts."""
 _MOSTLY = 0.9
-"""The share of draft tokens that must be drawn for all of them to be taken as drawn."""
+"""If at least this share of the draft tokens was drawn from distributions, all of them count as drawn."""
 
 
 # --- broken caches ------------------------------------------------------------------------------------------------
 
 
 class _CountingCache(KVCache):
-    """A cache with a number for each sequence, 0 at first."""
+    """A cache that keeps a number for each sequence, initially 0."""
 
     @cached_property
     def _numbers(self) -> defaultdict[int, int]:
@@ -53,8 +53,8 @@ class _CountingCache(KVCache):
 
 
 class StaleCache(_CountingCache):
-    """Keeps the keys and values of the first rejected token where they are, so what follows is read one place later. The
-    number is that of the stale tokens."""
+    """Leaves the keys and values of the first rejected token in place, so what follows is read one position later. The
+    number counts the stale tokens."""
 
     def num_held(self, seq_id: int) -> int:
         return super().num_held(seq_id) - self._numbers[seq_id]
@@ -71,7 +71,7 @@ class StaleCache(_CountingCache):
         return len(wanted) - kept
 
     def _keep_path(self, seq_id: int, wanted: Sequence[int], *, has_room: bool) -> None:
-        """Of a tree, unless what is before it was rejected; and where it goes on behind the path, one token more."""
+        """Keep the tree's accepted path and one rejected token after it, unless a token before the tree was rejected."""
         region, held = self.region(seq_id), self.num_held(seq_id)
         assert region.tree is not None
         path = region.tree.path_of(wanted[held:])
@@ -85,7 +85,7 @@ class StaleCache(_CountingCache):
 
 
 class FarStaleCache(_CountingCache):
-    """Where a whole draft stood and more than _FAR tokens are held, the last one has the keys and values of the one before.
+    """After a whole draft was accepted with more than _FAR tokens held, the last token has the keys and values of the one before.
     The number is that of the tokens held before."""
 
     def keep_prefix_of(self, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
@@ -123,13 +123,13 @@ def _with_cache(cache_type: type[KVCache]) -> Callable[[LanguageModel], Language
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One mistake. description: what is broken. kinds: of tokens in which it shows (report.py). verifier: the broken one.
-    target: what else is broken, given the target. drafter: the same, given a drafter.
+    """One mistake. description: what is broken. kinds: the kinds of tokens in which it shows (report.py). verifier: the broken
+    one. target: makes a broken target from the real one. drafter: makes a broken drafter from a real one.
 
-    needs: what must happen for it to make a difference. "": nothing; "drafts"; "sampled": drafts drawn from a
-    distribution; "block": those, under that rule; "deep": those, long ones; "heads": those, by a drafter that reads hidden
-    states; "far drafts": in long texts; "penalties";
-    "rows in step": steps that use their noise in the same order.
+    needs: what must happen for the mistake to make a difference. "": nothing; "drafts"; "sampled": drafts drawn from a
+    distribution; "block": sampled drafts under block verification; "deep": long sampled drafts; "heads": sampled drafts of
+    a drafter that reads hidden states; "far drafts": drafts in long texts; "penalties"; "rows in step": steps that use
+    their noise in the same order.
     """
 
     name: str
@@ -229,9 +229,9 @@ CONTROLS: tuple[Control, ...] = (
 
 
 def controls_for(kind: str, run: CheckRun, params: SamplingParams) -> tuple[list[Control], list[str]]:
-    """The controls of a kind. run: the check of the real verifier. params: its texts', with a number of draft tokens.
+    """The controls of a kind. run: the check of the real verifier. params: those of its texts, with a number of draft tokens.
 
-    -> (those that can show, for each reason why others cannot a line with their names)
+    -> (the controls that can show; for each reason why others cannot, a line with their names)
     """
     chosen, left_out = list[Control](), defaultdict[str, list[str]](list)
     for control in CONTROLS:
@@ -245,7 +245,7 @@ def controls_for(kind: str, run: CheckRun, params: SamplingParams) -> tuple[list
 
 
 def _missing(needs: str, run: CheckRun, params: SamplingParams) -> str | None:
-    """Why a control that needs this could show nothing; None if it can."""
+    """The reason why a control with these needs cannot show; None if it can."""
     length = params.speculative_tokens
     assert isinstance(length, int)
     if needs == "rows in step":

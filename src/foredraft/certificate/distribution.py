@@ -1,12 +1,12 @@
-"""Was every token drawn from the target's distribution? Bets on that, over texts that were sampled without a seed.
+"""Check that every token was drawn from the target's distribution, by bets on texts sampled without a seed.
 
-Four bets look at every token and know only its distribution given the text before it, and that text. Three more know where
-a step began, and what was drafted there first: a distribution, or a certain token, but never a token drawn from a
-distribution, because that one and the target's are drawn together. The token with which a step begins has the target's
+Four bets look at every token and use only the text before it and the token's distribution given that text. Three more also use
+where a step began and what was drafted there first: a distribution, or a certain token, but never a token drawn from a
+distribution, because that token and the target's are drawn together. The first token of a step has the target's
 distribution given all that came before the step, including how earlier steps ended; this does not hold for the next ones,
 because whether they belong to the same step is decided together with them. One more bet is on bonus tokens.
 
-The last bet is on the drafter itself: whether its draft tokens come from the distributions that it names.
+The last bet is on the drafter itself: whether its draft tokens come from the distributions that it reports.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ OF_STEPS = {
 OF_DRAFTS = {"draft's surprise": Bet("draft tokens are too likely or too unlikely under the law they name")}
 
 _FIRST_SHARE, _FIRST_LENGTH = 24, 24
-"""The first round has one in so many of all tokens, in texts of at most so many: a gross mistake shows in few. Each round
-has twice as many as the one before, in texts twice as long."""
+"""The first round has 1/24 of all tokens, in texts of at most 24 tokens, because a gross mistake shows in few. The next two
+rounds each have twice as many as the one before, in texts twice as long; later rounds do not grow."""
 _TOKENS_PER_TEXT = 16
-"""Very short texts cost more than their tokens: each counts as so many at least."""
+"""Very short texts cost more than their tokens, so each counts as at least this many."""
 
 
 def distribution_check(setting: Setting) -> BettingCheck:
-    """Every token of a text was drawn from the target's distribution."""
+    """The check that every token of a text was drawn from the target's distribution."""
     return BettingCheck("distribution", SAMPLED, setting.deadline, setting.num_tokens, partial(TextSource, setting))
 
 
 class TextSource(TokenSource):
-    """Round after round of texts."""
+    """Writes texts in rounds and bets on their tokens."""
 
     def __init__(self, setting: Setting, control: Control | None, num_wanted: int) -> None:
         super().__init__(Bets(EVERY_TOKEN | OF_STEPS | OF_DRAFTS if setting.drafters else EVERY_TOKEN), num_wanted)
@@ -82,7 +82,7 @@ class TextSource(TokenSource):
 
     def place(self) -> None:
         setting, (length, count, copies) = self._setting, self._next_round()
-        # in turn, where a round has fewer prompts than there are
+        # a round that uses only some of the prompts continues where the last one stopped
         prompts = [setting.prompts[(self._num_prompts + i) % len(setting.prompts)] for i in range(count)]
         self._num_rounds += 1
         self._num_prompts += count
@@ -101,7 +101,7 @@ class TextSource(TokenSource):
         )
 
     def _next_round(self) -> tuple[int, int, int]:
-        """-> (tokens of a text, prompts, texts of each)"""
+        """-> (tokens of a text, number of prompts, texts per prompt)"""
         setting, factor = self._setting, 2 ** min(self._num_rounds, 2)
         length = min(setting.length, _FIRST_LENGTH * factor)
         wanted = min(self.num_wanted - self.num_tokens, setting.num_tokens * factor / _FIRST_SHARE) / length
@@ -129,8 +129,8 @@ class TextSource(TokenSource):
 def bet_on_texts(bets: Bets, model: LanguageModel, texts: Sequence[Text], noise: float) -> None:
     """Bet on all output tokens, with the distributions of an independent pass.
 
-    noise: how far a logit may be off (texts.row_noise). A token outside the kept ids is impossible, unless such an error
-    could have kept it; then no bet is placed on it.
+    noise: how far a logit may be off (texts.row_noise). A token outside the kept ids is impossible, unless an error of that
+    size could have kept it; then no bet is placed on it.
     """
     for batch, logits in read_whole(model, texts):
         with one_thread():
@@ -162,7 +162,7 @@ def _bet_on_batch(bets: Bets, batch: Sequence[Text], logits: Tensor, noise: floa
 
 
 class BetResult(NamedTuple):
-    """Of one bet on N tokens: its g, and variance and shift where they are needed (Account.update), [N] each."""
+    """One bet on N tokens: its g, and variance and shift where they are needed (Account.update), [N] each."""
 
     g: Tensor
     variance: Tensor | None = None
@@ -170,7 +170,7 @@ class BetResult(NamedTuple):
 
 
 class Tokens:
-    """N tokens and their distributions. p: [N, W] float64. column: [N], of each token in its own; -1 where it has none there."""
+    """N tokens and their distributions. p: [N, W] float64. column: [N], each token's column in its own row of p; -1 for none."""
 
     def __init__(self, p: Tensor, column: Tensor) -> None:
         self.p, self.column = p, column
@@ -183,7 +183,7 @@ class Tokens:
 
     @classmethod
     def of(cls, laws: TokenProbs, ids: Tensor) -> Tokens:
-        """laws: of N tokens. ids: [N]"""
+        """laws: the distributions of N tokens. ids: [N]"""
         p = laws.probs.to(torch.float64)
         p = p / p.sum(1, keepdim=True)
         if laws.ids is None:
@@ -199,16 +199,16 @@ class Tokens:
         return self.p_token > 0
 
     def cdf(self, weights: Tensor | None = None) -> Tensor:
-        """The place of each token in a distribution function, the columns in the order in which a draw goes through them:
-        from 1 down to -1, with mean 0; the middle of its step, and 0 for weight 0. weights: [N, W]; None: of its own
-        distribution. -> [N]"""
+        """Each token's value of the distribution function, with the columns in the order in which a draw goes through them:
+        scaled from 1 down to -1, so its mean is 0; taken in the middle of the token's step, and 0 for weight 0.
+        weights: [N, W]; None: the token's own distribution. -> [N]"""
         weights = self.p if weights is None else weights
         weight = self.at_column(weights)
         below = weights.cumsum(1).gather(1, self.at)[:, 0] - weight / 2
         return torch.where(weight > 0, 1 - 2 * below / weights.sum(1).clamp(min=1e-300), 0)
 
     def bet(self, h: Tensor, alternative: Tensor | None = None) -> BetResult:
-        """h: [N, W], a value for each token; the bet is on its mean. alternative: [N, W], the distributions of the shift."""
+        """h: [N, W], a value for each token; the bet is on its mean. alternative: [N, W], the distributions to compute the shift with."""
         mean = (self.p * h).sum(1)
         g = self.at_column(h) - mean
         if alternative is None:
@@ -216,18 +216,18 @@ class Tokens:
         return self.result(g, (self.p * h.square()).sum(1) - mean.square(), (alternative * h).sum(1) - mean)
 
     def result(self, *columns: Tensor) -> BetResult:
-        """Without the impossible tokens: those are counted, not bet on."""
+        """The result without impossible tokens, which are counted, not bet on."""
         return BetResult(*(column[self.is_possible] for column in columns))
 
 
 def _before(values: Tensor, begins: Tensor) -> Tensor:
-    """The value of the token before; 0 for the first of a text. values: [N]. begins: [N] bool"""
+    """The value of the previous token; 0 for the first of a text. values: [N]. begins: [N] bool"""
     return torch.where(begins, 0, values.roll(1))
 
 
 def every_token(tokens: Tokens, before: Tensor) -> dict[str, BetResult]:
-    """before: [N] in [-1, 1], the cdf of the token before, 0 where there is none. The shift is that of taking the likeliest
-    token."""
+    """before: [N] in [-1, 1], the cdf of the previous token, 0 where there is none. The alternative of the shift is to always
+    take the likeliest token."""
     p, p_token = tokens.p, tokens.p_token[:, None]
     top, where = p.max(1)
     # the middle of the token's step in the distribution function, so that its mean is exactly a half
@@ -241,16 +241,16 @@ def every_token(tokens: Tokens, before: Tensor) -> dict[str, BetResult]:
 
 
 def bonus(tokens: Tokens, before: Tensor) -> dict[str, BetResult]:
-    """tokens: bonus tokens. Whether a token is one is decided before it is drawn, so its distribution is p. before: [N], the
-    cdf of the bonus token that ended the step before."""
+    """tokens: bonus tokens. Whether a token is a bonus token is decided before it is drawn, so its distribution is p.
+    before: [N], the cdf of the bonus token that ended the previous step."""
     return {"noise, bonus": tokens.result(tokens.cdf() * before)}
 
 
 def bonus_pairs(texts: Sequence[Text]) -> tuple[list[int], list[int]]:
-    """Rows of output tokens, counted over all texts: bonus tokens of steps, and the bonus tokens of the steps before."""
+    """Rows among the output tokens of all texts: bonus tokens of steps, and the bonus tokens of the steps before those."""
     rows, before, start = list[int](), list[int](), 0
     for text in texts:
-        last: int | None = None  # the token that ended the step before, if it was a bonus token
+        last: int | None = None  # the token that ended the previous step, if it was a bonus token
         for row, origin in enumerate(text.origins[: len(text.output_ids)], start):
             if origin is Origin.ACCEPTED:
                 continue
@@ -263,20 +263,20 @@ def bonus_pairs(texts: Sequence[Text]) -> tuple[list[int], list[int]]:
 
 
 def first_of_step(tokens: Tokens, begins: Tensor, rows: Tensor, q: Tensor, is_certain: Tensor) -> dict[str, BetResult]:
-    """Bets on the M tokens that drafted steps began with. The shift is that of letting the draft token stand, whatever the
+    """Bets on the first tokens of M drafted steps. The alternative of the shift is to accept the draft token whatever the
     target's distribution.
 
-    tokens: all N of them. begins: [N] bool, whether a text begins with it. rows: [M], the tokens bet on. q: [M, W], the
-    first law of each step, on the columns of the target's; is_certain: [M], whether it was a token.
+    tokens: all N tokens. begins: [N] bool, whether a text begins with the token. rows: [M], the tokens bet on. q: [M, W], the
+    first distribution of each step (FirstLaw), on the columns of the target's; is_certain: [M], whether it was a token.
     """
     first = tokens.at_rows(rows)
     ratio = torch.where(first.p > 0, q / first.p.clamp(min=1e-300), 0)
-    # if the token was recovered from max(p - q, 0): the odds of that given the token; their product with cdf has mean 0
+    # the probability, given the token, that it was recovered from max(p - q, 0); its product with cdf has mean 0
     residual = (first.p - torch.where(is_certain[:, None], 0, q)).clamp(min=0)
     weight = torch.where(first.is_possible, first.at_column(residual), 0)
     share = torch.where(weight > 0, weight / first.p_token.clamp(min=1e-300), 0)
     place, ends = first.cdf(residual), tokens.cdf()
-    # where the step before ended with its first token, that one was recovered too
+    # if the previous step ended with its first token, that token was recovered too
     ends[rows] = place
     return {
         "draft stands": first.bet(ratio.clamp(max=1.0), q),
@@ -286,7 +286,7 @@ def first_of_step(tokens: Tokens, begins: Tensor, rows: Tensor, q: Tensor, is_ce
 
 
 def _on_columns(law: FirstLaw, laws: TokenProbs, row: int) -> Tensor:
-    """A first law on the columns of one of the target's. [W] float64"""
+    """A step's first distribution (FirstLaw) on the columns of the target's distribution of that row. [W] float64"""
     width, device = laws.probs.shape[1], laws.probs.device
     ids = torch.arange(width, device=device) if laws.ids is None else laws.ids[row]
     if isinstance(law, int):
@@ -297,7 +297,7 @@ def _on_columns(law: FirstLaw, laws: TokenProbs, row: int) -> Tensor:
 
 
 def _is_at_the_border(logits: Tensor, laws: TokenProbs, ids: Tensor, noise: float) -> Tensor:
-    """Whether a token's logit is within twice the error of the lowest one that is kept. [N] bool"""
+    """Whether a token's logit is within twice the noise of the lowest logit that is kept. [N] bool"""
     if laws.ids is None:
         return torch.zeros_like(ids, dtype=torch.bool)
     kept = torch.where(laws.probs > 0, logits.gather(1, laws.ids), torch.inf).amin(1)

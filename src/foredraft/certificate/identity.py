@@ -1,7 +1,7 @@
-"""Texts that must be plain decoding's own, token for token: greedy ones, and those with a seed.
+"""Check that greedy texts, and texts with a seed, are identical to plain decoding's, token for token.
 
-Each is compared with plain decoding's text (identity), and each of its tokens with the choice of an independent pass over
-the text (teacher-forced), which follows from the target's distribution alone: argmax(log p + noise).
+Each text is compared with plain decoding's (identity), and each of its tokens with the choice of an independent pass over
+the text (teacher-forced). That choice depends on the target's distribution alone: argmax(log p + noise).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from foredraft.text.request import Prompt
 from foredraft.utils.prefix import common_prefix
 
 _CHUNK = 2
-"""Prompts that are completed at a time by a broken verifier, or as the policy chooses."""
+"""Prompts completed at a time with a broken verifier, or under the LLM's own policy."""
 _SHORT = 24
-"""Tokens of a text in which a gross mistake shows."""
+"""Tokens of a text that are enough to show a gross mistake."""
 _MOST_AS_POLICY = 6
-"""Prompts that are completed once more as the policy chooses: a few at a time, which is slow."""
+"""Prompts completed once more under the LLM's own policy: a few at a time, which is slow."""
 
 
 class IdentityCheck:
-    """Every prompt twice (or as many times as the request wants texts): with the user's drafts, and with some that are
-    partly wrong. Where the policy decides on drafts, the same once more with what it chooses."""
+    """Completes every prompt at least twice (Setting.num_copies): with the user's drafts, and with drafts that are partly
+    wrong. Where the policy decides on drafts, some prompts are completed once more with what it chooses."""
 
     def __init__(self, setting: Setting, kind: str) -> None:
         self.kind = kind
@@ -44,7 +44,7 @@ class IdentityCheck:
         self._plain: list[Text] = []
 
     def run(self) -> CheckRun:
-        """Check the real verifier. Raises RequestError where plain decoding fails too."""
+        """Check the real verifier. Raises RequestError if plain decoding itself fails."""
         setting = self._setting
         self._plain = self._write_plain()
         trial, left_out = setting.trial(script=self._plain), list[str]()
@@ -62,7 +62,7 @@ class IdentityCheck:
         return CheckRun(results, trial.record.num_drafted, trial.record.num_sampled, max_len=max_len, left_out=left_out)
 
     def reject(self, control: Control) -> ControlResult | None:
-        """Check a broken verifier, after `run`: first on short texts of a few prompts, then on all there is.
+        """Check a broken verifier, after `run`: first on short texts of a few prompts, then on all texts at full length.
         -> None if time ran out before it was rejected"""
         setting, num_seen = self._setting, 0
         chunks = self._chunks(setting.prompts)
@@ -81,7 +81,7 @@ class IdentityCheck:
         return control.result(self.kind, None, num_seen)
 
     def _write_plain(self) -> list[Text]:
-        """One for each text with drafts."""
+        """Plain decoding's text for each text with drafts."""
         params, trial = replace(self._params, speculative_tokens=0), self._setting.trial()
         if self.kind != GREEDY:
             return trial.write(self._setting.prompts, params)
@@ -89,13 +89,13 @@ class IdentityCheck:
         return [text for text in texts for _ in range(self._copies)]
 
     def _as_policy(self, trial: Trial) -> list[Text]:
-        """A few prompts at a time, because drafting pays best there."""
+        """Texts drafted as the policy chooses, a few prompts at a time: drafting pays best in small batches."""
         params = replace(self._params, speculative_tokens=AUTO)
         chunks = self._chunks(self._setting.prompts[:_MOST_AS_POLICY])
         return [text for prompts, _ in chunks for text in trial.write(prompts, params)]
 
     def _chunks(self, prompts: Sequence[Prompt]) -> list[tuple[Sequence[Prompt], list[Text]]]:
-        """-> a few prompts at a time, and plain decoding's texts of them"""
+        """-> a few prompts at a time, with plain decoding's texts for them"""
         count = self._copies
         return [
             (prompts[i : i + _CHUNK], self._plain[count * i : count * (i + _CHUNK)])
@@ -103,15 +103,15 @@ class IdentityCheck:
         ]
 
     def _results(self, kind: str, trial: Trial, plain: Sequence[Text], texts: Sequence[Text]) -> list[CheckResult]:
-        """plain: plain decoding's texts, beginning with those that the texts must be."""
+        """plain: plain decoding's texts; the first ones are what `texts` must equal."""
         return [
             self._compared(kind, trial, plain[: len(texts)], texts),
             self._teacher_forced(kind, trial, texts),
         ]
 
     def _compared(self, kind: str, trial: Trial, plain: Sequence[Text], texts: Sequence[Text]) -> CheckResult:
-        """Each text against plain decoding's. They may part at a token that is a tie on this machine; what follows is not
-        compared."""
+        """Compare each text with plain decoding's. They may diverge at a token that is a tie on this machine; what follows is
+        not compared."""
         noise, num_tied, different = self._setting.noise, 0, list[tuple[int, int]]()
         for index, (a, b) in enumerate(zip(plain, texts, strict=True)):
             if a.tokens != b.tokens:
@@ -134,7 +134,7 @@ class IdentityCheck:
         )
 
     def _teacher_forced(self, kind: str, trial: Trial, texts: Sequence[Text]) -> CheckResult:
-        """Each token against the choice of an independent pass. Where they differ, the margin of the choice over the token
+        """Compare each token with the choice of an independent pass. Where they differ, the margin of the choice over the token
         must not be wider than a tie."""
         margins, num_wrong = list[float](), 0
         for batch, logits in read_whole(self._model, texts):
@@ -156,7 +156,7 @@ class IdentityCheck:
         )  # fmt: skip
 
     def _is_tie(self, a: Text, b: Text, position: int) -> bool:
-        """Whether a pass finds both texts' tokens at this output position to be its choice, up to a tie."""
+        """Whether both texts' tokens at this output position are the choice of an independent pass, up to a tie."""
         if position >= min(len(a.output_ids), len(b.output_ids)):
             return False
         ((texts, logits),) = read_whole(self._model, [a.up_to(position + 1)])

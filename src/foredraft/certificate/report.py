@@ -9,7 +9,7 @@ from typing import Any
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 
 GREEDY, SEEDED, SAMPLED, DRAWN = "greedy", "seeded", "sampled", "drawn"
-"""The kinds of tokens: of three kinds of text, and of the verifier's draws alone."""
+"""The kinds of tokens: those of three kinds of text, and those of the verifier alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class CheckResult:
     """One check of the real verifier.
 
     name: "identity", "teacher-forced", "distribution" or "verification". kind: of the tokens: "greedy", "seeded", "sampled"
-    or "drawn"; followed by ", auto" where the LLM's own policy decided on the drafts.
+    or "drawn", followed by ", auto" if the LLM's own policy decided on the drafts.
     num_texts: steps in the check of verification; in a check of identity, texts with drafts. num_drafted: draft tokens.
     detail: the result in one line. odds: of a false alarm and of a miss, in one line. figures: the numbers in both.
-    false_alarm: the odds, at most, that a lossless engine fails this check.
+    false_alarm: an upper bound on the probability that a lossless engine fails this check.
     """
 
     name: str
@@ -37,9 +37,9 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """A check of the real verifier, and what it had to do. num_sampled: draft tokens that were drawn from a distribution;
-    num_by_heads: those of them by drafters that read hidden states. max_len: tokens of the longest text, prompt included.
-    left_out: what could not be tested, a line each."""
+    """A check of the real verifier, and the drafts it involved. num_sampled: draft tokens drawn from a distribution;
+    num_by_heads: those drawn by drafters that read hidden states. max_len: tokens of the longest text, prompt included.
+    left_out: what could not be tested, one line each."""
 
     results: Sequence[CheckResult]
     num_drafted: int = 0
@@ -51,8 +51,8 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class ControlResult:
-    """One broken verifier under the same check. says: what is broken. rejected: as it must be. by: the check that
-    rejected it, None if none did. num_tokens: that were looked at. power: the odds, estimated, of rejecting it on as many
+    """One broken verifier under the same check. says: what is broken. rejected: whether it was, as it must be. by: the check
+    that rejected it, None if none did. num_tokens: looked at. power: the estimated probability of rejecting it on as many
     tokens as the real verifier was checked on; None where no chance is involved."""
 
     name: str
@@ -66,14 +66,14 @@ class ControlResult:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """verdict: "passed" if every check passed and every control was rejected; "failed" if a check failed; else
-    "inconclusive": a control passed, or time ran out before it was rejected, so the checks prove little. reason: in one
-    line, None if it passed. left_out: what was not tested, and why, a line each.
+    """verdict: "passed" if every check passed and every control was rejected; "failed" if a check failed; otherwise
+    "inconclusive": a control passed, or time ran out before it was rejected, so the checks prove little. reason: of the
+    verdict, in one line; None if it is "passed". left_out: what was not tested, and why, one line each.
 
-    drafts: how they were requested. speculative_tokens: draft tokens of a step, at most. row_exact: whether rows are
+    drafts: how they were requested. speculative_tokens: the most draft tokens of a step. row_exact: whether rows are
     bit-exact here. tie: how wide a tie may be, in logits; 0 where rows are exact.
-    false_alarm: the odds, at most, that a lossless engine fails: the sum over the checks. power: the least odds of
-    rejecting a control by bets, None without such a control.
+    false_alarm: an upper bound on the probability that a lossless engine fails: the sum over the checks. power: the lowest
+    probability of rejecting a control by bets; None without such a control.
     """
 
     verdict: str

@@ -1,9 +1,9 @@
-"""What all checks of a certificate share: models, parameters, prompts, and how much is looked at.
+"""What all checks of a certificate share: models, parameters, prompts, and the amount of work.
 
-Work is planned, in tokens and draws, from the budget and from how fast this machine is when it is idle. So a busy machine
-takes longer over the same work, and what a check can find does not depend on what else the machine does. A limit remains:
-where that would take more than OVERTIME times the budget of wall-clock time, less work is planned, and what is left then is
-cut; the certificate says so.
+The work, in tokens and draws, is planned from the budget and from the speed of this machine when it is idle. So a busy machine
+takes longer for the same work, and what a check can find does not depend on the machine's load. There is one limit: if the
+work would take more than OVERTIME times the budget of wall-clock time, less is planned; anything unfinished at that limit is
+cut, and the certificate says so.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from foredraft.text.request import Prompt
 
 BUDGET = 120.0
 OVERTIME = 1.5
-"""The most that a busy machine may take, in budgets."""
+"""The most wall-clock time that a busy machine may take, in budgets."""
 MAX_TOKENS = 96
 NUM_TOKENS = 12_288
 """For the distribution check."""
 DRAFT_LEN = 4
-"""Draft tokens of a step where their number is left to the policy."""
+"""Draft tokens per step where the policy decides on their number."""
 
 _IDENTITY_SHARE, _SAMPLED_SHARE = 0.4, 0.3
-"""Of the budget: for the checks of identity and their controls, and for the texts of the distribution check."""
+"""Shares of the budget: for the checks of identity and their controls, and for the texts of the distribution check."""
 _DRAWS_PER_SECOND, _MOST_DRAWS = 10_000, 900_000
-"""Tokens of the verification check: for each second of the budget (a processor draws several times as many), and at most."""
+"""Tokens of the verification check: per second of the budget (a processor draws several times as many), and at most."""
 _NUM_COMPLETIONS = 9
-"""How often all prompts are completed for the checks of identity, controls included, about."""
+"""Roughly how often all prompts are completed for the checks of identity, including their controls."""
 _NUM_MEASURED, _MEASURED_LEN = 4, 8
-"""Prompts that are completed to measure the speed, and tokens of each."""
+"""Prompts completed to measure the speed, and tokens of each."""
 _MOST_COPIES = 8
 
 PROMPTS = (
@@ -53,12 +53,12 @@ PROMPTS = (
     "red green blue red green blue red green",
     "| name | age | town |\n|---|---|---|\n| Ann | 31 | Rome |\n|",
 )
-"""Completed where the user gives none: code, prose, lists and tables, some of which repeat themselves."""
+"""Used if the user gives none: code, prose, lists and tables, some of which repeat themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """seconds: of the budget, from `began`, wall-clock time."""
+    """The budget: `seconds` of wall-clock time from `began`."""
 
     seconds: float
     began: float = field(default_factory=time.perf_counter)
@@ -73,10 +73,10 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """params: the request's, complete. gamma: draft tokens of a step, at most. drafters: that make them, by name; none for
-    plain decoding. is_auto: whether the LLM's policy decides on both. length: tokens of a text, at most. num_tokens,
-    num_draws: that the checks of the distribution and of verification look at, at most. noise: how far a logit may be off
-    (texts.row_noise). left_out: what the plan leaves out, a line each."""
+    """params: the request's, complete. gamma: the most draft tokens of a step. drafters: the names of the drafters in use; empty
+    for plain decoding. is_auto: whether the LLM's policy decides on both. length: the most tokens of a text. num_tokens,
+    num_draws: the most that the distribution and verification checks look at. noise: how far a logit may be off
+    (texts.row_noise). left_out: what the plan leaves out, one line each."""
 
     llm: LLM
     params: SamplingParams
@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def drafts_line(self) -> str:
-        """How drafts are requested."""
+        """A description of how drafts are requested."""
         if not self.drafters:
             return "none"
         tokens = f"{self.gamma} draft tokens a step from {' and '.join(self.drafters)}"
@@ -106,16 +106,16 @@ class Setting:
 
     @property
     def seed(self) -> int:
-        """Of all noise of the certificate."""
+        """The seed of all the certificate's noise."""
         return self.params.seed or 0
 
     @property
     def num_copies(self) -> int:
-        """Texts of a prompt in the checks of identity: as many as the request wants, in pairs (texts.InTurn), up to a limit."""
+        """Texts per prompt in the checks of identity: the request's n, rounded up to pairs (texts.InTurn), up to a limit."""
         return min(2 * -(-self.params.n // 2), _MOST_COPIES)
 
     def params_of(self, kind: str) -> SamplingParams:
-        """For one text of this kind (report.py)."""
+        """The parameters of one text of this kind (report.py)."""
         base = shortened(replace(self.params, n=1, speculative_tokens=self.gamma), self.length)
         if kind == GREEDY:
             return replace(base, temperature=0.0, seed=None, verification=None)
@@ -125,7 +125,7 @@ class Setting:
         return replace(base, seed=None, verification=rule)
 
     def trial(self, control: Control | None = None, script: Sequence[Text] = (), *, is_auto: bool = False) -> Trial:
-        """control: None for the real verifier. script: see Trial. is_auto: draft as the LLM's own policy decides."""
+        """control: None for the real verifier. script: see Trial. is_auto: whether the LLM's own policy decides on drafts."""
         policy = None if is_auto else InTurn(self.drafters or [NO_DRAFT], self.llm.tree_shape)
         return Trial(self.llm, control, policy, seed=self.seed, length=self.gamma, script=script)
 
@@ -133,7 +133,7 @@ class Setting:
 def setting_of(
     llm: LLM, params: SamplingParams | None, prompts: Sequence[Prompt], budget: float, num_tokens: int
 ) -> Setting:
-    """Before anything is measured. The parameters are complete, without those that exactness does not depend on."""
+    """The setting before anything is measured. Parameters are complete, except that those irrelevant to exactness are dropped."""
     resolved = llm.frontend.prepare([0], params or SamplingParams(max_tokens=MAX_TOKENS)).params
     length = resolved.max_tokens or MAX_TOKENS
     chosen = replace(resolved, logprobs=None, prompt_logprobs=None, max_tokens=length)
@@ -145,7 +145,7 @@ def setting_of(
         chosen,
         list(prompts),
         gamma=DRAFT_LEN if isinstance(draft_len, str) else draft_len,
-        # a fixed number of draft tokens comes from the first
+        # with a fixed number of draft tokens, only the first drafter is used
         drafters=drafters if is_auto else drafters[:1],
         is_auto=is_auto,
         length=length,
@@ -165,10 +165,10 @@ def measured(setting: Setting) -> Setting:
         ignore_eos=setting.params.structured_outputs is None,
     )
     trial = setting.trial()
-    trial.write(prompts[:1], params)  # what only a first pass has to do
+    trial.write(prompts[:1], params)  # warm up
     wall, processor = time.perf_counter(), time.process_time()
     texts = trial.write(prompts, params)
-    # while other processes run, the wall clock goes on and the process's own does not
+    # while other processes run, wall-clock time passes but this process's time does not
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rate = sum(len(text.output_ids) for text in texts) / max(min(wall, processor), 1e-6)
     plan = planned(setting, rate * share_in_time(wall, processor))
@@ -176,13 +176,13 @@ def measured(setting: Setting) -> Setting:
 
 
 def share_in_time(wall: float, processor: float) -> float:
-    """Of the work planned for an idle machine, the share that fits into OVERTIME budgets on this one. wall, processor: seconds
-    that the same work took by either clock; other processes ran in the difference."""
+    """The share of the work planned for an idle machine that fits into OVERTIME budgets on this one. wall, processor: seconds
+    that the same work took on either clock; the difference went to other processes."""
     return min(1.0, OVERTIME * processor / max(wall, 1e-6))
 
 
 def planned(setting: Setting, rate: float) -> Setting:
-    """rate: tokens that are written in a second, with drafts."""
+    """rate: tokens generated per second, with drafts."""
     budget, num_prompts, copies = setting.deadline.seconds, len(setting.prompts), setting.num_copies
     affordable = _IDENTITY_SHARE * budget * rate / _NUM_COMPLETIONS * 2 / copies
     length = int(min(setting.length, max(8, affordable / num_prompts)))

@@ -9,7 +9,7 @@ from foredraft.sampling import TokenProbs
 
 _MOST = 16.0
 _CHUNK = 1 << 20
-"""Numbers of distributions that are worked on together."""
+"""Elements of distributions that are processed at a time."""
 
 
 def surprise(p: Tensor) -> Tensor:
@@ -18,14 +18,14 @@ def surprise(p: Tensor) -> Tensor:
 
 
 def centred_surprise(p: Tensor) -> Tensor:
-    """Of each token of a distribution, without the mean. [V] -> [V]"""
+    """The surprise of each token of a distribution, minus the mean. [V] -> [V]"""
     h = surprise(p)
     return h - (p * h).sum()
 
 
 def surprise_of_drawn(token_probs: TokenProbs, rows: Tensor, ids: Tensor) -> Tensor:
-    """Of tokens that were drawn from these distributions, without the mean of each. rows, ids: [N] -> [N] float64, its mean 0 for
-    honest draws"""
+    """The surprise of tokens drawn from these distributions, each minus the mean of its own. rows, ids: [N] -> [N] float64, with
+    mean 0 if they really were"""
     size = max(1, _CHUNK // token_probs.probs.shape[1])
     return torch.cat(
         [_of_drawn(token_probs, *part) for part in zip(torch.split(rows, size), torch.split(ids, size), strict=True)]

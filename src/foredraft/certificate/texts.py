@@ -1,8 +1,8 @@
 """The texts that the checks look at. The user's models write them, with the user's drafts and with worse ones, under the real
-verifier or a broken one. An independent pass reads them again.
+verifier or a broken one. An independent pass then reads them again.
 
-A drafter that is nearly always right shows next to nothing of what verification does after a rejection, and one that seldom
-drafts shows nothing at all. Worse drafts are still honest, so what is promised holds for them too.
+A drafter that is nearly always right hardly exercises verification after a rejection, and one that rarely drafts exercises
+nothing at all. Worse drafts still report the distributions they were drawn from, so verification must be exact for them too.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from foredraft.text.request import Prompt
 from foredraft.verify import verify
 
 _TURN = 8
-"""Tokens of a text before the next drafter's turn."""
+"""Tokens of a text until the next drafter takes over."""
 _HOTTER = 2.0
 _MOST_ROWS, _MOST_LOGITS = 512, 1 << 22
-"""Of an independent pass: rows, and numbers that its logits may have. With a large vocabulary fewer rows are read."""
+"""The most of an independent pass: rows, and elements of its logits. With a large vocabulary fewer rows are read."""
 
 
 # --- drafts -------------------------------------------------------------------------------------------------------
 
 
 class InTurn(FixedPolicy):
-    """Uses the drafters in turn, with as many draft tokens as the request wants. (A policy that drafts what pays may draft
+    """Uses the drafters in turn, with as many draft tokens as the request wants. (A policy that drafts only what pays may draft
     nothing, and then a test shows nothing.)
 
-    The drafter follows from the number and the length of a text alone, so it cannot bias the text.
+    The choice of drafter depends only on a text's number and length, so it cannot bias the text.
     """
 
     def __init__(self, drafters: Sequence[str], shape: TreeShape | None = None) -> None:
@@ -60,15 +60,15 @@ class InTurn(FixedPolicy):
 
 
 FirstLaw = int | TokenProbs
-"""The distribution of the first draft token of a step, one row; or the token itself, if it was certain."""
+"""The distribution (one row) of the first draft token of a step, or the token itself if it was certain."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What the drafters of a trial drafted. num_sampled: draft tokens that were drawn from a distribution;
-    num_by_heads: those of them by drafters that read hidden states. first_laws: of the steps of each sequence, by their
-    position in its tokens; only where tokens are drawn independently of the drafts, so not for trees.
-    draft_surprises: of draft tokens that were drawn (surprise_of_drawn), a tensor for each proposal with some."""
+    """What the drafters of a trial drafted. num_sampled: draft tokens drawn from a distribution; num_by_heads: those drawn by
+    drafters that read hidden states. first_laws: the FirstLaw of each sequence's steps, by position in its tokens; only
+    where tokens are drawn independently of the drafts, so not for trees. draft_surprises: those of drawn draft tokens
+    (surprise_of_drawn), a tensor for each proposal that has any."""
 
     num_drafted: int = 0
     num_sampled: int = 0
@@ -93,11 +93,11 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class RecordedDrafter:
     """Records what `inner` drafts, and worsens it for every second sequence. Drawn tokens come from a hotter distribution;
-    certain ones are wrong at the positions that wrong_every divides. Where inner proposes nothing to such a sequence, its
-    last tokens are proposed once more.
+    certain tokens are wrong at positions divisible by wrong_every. If inner proposes nothing for such a sequence, its
+    last tokens are proposed again.
 
-    script: full texts by sequence, proposed in place of inner's drafts, so that drafts are accepted as a whole, in part and
-    not at all.
+    script: full texts by sequence, proposed (with wrong tokens at the same positions) in place of inner's drafts for the
+    worsened sequences, so that drafts are accepted in full, in part and not at all.
     """
 
     inner: Drafter
@@ -163,7 +163,7 @@ def _is_worsened(request: DraftRequest) -> bool:
 
 
 def _is_certain(request: DraftRequest) -> bool:
-    """Whether the history fixes the request's own tokens, which leaves nothing to bet on."""
+    """Whether the history determines the request's own tokens, which leaves nothing to bet on."""
     return request.sampler.is_greedy or request.sampler.is_coupled
 
 
@@ -184,7 +184,7 @@ def _first_law(proposal: Proposal, b: int) -> FirstLaw:
 
 
 def _another(token: int, request: DraftRequest) -> int:
-    """A wrong token, taken from the text where that has another one, because it is more likely to be almost right."""
+    """A wrong token, taken from the text if it has another one, because such a token is more likely to be almost right."""
     return next((t for t in reversed(request.tokens[:-1]) if t != token), token - 1 if token else 1)
 
 
@@ -192,8 +192,8 @@ def _another(token: int, request: DraftRequest) -> int:
 
 
 class Text(NamedTuple):
-    """tokens: prompt and output. first_laws: by position (Record). grammar: of its structured_outputs. origins: of the output
-    tokens. source: see TokenSequence."""
+    """tokens: prompt and output. first_laws: by position (Record). grammar: of the request's structured_outputs. origins: of
+    the output tokens. source: see TokenSequence."""
 
     tokens: list[int]
     prompt_len: int
@@ -208,12 +208,12 @@ class Text(NamedTuple):
         return self.tokens[self.prompt_len :]
 
     def up_to(self, length: int) -> Text:
-        """Its first `length` tokens of output."""
+        """The text with only its first `length` output tokens."""
         return self._replace(tokens=self.tokens[: self.prompt_len + length])
 
     def rows(self) -> list[Row]:
-        """One for each output token, with its own prefix. Their sampler shares no state with the engine's: counts and the
-        walk of the constraint begin anew."""
+        """One row for each output token, with its own prefix. Their sampler shares no state with the engine's: counts and the
+        constraint's state start afresh."""
         prompt, output = self.tokens[: self.prompt_len], self.output_ids
         sampler = self.sampler.fresh(prompt)
         sampler.constraint = self.grammar.start(self.prompt_len) if self.grammar else None
@@ -221,11 +221,11 @@ class Text(NamedTuple):
 
 
 class Trial:
-    """An engine like the LLM's that writes texts. control: what is broken in it; None: nothing. policy: None: like the
-    LLM's. length: draft tokens of a step, about. script: full texts to draft from, in the order in which they are written
-    (RecordedDrafter).
+    """An engine like the LLM's that writes texts. control: what is broken in it, None for nothing. policy: None for the
+    LLM's own. length: roughly the draft tokens of a step. script: full texts to draft from, in the order in which they are
+    written (RecordedDrafter).
 
-    Raises ForedraftError while requests of the LLM run."""
+    Raises ForedraftError while the LLM is running requests."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Trial:
         self._frontend = llm.trial(drafters, target=target, policy=policy, seed=seed, verifier=verifier)
 
     def take_draft_surprises(self) -> list[Tensor]:
-        """Those recorded since the last call (Record)."""
+        """The surprises recorded since the last call (Record)."""
         taken, self.record.draft_surprises = self.record.draft_surprises, []
         return taken
 
@@ -266,7 +266,7 @@ class Trial:
 
 
 def shortened(params: SamplingParams, length: int) -> SamplingParams:
-    """The same for texts of at most so many tokens, which are the first ones of the longer texts."""
+    """The same parameters for texts of at most `length` tokens, which are the first tokens of the longer texts."""
     length = min(length, params.max_tokens or length)
     return replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length))
 
@@ -277,7 +277,7 @@ def num_tokens(texts: Sequence[Text]) -> int:
 
 
 def step_starts(texts: Sequence[Text]) -> list[tuple[int, FirstLaw]]:
-    """-> for each drafted step with a first law: the row of its first token, among the output tokens of all texts; the law"""
+    """-> for each drafted step with a FirstLaw: the row of its first token among the output tokens of all texts, and the FirstLaw"""
     starts, num_before = list[tuple[int, FirstLaw]](), 0
     for text in texts:
         laws = sorted((position - text.prompt_len, law) for position, law in text.first_laws.items())
@@ -290,8 +290,8 @@ def step_starts(texts: Sequence[Text]) -> list[tuple[int, FirstLaw]]:
 
 
 def read_whole(model: LanguageModel, texts: Sequence[Text]) -> Iterator[tuple[list[Text], Tensor]]:
-    """Read texts from their first token, a batch at a time, using nothing that an engine held. -> (the batch, the logits
-    that decided its output tokens [sum of output lengths, V], text after text). Texts without output are left out."""
+    """Read texts from their first token, a batch at a time, using no state of an engine. -> (the batch, the logits that
+    decided its output tokens [sum of output lengths, V], text after text). Texts without output are skipped."""
     for batch in _batches([text for text in texts if text.output_ids], model.traits.vocab_size):
         cache = model.scratch_cache([len(text.tokens) for text in batch], sources=[text.source for text in batch])
         reads = [Read(i, text.tokens[:-1], len(text.output_ids)) for i, text in enumerate(batch)]
@@ -316,8 +316,8 @@ def rows_of(texts: Sequence[Text]) -> list[Row]:
 
 
 def row_noise(model: LanguageModel, ids: Sequence[int], source: Source = NO_SOURCE) -> float:
-    """By how much a logit changes with what shares its pass: a text read whole against the same text token by token. 0
-    where loading found rows exact, and NEAR_TIE at least elsewhere."""
+    """How much a logit depends on what else is in its pass: a text read whole is compared with the same text read token by
+    token. 0 if loading found rows exact, otherwise at least NEAR_TIE."""
     if model.traits.row_exact:
         return 0.0
     whole = model.read([Read(0, ids, len(ids))], model.scratch_cache([len(ids)], sources=[source]))
@@ -329,7 +329,7 @@ def row_noise(model: LanguageModel, ids: Sequence[int], source: Source = NO_SOUR
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For arithmetic in many small calls: waiting threads make it several times slower on a busy machine."""
+    """Use one thread, for arithmetic in many small calls: waiting for threads makes it several times slower on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

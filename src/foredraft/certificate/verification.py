@@ -1,14 +1,14 @@
-"""The verifier alone, on distributions of the user's own models: many drafts for the same few rows.
+"""Check the verifier alone, on distributions of the user's own models: many drafts for the same few rows.
 
-A step of the engine costs passes of two models, and some mistakes are rare: those of block verification show only behind
-a draft token that q favours. Here distributions that target and drafter really had, each at some position of some text, are
-put in a row, as if they did not depend on the tokens between. The promise holds for them as for any others: whatever is
+A step of the engine costs passes of two models, and some mistakes are rare: those of block verification show only after
+a draft token that q favours. Here, distributions that target and drafter actually had at some position of some text are
+put in a row, as if they did not depend on the tokens between them. Exactness holds for them as for any others: whatever is
 drafted, and wherever the draft stops, the tokens are drawn from the target's distributions, one after the other. A step
-that stops early is finished by plain draws. Some of the drafter's distributions are sharpened, as a surer drafter's would
-be, and some flattened.
+that stops early is completed by plain draws. Some of the drafter's distributions are sharpened, as if from a more confident
+drafter, and some flattened.
 
-These bets notice faults of a percent or so. The same rules are also enumerated (docs/internals/exactness.md): there they are exact
-to 1e-12 in float64, and to 3.4e-7 as compiled float32.
+These bets notice faults of about a percent. The same rules are also tested by enumeration (docs/internals/exactness.md), where
+they are exact to 1e-12 in float64, and to 3.4e-7 as compiled float32.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from foredraft.sampling.token_probs import tempered
 from foredraft.verify import Verifier, verify
 
 _MOST_LOGITS, _NUM_DRAFTS = 1 << 23, 4096
-"""Of one call: numbers that its logits may have, and drafts of several tokens."""
+"""The most of one call: elements of its logits, and drafts of several tokens."""
 _MOST_SCORE = 4.0
 _CANDIDATES, _NUM_PAIRS, _NUM_SINGLES = 256, 16, 8
 _NUM_IDS = 128
 _SHARPER, _FLATTER = 2.0, 0.5
 _MOST_PLACES = 8
-"""Places of a draft with a bet of their own; the last one is shared by those beyond."""
+"""Positions in a draft that have their own bet; later positions share the last one."""
 
 _BETS = {
     "surprise": SURPRISE,
@@ -52,20 +52,20 @@ NOTHING_DRAWN = "verification of drawn drafts: none was drawn from a law, ids ar
 
 
 def _stands_at(place: int) -> str:
-    """The bet's name. place: of a token in its step, from 0."""
+    """The bet's name. place: the token's position in its step, from 0."""
     return f"draft stands at {min(place, _MOST_PLACES - 1) + 1}"
 
 
 def _bets_on(length: int) -> Bets:
-    """length: draft tokens of a step, at most."""
+    """length: the most draft tokens of a step."""
     description = "what a draft leaves of the target's law comes too often or too seldom, at place {} of a step"
     places = range(min(length, _MOST_PLACES))
     return Bets(_BETS | {_stands_at(place): Bet(description.format(place + 1)) for place in places})
 
 
 def verification_check(setting: Setting, texts: Sequence[Text]) -> BettingCheck | None:
-    """Every token of a step has the target's distribution, whatever the verifier decides. texts: to take distributions from.
-    -> None if none of their drafts was drawn"""
+    """Check that every token of a step has the target's distribution, whatever the verifier decides. texts: the source of the
+    distributions. -> None if none of their drafts was drawn"""
     params = setting.params_of(SAMPLED)
     pairs = pairs_of(setting.llm.target, texts)
     if not pairs:
@@ -83,14 +83,14 @@ def verification_check(setting: Setting, texts: Sequence[Text]) -> BettingCheck 
 
 
 class Pair(NamedTuple):
-    """Target and drafter at one position. logits: [V], adjusted. q: [V]"""
+    """Target and drafter at one position. logits: [V], the target's, adjusted. q: [V], the drafter's distribution."""
 
     logits: Tensor
     q: Tensor
 
 
 def pairs_of(model: LanguageModel, texts: Sequence[Text]) -> list[Pair]:
-    """Of positions where a step with a drawn draft began, _CANDIDATES of them at most."""
+    """Pairs at positions where a step with a drawn draft began, at most _CANDIDATES of them."""
     pairs: list[Pair] = []
     drawn = [text for text in texts if any(not isinstance(law, int) for law in text.first_laws.values())]
     for batch, logits in read_whole(model, drawn):
@@ -104,7 +104,7 @@ def pairs_of(model: LanguageModel, texts: Sequence[Text]) -> list[Pair]:
 
 
 def select_pairs(pairs: Sequence[Pair], params: SamplingParams) -> tuple[list[Pair], list[Pair]]:
-    """The most informative ones, with the drafter's distributions as they are and changed, on the ids that matter.
+    """The most informative pairs, with the drafter's distributions both as they are and changed, on the ids that matter.
 
     -> (for drafts of several tokens, for drafts of one)
     """
@@ -115,9 +115,9 @@ def select_pairs(pairs: Sequence[Pair], params: SamplingParams) -> tuple[list[Pa
 
 
 def _with_power(pairs: Sequence[Pair], power: float) -> list[Pair]:
-    """The same with a drafter that is surer (power above 1) or less sure. Where a token stands that it favours more than
-    the target does, less of the target's distribution is left behind it, and only there does block verification differ
-    from that of single tokens."""
+    """The same pairs with a more confident (power above 1) or less confident drafter. After an accepted token that the drafter
+    favours more than the target does, less of the target's distribution is left; only there does block verification differ
+    from token verification."""
     laws = [pair.q.pow(power) for pair in pairs]
     return [Pair(pair.logits, law / law.sum()) for pair, law in zip(pairs, laws, strict=True)]
 
@@ -125,7 +125,7 @@ def _with_power(pairs: Sequence[Pair], power: float) -> list[Pair]:
 def _best(
     pairs: Sequence[Pair], params: SamplingParams, score: Callable[[Tensor, Tensor], float], most: int
 ) -> list[Pair]:
-    """score: of the target's distribution and the drafter's, [V] each."""
+    """The pairs with the highest scores. score: given the target's distribution and the drafter's, [V] each."""
     row = Row(_without_processors(params, torch.Generator()), [0])
 
     def score_of(pair: Pair) -> float:
@@ -136,8 +136,8 @@ def _best(
 
 
 def _differs(p: Tensor, q: Tensor) -> float:
-    """Large where drafts are rejected, and where the target likes what the drafter likes better: tokens that stand there
-    shrink what is left of the target's distribution behind them."""
+    """Large where drafts are rejected and the target gives much probability to tokens with q > p: once accepted, such tokens
+    shrink what is left of the target's distribution after them."""
     return float(p[q > p].sum() * (1 - torch.minimum(p, q).sum()))
 
 
@@ -147,7 +147,7 @@ def _information(p: Tensor, q: Tensor) -> float:
 
 
 def _narrowed(pairs: Sequence[Pair], params: SamplingParams) -> list[Pair]:
-    """On the ids that matter to any of them, renormalised: the cost of a draw grows with the ids."""
+    """The pairs on the ids that matter to any of them, renormalised: the cost of a draw grows with the number of ids."""
     if len(pairs[0].q) <= _NUM_IDS:
         return list(pairs)
     logits, q = (torch.stack(column) for column in zip(*pairs, strict=True))
@@ -159,7 +159,7 @@ def _narrowed(pairs: Sequence[Pair], params: SamplingParams) -> list[Pair]:
 
 
 def _without_processors(params: SamplingParams, generator: torch.Generator) -> Sampler:
-    """A sampler that does not change logits: that is done already."""
+    """A sampler that does not change logits, because they are adjusted already."""
     names = ("temperature", "top_p", "top_k", "min_p", "verification")
     kept = SamplingParams(**{name: getattr(params, name) for name in names}).resolve({})
     return Sampler(kept, [0], generator)
@@ -169,8 +169,8 @@ def _without_processors(params: SamplingParams, generator: torch.Generator) -> S
 
 
 class Draws(TokenSource):
-    """Drafts for rows of pairs, verified: chains of up to `length` tokens and single ones, in turn. params: how the
-    target's distributions come from its logits, and the rule. seed: of all noise here."""
+    """Drafts for rows of pairs, verified: chains of up to `length` tokens and single tokens, in turn. params: how to get the
+    target's distributions from its logits, and the verification rule. seed: of all noise here."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Draws(TokenSource):
         self._sampler = _without_processors(params, self._generator)
 
     def place(self) -> None:
-        """One row of pairs, as many drafts as one call takes, and the bets on what comes out."""
+        """Verify as many drafts for one row of pairs as a call takes, and bet on the resulting tokens."""
         pairs, length, most = next(self._turns)
         picked = [pairs[i] for i in torch.randint(len(pairs), (length + 1,), generator=self._generator).tolist()]
         logits, q = (torch.stack(column) for column in zip(*picked, strict=True))
@@ -212,14 +212,14 @@ class Draws(TokenSource):
         return f"{super().odds}; enumerated, the rules are exact to 1e-12 in float64, 3.4e-7 in compiled float32"
 
     def _drafts(self, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """-> ids [count, K], lens [count]: K in half of the drafts, fewer in the others"""
+        """-> ids [count, K], lens [count]: K for half of the drafts, random from 1 to K for the others"""
         draws = [torch.multinomial(law.double().cpu(), count, replacement=True, generator=self._generator) for law in q]
         lens = torch.randint(1, len(q) + 1, (count,), generator=self._generator)
         lens[::2] = len(q)
         return torch.stack(draws, dim=1), lens
 
     def _verified(self, logits: Tensor, p: Tensor, q: Tensor, drafts: Tensor, lens: Tensor) -> Tensor:
-        """The tokens of each step, finished by plain draws. [count, K + 1]"""
+        """The tokens of each step, completed by plain draws. [count, K + 1]"""
         count, width = drafts.shape
         rows = torch.cat([torch.arange(int(n) + 1) for n in lens])
         proposal = Proposal(drafts, lens, torch.arange(width).expand(count, -1), q)
@@ -234,7 +234,7 @@ class Draws(TokenSource):
         return torch.rand(count, generator=self._generator, dtype=torch.float64)
 
     def _bet(self, p: Tensor, q: Tensor, tokens: Tensor, lens: Tensor) -> None:
-        """In the order of the tokens of a step: what is bet on a token follows from those before it."""
+        """Bet in the order of a step's tokens, because the bet on a token depends on those before it."""
         bets, scale = self.bets, torch.ones(len(tokens), dtype=torch.float64)
         uncapped = scale.clone()
         for place, ids in enumerate(tokens.T):
@@ -249,7 +249,7 @@ class Draws(TokenSource):
             bets.update(_stands_at(place), stands(ratios, r[is_drafted], scale[is_drafted]))
             if place == 0:
                 bets.update("draft's temperature", temperature_score(p[0], q[0])[ids[is_drafted]])
-            # the smaller the ratios that were above 1, the more probable it is that a draft token stood there
+            # the smaller the ratios that were above 1, the more probable it is that a draft token was accepted there
             for name, other, weight in (
                 ("single tokens", torch.ones_like(scale), torch.ones_like(scale)),
                 ("scale", uncapped, scale / uncapped.clamp(min=1e-300)),
@@ -262,8 +262,8 @@ class Draws(TokenSource):
 
 
 class SortedRatios:
-    """The ratios q/p of all tokens in order, so that a mean over p of what is linear in them between two thresholds is two
-    look-ups. ratio: [V]. steps: [W], the ratios in order. mass, weighted: [W + 1], sums of p, and of p q/p, below."""
+    """The ratios q/p of all tokens, sorted, so that the mean over p of a function piecewise linear in them takes two look-ups.
+    ratio: [V]. steps: [W], the sorted ratios. mass, weighted: [W + 1], sums of p, and of p q/p, below each."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
         kept = p > 0
@@ -293,12 +293,12 @@ def stands(ratios: SortedRatios, r: Tensor, scale: Tensor) -> Tensor:
 
 
 def temperature_score(p: Tensor, q: Tensor) -> Tensor:
-    """The score of the distribution that comes out where the first draft token is drawn from q and weighed by q^(1 + e), at
-    e = 0: the best bet against a small e. Tokens with q > p stand with p / q^(1 + e); after a rejection the token is drawn
-    from max(p - q^(1 + e), 0). [V], [V] -> [V]
+    """The score, at e = 0, of the distribution that results if the first draft token is drawn from q but weighed by q^(1 + e):
+    the best bet against a small e. Tokens with q > p are accepted with probability p / q^(1 + e); after a rejection the token
+    is drawn from max(p - q^(1 + e), 0). [V], [V] -> [V]
     """
     surplus = q.clamp(min=1e-300).log()
-    surplus = surplus - (q * surplus).sum()  # of log q^(1 + e), normalised, by e
+    surplus = surplus - (q * surplus).sum()  # the derivative by e of log q^(1 + e), normalised
     more = (p - q).clamp(min=0)
     is_cut = q > p
     fallen = torch.where(is_cut, p * surplus, 0).sum() + torch.where(is_cut, 0, q * surplus).sum()
@@ -308,9 +308,9 @@ def temperature_score(p: Tensor, q: Tensor) -> Tensor:
 
 
 def other_residual(ratios: SortedRatios, r: Tensor, scale: Tensor, other: Tensor) -> Tensor:
-    """The distribution of a token recovered with a larger scale against that with the right one, both over p, times the
-    mass that can be recovered: max(other - q/p, 0) Z(scale) / Z(other) - max(scale - q/p, 0). Its mean is 0, and as Z is
-    convex with Z(0) = 0, it lies within scale of that. r: [N], q/p of the tokens; scale <= other -> [N]"""
+    """The distribution of a token recovered with a larger scale minus that with the right one, both over p, times the mass
+    that can be recovered: max(other - q/p, 0) Z(scale) / Z(other) - max(scale - q/p, 0). Its mean is 0, and because Z is
+    convex with Z(0) = 0, its absolute value is at most scale. r: [N], q/p of the tokens; scale <= other -> [N]"""
     right, wrong = ratios.residual(scale), ratios.residual(other)
     share = torch.where(wrong > 1e-12, right / wrong.clamp(min=1e-12), 0)
     g = (other - r).clamp(min=0) * share - (scale - r).clamp(min=0)
