@@ -1,4 +1,4 @@
-"""Configurations against each other on the user's models, prompts and machine: paired, interleaved, with intervals."""
+"""Compares configurations on the user's models, prompts and machine: paired, interleaved, with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a measurement a budget allows, on a machine that may have become busier since the measurement was planned."""
+"""Decides how much of a measurement a budget allows, on a machine that may have become busier since the measurement was planned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRACE = 1.25
 
 @dataclass(slots=True)
 class Clock:
-    """When to stop. budget: seconds from `started` on. repeats: the most passes over all groups. None: no limit."""
+    """Decides when to stop. budget: seconds from `started` on. repeats: the most passes over all groups. None: no limit."""
 
     budget: float | None
     repeats: int | None
@@ -63,7 +63,7 @@ class Clock:
 
 
 def affordable_tokens(max_tokens: int, num_tried: int, seconds: float, left: float) -> int:
-    """The longest texts that fit. seconds: the time of a text of num_tried tokens. left: the time for one of max_tokens."""
+    """The longest text that fits, in tokens. seconds: the time of a text of num_tried tokens. left: the time left for one text."""
     expected = seconds * max_tokens / num_tried
     if expected <= left:
         return max_tokens
@@ -71,7 +71,7 @@ def affordable_tokens(max_tokens: int, num_tried: int, seconds: float, left: flo
 
 
 def describe_cuts(left_out: Sequence[str], requested: tuple[int, int], measured: tuple[int, int]) -> tuple[str, ...]:
-    """What a budget cut, a line for each kind. requested, measured: tokens per text, and number of questions."""
+    """What a budget cut, one line for each kind of cut. requested, measured: tokens per text, and number of questions."""
     lines = []
     if left_out:
         lines.append(f"left out, because the budget was spent: {', '.join(left_out)}")

@@ -1,8 +1,8 @@
-"""The default prompts of a benchmark: texts to continue, of four kinds that differ in how well drafts do; and for encoder-decoders
+"""The default prompts of a benchmark: texts to continue, of four kinds that differ in how well drafts do; and for encoder-decoders,
 sources to answer, of two kinds.
 
-They are short, so that models with a small context can read them. None ends in a newline: newline and indentation are one
-token of many vocabularies.
+They are short, so that models with a small context can read them. None ends in a newline, because in many vocabularies a newline
+and the indentation after it are one token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 
 
 def built_in_workload(*, of_sources: bool = False) -> Workload:
-    """of_sources: for an encoder-decoder, which answers a source."""
+    """of_sources: whether it is for an encoder-decoder, which answers sources."""
     questions = [
         Question(f"{category}-{number}", category, (prompt,))
         for category, prompts in (_SOURCES if of_sources else _PROMPTS).items()

@@ -64,7 +64,7 @@ class Configuration:
 
 
 class Stopwatch:
-    """Runs inside `with` only, so it stands still while other contenders run."""
+    """Runs only inside `with`, so it pauses while other contenders run."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -83,7 +83,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration without a None, the LLM that runs it, and the time it has run."""
+    """A configuration without None fields, the LLM that runs it, and the time it has run."""
 
     configuration: Configuration
     llm: LLM

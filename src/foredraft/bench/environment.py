@@ -13,8 +13,8 @@ from foredraft.utils.machine import MachineReport, this_machine
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """quantization: of the linear layers, applied while loading; None: not quantised. row_exact: None for a head, where nothing
-    depends on it."""
+    """quantization: of the linear layers, applied while loading; None: not quantised. row_exact: None for a head, for which it does
+    not matter."""
 
     name: str
     dtype: str
@@ -34,7 +34,7 @@ class ModelIdentity:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """date: the day and the minute, with the offset from UTC. draft: None where no draft model was loaded.
-    head: what was given in its place."""
+    head: the head that was given instead."""
 
     date: str
     foredraft: str

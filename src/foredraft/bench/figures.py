@@ -1,4 +1,4 @@
-"""The figures of a set of runs: counts are summed first, and each ratio is taken once, of the sums."""
+"""The figures of a set of runs: counts are summed first, and each ratio is then computed once, from the sums."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _REPEAT = 8
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one configuration, over all its runs or those of a category. Times in seconds.
+    """The figures of one configuration, over all its runs or those of a category. Times in seconds.
 
-    num_questions: distinct ones; num_answers: with repeats. seconds: of its own steps, summed over the runs.
+    num_questions: distinct ones; num_answers: including repeats. seconds: of its own steps, summed over the runs.
     num_repeated_tokens: the tokens inside an 8-gram that occurs more than once in its answer.
-    inter_token_latency: between consecutive deliveries of one text, the tokens of one step being one delivery (vLLM's ITL).
+    inter_token_latency: between consecutive deliveries of one text; the tokens of one step are one delivery (vLLM's ITL).
     time_per_output_token: a text's mean time from one token to the next after the first (vLLM's TPOT).
     spec_bench_tokens_per_second: Spec-Bench's, the mean of the answers' own tokens per second.
     """
@@ -87,7 +87,7 @@ def num_repeated(ids: Sequence[int], length: int = _REPEAT) -> int:
 
 
 def repeated_share(ids: Sequence[int], length: int = _REPEAT) -> float:
-    """The share of such tokens. A looping text flatters every drafter."""
+    """The share of tokens that num_repeated counts. A looping text flatters every drafter."""
     return num_repeated(ids, length) / len(ids) if ids else 0.0
 
 
@@ -99,9 +99,9 @@ def expected_length(alpha: float, speculative_tokens: int) -> float:
 
 
 def formula_acceptance_length(stats: SpeculationStats) -> float | None:
-    """The same for drafts of different lengths, with the measured α; None where nothing was evaluated.
+    """As expected_length, but for drafts of different lengths and with the measured α; None if nothing was evaluated.
 
-    Of n drafts, d_i have a token at position i: τ = 1 + Σ_i d_i α^(i+1) / n. This is the formula above if all have γ tokens.
+    Of n drafts, d_i have a token at position i: τ = 1 + Σ_i d_i α^(i+1) / n. If all have γ tokens, this equals expected_length.
     """
     alpha = stats.conditional_acceptance
     if alpha is None:

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from foredraft.bench.result import BenchResult
 
-# told apart with colour blindness too (Okabe and Ito); repeated with other markers where there are more configurations
+# distinguishable with colour blindness (Okabe and Ito); if there are more configurations, colours repeat with other markers
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vP*"
 _DPI = 150
@@ -21,7 +21,7 @@ _POINTS = 400
 
 
 def draw_plots(result: BenchResult, directory: Path) -> list[Path]:
-    """The files. A plot that would be empty is left out: nothing to compare, or nothing drafted."""
+    """Draw the plots. -> the files. A plot that would be empty (nothing to compare, or nothing drafted) is left out."""
     plots: dict[str, tuple[Callable[[Axes, BenchResult], None], bool]] = {
         "speedup": (_draw_speedup, len(result.names) > 1),
         "latency": (_draw_latency, any(result.figures(name).inter_token_latency for name in result.names)),
@@ -48,7 +48,7 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _draw_speedup(axes: Axes, result: BenchResult) -> None:
-    """Each configuration over the baseline, per category, with its interval."""
+    """Each configuration's speedup over the baseline, per category, with its interval."""
     parts = [None, *result.categories] if len(result.categories) > 1 else [None]
     names = result.names[1:]
     for index, name in enumerate(names):

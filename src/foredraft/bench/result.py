@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How many answers equal the other configuration's token for token, and the first difference."""
+    """How many answers are identical to the other configuration's, token for token, and the first difference."""
 
     num_answers: int
     num_identical: int
@@ -45,12 +45,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A configuration against another, over the same questions at the same time.
+    """One configuration compared with another, on the same questions at the same time.
 
     speedup: of tokens per second, totals over totals, with the bootstrap 95 % interval over groups of questions.
-    median_speedup: the median over groups of the paired ratios (of a group's repeats, the median). spec_bench_speedup: the
-    ratio of the mean tokens per second of answers. identity: None where the texts are not promised to agree (sampling
-    without a seed).
+    median_speedup: the median over groups of the paired ratios (a group's ratio is the median over its repeats).
+    spec_bench_speedup: the ratio of the mean tokens per second of answers. identity: None if the texts need not agree
+    (sampling without a seed).
     """
 
     configuration: str
@@ -63,11 +63,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """runs: in the order in which they were made; every configuration has the same groups and repeats.
+    """runs: in chronological order; every configuration has the same groups and repeats.
 
     params: of every request, except its draft length. is_promised: whether all configurations must write the same text.
-    are_together: whether they took turns step by step, not group by group. cut: what the budget had no room for, in lines.
-    warnings: what makes the figures unrepresentative, in lines.
+    are_together: whether they took turns step by step rather than group by group. cut: what the budget had no room for, and
+    warnings: what makes the figures unrepresentative, one line each.
     """
 
     configurations: tuple[Configuration, ...]
@@ -94,7 +94,7 @@ class BenchResult:
         return list(dict.fromkeys(run.category for run in self.runs))
 
     def runs_of(self, name: str, category: str | None = None) -> list[GroupRun]:
-        """By group, then by repeat. Raises ForedraftError for a name or a category that was not measured."""
+        """The runs in order of group, then repeat. Raises ForedraftError for a name or a category that was not measured."""
         if name not in self.names:
             raise ForedraftError(f"configuration {name!r} was not measured: there are {', '.join(self.names)}")
         runs = [run for run in self.runs if run.configuration == name and category in (None, run.category)]
@@ -106,8 +106,8 @@ class BenchResult:
         return Figures.of(self.runs_of(name, category))
 
     def typical_speedup(self, name: str, baseline: str) -> Ratio:
-        """The speedup of `compare`, robust against disturbances: of a group's repeats the median paired ratio counts. The
-        interval is for prompts in the same proportions of categories, so it is narrower where categories differ."""
+        """The speedup of `compare`, made robust against disturbances: for each group, only the median paired ratio of its repeats
+        counts. The interval assumes prompts with the same proportions of categories, so it is narrower if categories differ."""
         ours, theirs = self.runs_of(name), self.runs_of(baseline)
         kinds = {run.group: run.category for run in ours}
         typical = _median_runs(theirs)
@@ -116,7 +116,7 @@ class BenchResult:
         return ratio_of_rates(as_fast, typical, list(kinds.values()))
 
     def compare(self, name: str, category: str | None = None, baseline: str | None = None) -> Comparison:
-        """baseline: None takes the first configuration."""
+        """baseline: None for the first configuration."""
         against = baseline or self.baseline
         ours, theirs = self.runs_of(name, category), self.runs_of(against, category)
         return Comparison(
@@ -131,7 +131,7 @@ class BenchResult:
 
 
 def _by_group(runs: Sequence[GroupRun]) -> Samples:
-    """A group's repeats are one sample: they are not independent."""
+    """One sample per group: its repeats are not independent."""
     sums: dict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
     for run in runs:
         tokens, seconds = sums[run.group]
@@ -140,7 +140,7 @@ def _by_group(runs: Sequence[GroupRun]) -> Samples:
 
 
 def _median_runs(runs: Sequence[GroupRun]) -> Samples:
-    """Of each group's repeats the one with the median speed; of two, the faster one."""
+    """One sample per group: the repeat with the median speed; of two, the faster one."""
     by_group: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
         by_group[run.group].append(run)

@@ -1,4 +1,4 @@
-"""Every configuration on every group of questions, step by step in turn: other load on the machine then affects all alike."""
+"""Runs every configuration on every group of questions, taking turns step by step: other load on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def run_bench(
     least: int = 2,
     now: Now = time.perf_counter,
 ) -> BenchResult:
-    """Measure configurations against each other, over the models of `llm`.
+    """Measure configurations against each other, on the models of `llm`.
 
-    configurations: the first is what the others are compared with; None takes plain decoding and `llm` as it is.
-    workload: None takes the built-in prompts. params: for every request; None is greedy, 128 tokens. Its
-        speculative_tokens are each configuration's own.
-    budget: seconds, warm-up included. Questions are repeated until another round would exceed it. A budget too short for
-        one pass leaves questions out, but never the first group. One too short even for that shortens the texts and leaves
-        out the last configurations, but never the first `least`; `cut` of the result lists all this.
-    repeats: the most passes. Neither budget nor repeats: one pass.
+    configurations: the first is the baseline; None uses plain decoding and `llm` as it is.
+    workload: None uses the built-in prompts. params: for every request; None is greedy, 128 tokens. Its
+        speculative_tokens are ignored: each configuration has its own.
+    budget: seconds, warm-up included. Questions are repeated until another round would exceed it. If it is too short for
+        one pass, questions are left out, but never the first group. If it is too short even for that, texts are shortened
+        and the last configurations left out, but never the first `least`; `cut` of the result lists all this.
+    repeats: the most passes. Without budget and repeats: one pass.
     now: the clock of the budget. progress: called now and then with the share that is done, 0 to 1.
 
     Raises ForedraftError before anything is measured if a configuration or a question cannot run, and RequestError if a
@@ -71,7 +71,7 @@ def run_bench(
         cut=_cut(contenders, runs, workload, requested, params),
         workload=workload,
         params=params,
-        # the checkpoint's own temperature applies where there is none
+        # without a temperature, the checkpoint's own applies
         is_promised=params.seed is not None or llm.frontend.prepare([0], params).params.is_greedy,
         are_together=together,
         environment=Environment.of(llm),
@@ -89,8 +89,8 @@ def _run_rounds(
     *,
     together: bool,
 ) -> tuple[list[Contender], list[GroupRun]]:
-    """Until the budget or the repeats are used up. If the first round takes too long, only the first `least` contenders go
-    on. -> the contenders that were measured, and their runs"""
+    """Run rounds until the budget or the repeats are used up. If the first round takes too long, only the first `least`
+    contenders go on. -> the contenders that were measured, and their runs"""
     measured, runs = list(contenders), list[GroupRun]()
     for repeat, index in clock.rounds():
         order = in_order(measured, index + repeat * len(groups))
@@ -111,7 +111,7 @@ def _cut(
     requested: SamplingParams,
     params: SamplingParams,
 ) -> tuple[str, ...]:
-    """What the budget had no room for, in lines. requested: the parameters before texts were shortened."""
+    """What the budget had no room for, one line each. requested: the parameters before texts were shortened."""
     names = {run.configuration for run in runs}
     num_answered = len({answer.question_id for run in runs for answer in run.answers})
     return describe_cuts(
@@ -139,7 +139,7 @@ T = TypeVar("T")
 
 
 def in_order(contenders: Sequence[T], row: int) -> list[T]:
-    """Rotate the first place, and reverse the order with each full rotation: none always follows the same other one."""
+    """Rotate the order, and reverse it after each full rotation, so that no contender always follows the same other one."""
     laps, shift = divmod(row, len(contenders))
     order = [*contenders[shift:], *contenders[:shift]]
     return order[::-1] if laps % 2 else order
@@ -160,13 +160,13 @@ def check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
 
 
 def _longest(llm: LLM, question: Question, params: SamplingParams) -> int:
-    """The most tokens that its turns and their answers may take."""
+    """The most tokens that the question's turns and their answers may take."""
     prompt = _prompt(llm, question, [""] * (len(question.turns) - 1))
     return len(llm.frontend.prepare(prompt, params).prompt_ids) + (params.max_tokens or 0) * len(question.turns)
 
 
 def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
-    """The turns so far with their answers between them."""
+    """The prompt of the next turn: the turns so far with the answers between them."""
     turns = question.turns[: len(answers) + 1]
     if question.is_chat and llm.tokenizer is not None and llm.tokenizer.chat_template:
         messages: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ def _prompt(llm: LLM, question: Question, answers: Sequence[str]) -> Prompt:
 def fit_to_budget(
     contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams, clock: Clock, least: int
 ) -> SamplingParams:
-    """Warm up. -> params, with texts so short that one round of the first `least` contenders fits the rest of the budget"""
+    """Warm up. -> params, with texts short enough that one round of the first `least` contenders fits the rest of the budget"""
     warm_up(contenders, questions, params)
     if clock.budget is None or params.max_tokens is None:
         return params
@@ -193,7 +193,7 @@ def fit_to_budget(
 
 
 def warm_up(contenders: Sequence[Contender], questions: Sequence[Question], params: SamplingParams) -> int:
-    """-> how many tokens each text was given"""
+    """-> the most tokens of each text"""
     few = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
     run_group(contenders, questions, replace(params, min_tokens=0, max_tokens=few), 0, 0, together=False)
     return few
@@ -236,12 +236,12 @@ def run_group(
     clock: Clock | None = None,
     keep: int | None = None,
 ) -> list[GroupRun] | None:
-    """One group under every configuration, once.
+    """Run one group under every configuration, once.
 
-    index, repeat: which of the groups, and how often it ran before. together: the contender with the fewest tokens takes the
-    next step, so that all are at the same place of the text at the same time, if `hold_together`; otherwise one runs after
-    the other. clock: when its budget is overdrawn the round is given up, and the result is None; with keep, the first
-    `keep` contenders finish it, and the result has their runs.
+    index, repeat: which of the groups, and how often it ran before. together: whether contenders take turns (see hold_together):
+    the one with the fewest tokens takes the next step, so that all are at the same place in the text; otherwise they run one
+    after the other. clock: if its budget is overdrawn, the round is given up and the result is None; with keep, the first
+    `keep` contenders finish the round, and the result has their runs.
     """
     running = [_run(contender, questions, params, index, repeat) for contender in contenders]
     is_late = _never if clock is None else lambda: clock.is_overdrawn
@@ -264,7 +264,7 @@ def _never() -> bool:
 def hold_together(
     contenders: Sequence[Contender], groups: Sequence[Sequence[Question]], params: SamplingParams
 ) -> bool:
-    """Whether the cache memory holds every group's texts of all contenders, and of draft models as large as the target, with
+    """Whether the cache memory can hold any group's texts for all contenders, and for draft models as large as the target, with
     room to spare."""
     llm = contenders[0].llm
     available = llm.engine.pool.total // 2
@@ -279,13 +279,13 @@ def hold_together(
 
 T_co = TypeVar("T_co", covariant=True)
 Steps = Generator[int, None, T_co]
-"""A run, step by step: it yields the number of tokens of each step, and returns its result."""
+"""A run as a generator: it yields the number of tokens of each step, and returns its result."""
 
 
 def _in_turn(
     running: Sequence[Steps[GroupRun]], is_late: Callable[[], bool] = _never, keep: int | None = None
 ) -> list[GroupRun] | None:
-    """keep: when it is late, the first `keep` go on; None: none does, and there is no result."""
+    """Take turns. keep: how many of the first go on once is_late(); None: none does, and the result is None."""
     num_tokens, runs = dict.fromkeys(running, 0), dict[Steps[GroupRun], GroupRun]()
     try:
         while num_tokens:
@@ -311,7 +311,7 @@ def _run(
     contender: Contender, questions: Sequence[Question], params: SamplingParams, index: int, repeat: int
 ) -> Steps[GroupRun]:
     size, engine = contender.configuration.batch_size, contender.llm.engine
-    # one run must not profit from another's cache; the turns of one conversation do share their beginning
+    # a run must not profit from another run's cache, but the turns of one conversation may share a prefix
     engine.drop_retained()
     seconds, answers = 0.0, []
     for start in range(0, len(questions), size):
@@ -325,7 +325,7 @@ def _run(
 def _ask(
     contender: Contender, questions: Sequence[Question], params: SamplingParams
 ) -> Steps[tuple[float, list[Answer]]]:
-    """All turns of questions that run together: the next turns begin when all have ended."""
+    """All turns of questions that run together: the next turns begin once all current ones have ended."""
     seconds = 0.0
     texts: list[list[str]] = [[] for _ in questions]
     turns: list[list[Turn]] = [[] for _ in questions]
@@ -343,7 +343,7 @@ def _ask(
 def _write(
     contender: Contender, prompts: Sequence[Prompt], params: SamplingParams
 ) -> Steps[tuple[float, list[tuple[Turn, str]]]]:
-    """One batch. -> seconds of its stopwatch, and each prompt's turn and text"""
+    """Run one batch. -> seconds of its stopwatch, and each prompt's turn and text"""
     llm, stopwatch = contender.llm, contender.stopwatch
     texts = [_Deliveries(llm.frontend.prepare(prompt, params)) for prompt in prompts]
     requests = [text.request for text in texts]
@@ -358,14 +358,14 @@ def _write(
 
 @dataclass(slots=True)
 class _Deliveries:
-    """When each of a request's steps delivered. A request has one text."""
+    """The times at which a request's steps delivered tokens. The request has one text."""
 
     request: Request
     times: list[float] = field(default_factory=list)
     num_seen: int = 0
 
     def look(self, now: float) -> int:
-        """-> how many tokens have come"""
+        """-> the number of new tokens"""
         num_new = sum(sequence.num_output for sequence in self.request.sequences) - self.num_seen
         if num_new:
             self.num_seen += num_new

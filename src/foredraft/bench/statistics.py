@@ -1,4 +1,4 @@
-"""Ratios with their intervals. Prompts are what varies, so the bootstrap resamples prompts."""
+"""Ratios with confidence intervals. The prompts are what varies, so the bootstrap resamples prompts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles | None:
-        """None where there are no values."""
+        """None if there are no values."""
         if not values:
             return None
         p50, p95 = np.percentile(values, [50, 95])
@@ -66,8 +66,8 @@ def bootstrap(
 ) -> Interval | None:
     """The percentile bootstrap's 95 % interval (Efron 1979). statistic: [R, num] indices of drawn samples -> [R] values.
 
-    strata: the kind of each sample, if other samples would have the same proportions: each draw then keeps them. Kinds with
-    a single sample are drawn together. None for fewer than two samples, which tell nothing about the next one.
+    strata: the kind of each sample, if other samples would have the same proportions of kinds: each draw then keeps them. Kinds
+    with a single sample are drawn together. The result is None for fewer than two samples.
     """
     if num < 2:
         return None
@@ -79,7 +79,7 @@ def bootstrap(
 
 
 def _strata(num: int, kinds: Sequence[str] | None) -> list[list[int]]:
-    """The groups of samples that are drawn among themselves."""
+    """The groups of samples within which samples are drawn."""
     if kinds is None:
         return [list(range(num))]
     of_kind = [[i for i, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
@@ -98,7 +98,7 @@ class Ratio:
 
 
 def ratio_of_rates(ours: Samples, theirs: Samples, strata: Sequence[str] | None = None) -> Ratio:
-    """Our total tokens per second over theirs. Sample i of both has the same prompts. strata: as in bootstrap."""
+    """The total tokens per second of `ours` over those of `theirs`. Sample i of both has the same prompts. strata: see bootstrap."""
 
     def ratios(drawn: Indices) -> Floats:
         return ours.rate(drawn) / theirs.rate(drawn)

@@ -17,8 +17,8 @@ _UNNAMED, _MIXED = "prompts", "mixed"
 class Question:
     """turns: the prompts, one after the other; each turn sees the answers before it.
 
-    is_chat: whether the turns are a user's messages, for the model's chat template if it has one; otherwise they begin a
-    text that the model continues.
+    is_chat: whether the turns are a user's messages, for the model's chat template if it has one; otherwise they are texts
+    that the model continues.
     """
 
     question_id: str
@@ -29,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """name: for the report. questions: at least one, each with an id of its own."""
+    """name: for the report. questions: at least one, with distinct ids."""
 
     name: str
     questions: tuple[Question, ...]
@@ -45,7 +45,7 @@ class Workload:
 
     @classmethod
     def of(cls, prompts: Sequence[str], name: str = _UNNAMED) -> Workload:
-        """Texts to be continued, in one category."""
+        """A workload of texts to be continued, in one category."""
         return cls(name, tuple(Question(str(i), _UNNAMED, (prompt,)) for i, prompt in enumerate(prompts, start=1)))
 
     @classmethod
@@ -63,7 +63,7 @@ class Workload:
         return list(dict.fromkeys(question.category for question in self.questions))
 
     def first(self, count: int) -> Workload:
-        """This many questions, taken from the categories in turn, so that a few questions cover many kinds."""
+        """This many questions, taken from the categories in turn, so that a few questions cover many categories."""
         if count < 1:
             raise ForedraftError(f"a workload needs at least 1 question, not {count}")
         chosen = chain.from_iterable(
@@ -72,8 +72,8 @@ class Workload:
         return Workload(self.name, tuple(chosen)[:count])
 
     def groups(self, size: int) -> list[tuple[Question, ...]]:
-        """Groups of `size` questions that run together; the last may be smaller. First groups of one category, the categories
-        in turn; then groups of the questions that are left over."""
+        """Groups of `size` questions that run together; the last may be smaller. Groups of a single category come first, with
+        the categories in turn; then groups of the questions left over."""
         by_category = self._by_category()
         full = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in by_category]
         left = [[[question] for question in kind[len(kind) - len(kind) % size :]] for kind in by_category]
