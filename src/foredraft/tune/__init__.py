@@ -1,4 +1,4 @@
-"""Find the best settings for the user's models, prompts and machine: measure, predict, run the few best, advise."""
+"""Finds the best settings for the user's models, prompts and machine: measures, predicts, runs the few best, and advises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: measure, predict, run the settings with the best predictions against plain decoding, advise."""
+"""Tuning: measures, predicts, runs the settings with the best predictions against plain decoding, and advises."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DEFAULT_TOKENS = 64
 MOST_DRAFT_TOKENS = 8
 _LOOKUPS = ("suffix", "ngram")
 _MEASURING, _CHECKING = 0.5, 0.92
-"""Shares of the budget: for the runs that predictions rest on, and for these and the finalists' runs together."""
+"""Shares of the budget: for the runs that predictions are based on, and for these and the finalists' runs together."""
 WORTH, RISK = 1.03, 0.95
-"""The least expected speedup of a setting that is advised, and the least lower bound of its interval. Prompts differ, and an
-interval over a few dozen of them is often wider than the gain."""
+"""The least expected speedup of a setting that is advised, and the least lower bound of its interval. The bound is below 1 because
+prompts differ, so an interval over a few dozen of them is often wider than the gain."""
 _LEAST_SECONDS = 1e-3
 """For running the finalists when the budget is spent: each still runs once."""
 _MOST_PASSES = 12
@@ -35,8 +35,8 @@ _MOST_PASSES = 12
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A setting that was run. predicted: None without a prediction ("auto" decides while it runs). measured: the speedup over
-    plain decoding with the same batch size and questions."""
+    """A setting that was run. predicted: None for "auto", which decides while it runs. measured: the speedup over plain decoding
+    with the same batch size and questions."""
 
     configuration: Configuration
     predicted: Prediction | None
@@ -45,7 +45,7 @@ class Finalist:
 
     @property
     def expected(self) -> Ratio:
-        """The geometric mean of prediction and measurement, and of their bounds: both rest on the same prompts."""
+        """The geometric mean of prediction and measurement, and of their bounds: both are based on the same prompts."""
         if self.predicted is None:
             return self.measured
         ours, theirs = self.measured, self.predicted.speedup
@@ -57,8 +57,8 @@ class Finalist:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """configuration: what to use, at any batch size. of: the measurements behind it, one for each batch size: of the advised
-    setting, or of the best that was not good enough. is_plain: whether the advice is not to speculate."""
+    """configuration: what to use, at any batch size. of: the measurements it is based on, one for each batch size: those of the
+    advised setting, or of the best one if none was good enough. is_plain: whether the advice is not to speculate."""
 
     configuration: Configuration
     of: tuple[Finalist, ...]
@@ -70,9 +70,9 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """predictions: of every drafter, γ and batch size, the best first within each batch size. bench: of the finalists.
-    num_groups: of questions that the predictions rest on, by batch size. seconds: for everything. cut: what the budget had
-    no room for, in lines.
+    """predictions: for every drafter, γ and batch size, the best first within each batch size. bench: of the finalists.
+    num_groups: by batch size, the number of groups of questions that the predictions are based on. seconds: for everything.
+    cut: what the budget had no room for, one line each.
     """
 
     predictions: tuple[Prediction, ...]
@@ -97,15 +97,15 @@ def run_tune(
     progress: Callable[[float], None] | None = None,
     now: Now = time.perf_counter,
 ) -> TuneResult:
-    """Find the drafter and number of draft tokens for these models, prompts and this machine.
+    """Find the best drafter and number of draft tokens for these models and prompts and this machine.
 
-    methods: candidates; None takes those of `llm`, suffix and ngram. Names joined by "+" are tried together under "auto",
+    methods: candidates; None uses those of `llm`, suffix and ngram. Names joined by "+" are tried together under "auto",
         and each by itself. batch_sizes: prompts at a time; one advice is given for all of them.
-    workload: None takes the built-in prompts. params: for every request; None is greedy, 64 tokens. most: draft tokens.
+    workload: None uses the built-in prompts. params: for every request; None is greedy, 64 tokens. most: the most draft tokens.
     budget: seconds. If it is too short for one group of questions under every candidate, the last candidates are left out
         and texts are shortened; `cut` of the result says so. now: the clock of the budget.
 
-    Raises ForedraftError before anything is measured for what cannot run, and RequestError for a request that fails.
+    Raises ForedraftError, before anything is measured, for settings that cannot run, and RequestError if a request fails.
     """
     started = now()
     requested = settings_for(params, DEFAULT_TOKENS)
@@ -168,7 +168,7 @@ def _result(
 
 
 def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
-    """Every drafter and γ from 1 to `most`, batch size by batch size, the fastest first."""
+    """Predictions for every drafter and γ from 1 to `most`, by batch size, the fastest first within each."""
     predictions: list[Prediction] = []
     for size in measurement.batch_sizes:
         plain = PlainSpeed(measurement.plain(size))
@@ -181,8 +181,8 @@ def predict_all(measurement: Measurement, most: int) -> list[Prediction]:
 
 
 def choose(finalists: Sequence[Finalist]) -> Advice:
-    """The setting with the greatest expected speedup (the geometric mean over batch sizes), among those that pay at one batch
-    size or more and are slower than plain decoding at none. Plain decoding if no setting pays."""
+    """The setting with the greatest expected speedup (the geometric mean over batch sizes), among those that pay at one or more
+    batch sizes and are not slower than plain decoding at any. Plain decoding if no setting pays."""
     by_setting: dict[Setting, list[Finalist]] = {}
     for finalist in finalists:
         by_setting.setdefault(setting_of(finalist.configuration), []).append(finalist)
@@ -194,7 +194,7 @@ def choose(finalists: Sequence[Finalist]) -> Advice:
 
 
 def _pays(finalists: Sequence[Finalist]) -> bool:
-    """finalists: one setting, by batch size. One group of questions gives no interval, and decides nothing."""
+    """finalists: one setting's, by batch size. A single group of questions gives no interval, so it cannot show that a setting pays."""
     expected = [finalist.expected for finalist in finalists]
     is_worth = any(ratio.value >= WORTH and ratio.interval and ratio.interval.low >= RISK for ratio in expected)
     return is_worth and all(ratio.interval and ratio.interval.high >= 1.0 for ratio in expected)
@@ -212,7 +212,7 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
 
 
 def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list[str | Drafter], list[str]]:
-    """-> each drafter, and the joined names that are to be tried together"""
+    """-> each drafter, and the joined names to try together"""
     if methods is None:
         of_llm = [name for name in llm.method.split("+") if name in REGISTRY and name != NO_DRAFT]
         return list(dict.fromkeys([*of_llm, *_LOOKUPS])), []
@@ -226,7 +226,7 @@ def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list
 
 
 def _finalists(result: BenchResult, predictions: Sequence[Prediction]) -> tuple[Finalist, ...]:
-    """The fastest first within each batch size."""
+    """The finalists, the fastest first within each batch size."""
     predicted = {prediction.configuration.name: prediction for prediction in predictions}
     finalists = [
         Finalist(

@@ -41,7 +41,7 @@ class Line:
 
 class StepCosts:
     """Verification time by sequences and rows, which is v(n) of docs/guides/tuning.md, and drafting time by requests and depth.
-    Both belong to one drafter: each leaves different data in the processor's caches.
+    Both belong to one drafter, because each drafter leaves different data in the processor's caches.
 
     rounds: at several depths, including those without drafts.
     """
@@ -61,7 +61,7 @@ class StepCosts:
         return _line(self._drafts, num_requests).at(depth) if depth and num_requests else 0.0
 
     def usual_seconds(self, one: Round) -> float:
-        """The time of the step, without a stall."""
+        """The time of the step without stalls."""
         expected = self.verify_seconds(one.num_sequences, one.num_rows(one.depth))
         return min(one.seconds, STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
 

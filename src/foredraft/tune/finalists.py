@@ -1,4 +1,4 @@
-"""Which settings to run, by the predictions."""
+"""Chooses the settings to run, by their predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEAR = 0.9
 """A drafter is near the best if its speedup is at least this share of it."""
 
 Setting = tuple[str, int | str]
-"""Drafter and number of draft tokens, whatever the batch size."""
+"""Drafter and number of draft tokens, independent of the batch size."""
 
 
 def configurations_to_run(
@@ -35,7 +35,7 @@ def configurations_to_run(
 def _settings_to_run(
     predictions: Sequence[Prediction], measurement: Measurement, joined: Sequence[str]
 ) -> list[tuple[str | Drafter, int | str]]:
-    """The few best fixed settings over all batch sizes, and "auto" over the drafters that came near them."""
+    """The few best fixed settings over all batch sizes, and "auto" with the drafters that came near them."""
     scores = _scores(predictions, len(measurement.batch_sizes))
     ranked = sorted(scores, key=lambda setting: -scores[setting])
     best_of_sizes = [
@@ -50,7 +50,7 @@ def _settings_to_run(
 
 
 def _scores(predictions: Sequence[Prediction], num_sizes: int) -> dict[Setting, float]:
-    """The logarithm of each setting's predicted speedup, geometric mean over batch sizes."""
+    """The logarithm of each setting's predicted speedup, as a geometric mean over batch sizes."""
     scores: dict[Setting, float] = {}
     for prediction in predictions:
         setting = setting_of(prediction.configuration)
@@ -67,7 +67,7 @@ def _best_of_drafters(ranked: Sequence[Setting]) -> list[Setting]:
 
 
 def _autos(near: Sequence[Setting], measurement: Measurement, joined: Sequence[str]) -> list[str | Drafter]:
-    """The best drafter alone, and those near it together; drafters that are objects have no name to join."""
+    """The best drafter alone, and those near it together. Drafters that are objects have no name to join, so they are left out."""
     names = [name for name, _ in near if isinstance(measurement.methods[name], str)]
     together = ["+".join(names)] if len(names) > 1 else []
     return list(dict.fromkeys([measurement.methods[near[0][0]], *(joined or together)]))

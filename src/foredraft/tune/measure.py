@@ -1,4 +1,4 @@
-"""Plain decoding and every drafter at a few depths, step by step in turn, on the workload, with every step on record."""
+"""Runs plain decoding and every drafter at a few depths on the workload, taking turns step by step, and records every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_PASSES = 5
 
 @dataclass(slots=True)
 class Measurement:
-    """trials: by drafter's name, batch size and depth; plain decoding is depth 0 of the drafter "none".
+    """trials: by the drafter's name, batch size and depth; plain decoding is depth 0 of the drafter "none".
 
     methods: the drafters by name. params: of every request; texts may be shorter than requested. left_out: candidates for
     which the budget had no room.
@@ -39,7 +39,7 @@ class Measurement:
         return self.trials["none", batch_size, 0]
 
     def drafted(self, method: str, batch_size: int) -> dict[int, list[Trial]]:
-        """By depth."""
+        """This drafter's trials by depth."""
         return {
             depth: trials
             for (name, size, depth), trials in self.trials.items()
@@ -47,7 +47,7 @@ class Measurement:
         }
 
     def drop_unmeasured(self) -> None:
-        """Keep only candidates that were run at every depth and batch size: the others cannot be compared."""
+        """Keep only candidates that ran at every depth and batch size: the others cannot be compared."""
         depths = {depth for _, _, depth in self.trials if depth}
         complete = {
             name: method
@@ -62,7 +62,7 @@ class Measurement:
 
 
 def depths_for(most: int) -> list[int]:
-    """The depths to run: 1 and the most, so that no prediction lies outside, and one between."""
+    """The depths to run: 1 and `most`, so that every prediction lies between them, and one in between."""
     return sorted({1, isqrt(most + 1), most})
 
 
@@ -80,9 +80,9 @@ def measure(
 ) -> Measurement:
     """Run plain decoding and every drafter at a few depths.
 
-    most: draft tokens of a step. budget: seconds, warm-up included; at least one round and at most a few passes are run. If
-    there is no time for one round, texts are shortened and only the candidates that ran in time are kept, always including
-    the first. now: the clock of the budget.
+    most: the most draft tokens of a step. budget: seconds, warm-up included; at least one round and at most a few passes are
+    run. If there is no time for one round, texts are shortened and only the candidates that ran in time are kept, always
+    including the first. now: the clock of the budget.
     """
     clock = Clock(budget, None, 1, now=now)
     lineups = [_Lineup.of(llm, methods, size, most, workload, params) for size in batch_sizes]
@@ -141,12 +141,12 @@ class _Lineup:
             recorder.take()
 
     def due(self, place: int, num_rounds: int) -> Iterator[int]:
-        """The groups of this round: the groups of every batch size are spread evenly over the rounds of a pass."""
+        """The groups to run in this round: the groups of every batch size are spread evenly over the rounds of a pass."""
         num = len(self.groups)
         yield from range(-(-place * num // num_rounds), -(-(place + 1) * num // num_rounds))
 
     def only(self, methods: Collection[str]) -> _Lineup:
-        """The same with these drafters, and plain decoding."""
+        """The same lineup with only these drafters and plain decoding."""
         kept = [
             pair
             for pair in zip(self.contenders, self.recorders, strict=True)
@@ -155,7 +155,7 @@ class _Lineup:
         return replace(self, contenders=[one for one, _ in kept], recorders=[one for _, one in kept])
 
     def run(self, group: int, repeat: int, into: Measurement, clock: Clock, keep: int | None) -> None:
-        """keep: how many of the contenders run even if the budget is overdrawn; None: then the round is left out."""
+        """keep: how many contenders run even if the budget is overdrawn; None: an overdrawn round is dropped."""
         order = in_order(self.contenders, group + repeat * len(self.groups) if keep is None else 0)
         questions = self.groups[group]
         group_runs = run_group(
@@ -177,5 +177,5 @@ class _Lineup:
 
 
 def settings_for(params: SamplingParams | None, max_tokens: int) -> SamplingParams:
-    """The parameters, greedy by default, without a number of draft tokens: that is what tuning finds out."""
+    """The parameters, greedy by default, without a number of draft tokens, which is what tuning determines."""
     return replace(params or SamplingParams(max_tokens=max_tokens, temperature=0.0), speculative_tokens=None)

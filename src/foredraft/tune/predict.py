@@ -1,5 +1,5 @@
-"""The speed of every γ from runs at a few, by the model of arXiv:2211.17192 with measured verification times: the tokens of a
-round, E[τ] = 1 + Σ_k Π_{i≤k} α_i, over its seconds, γ·draft + v(rows). Uses neither models nor a clock."""
+"""Predicts the speed at every γ from runs at a few, by the model of arXiv:2211.17192 with measured verification times: tokens of a
+round, E[τ] = 1 + Σ_k Π_{i≤k} α_i, over its seconds, γ·draft + v(rows). Uses neither language models nor a clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foredraft.tune.rounds import Trial
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """tokens_per_second: of all texts of a batch together. speedup: over plain decoding of the same batch size."""
+    """tokens_per_second: of all texts of a batch together. speedup: over plain decoding with the same batch size."""
 
     configuration: Configuration
     tokens_per_second: float
@@ -25,7 +25,7 @@ class Prediction:
 
 
 class PlainSpeed:
-    """Plain decoding as measured, without stalls. trials: of a group's repeats the median one counts."""
+    """Plain decoding as measured, without stalls. trials: only the median one of a group's repeats counts."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         costs = StepCosts(one for trial in trials for one in trial.rounds)
@@ -44,10 +44,10 @@ class PlainSpeed:
 
 
 class Predictor:
-    """One drafter at one batch size. runs: by the depth that was requested, the same groups under each, none of depth 0.
+    """One drafter at one batch size. runs: by requested depth, at least 1, with the same groups at each.
 
-    A draft cut to γ emits min(accepted, γ) + 1 tokens, so a run at one depth gives E[τ] of every smaller γ, except for one
-    effect: with shorter drafts, more rounds begin where the text is easy. The size of this effect is known at the depths
+    A draft cut to γ tokens emits min(accepted, γ) + 1 tokens, so a run at one depth gives E[τ] for every smaller γ, except for
+    one effect: with shorter drafts, more rounds begin where the text is easy. The size of this effect is known at the depths
     that were run, and interpolated linearly between them.
     """
 
@@ -73,11 +73,11 @@ class Predictor:
         return rates
 
     def verify_curve(self, num_sequences: int, most: int) -> list[float]:
-        """Seconds of a step without drafting, by draft tokens per sequence from 0."""
+        """Seconds of a step without its drafting, for 0, 1, ... draft tokens per sequence."""
         return [self._costs.verify_seconds(num_sequences, num_sequences * (1 + g)) for g in range(most + 1)]
 
     def draft_curve(self, num_requests: int, most: int) -> list[float]:
-        """Seconds of a draft of 1, 2, ... tokens for this many requests."""
+        """Seconds to draft 1, 2, ... tokens for this many requests."""
         return [self._costs.draft_seconds(num_requests, depth) for depth in range(1, most + 1)]
 
     def _correction(self, depth: int, speculative_tokens: int, drawn: Indices) -> Floats | float:
@@ -98,9 +98,9 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums over a run as if at most γ tokens had been requested, by group. [N] each
+    """Sums over a run, by group, as if at most γ tokens had been requested. [N] each
 
-    opening_*: of the steps in which prompts were read, and of the time that belongs to no step.
+    opening_*: of the steps in which prompts were read, and of the time outside all steps.
     """
 
     tokens: Floats
@@ -134,10 +134,10 @@ class _Sums:
 
 
 def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuration) -> Prediction:
-    """configuration: its speculative_tokens are a number, from 1 to the largest depth that was run.
+    """configuration: with speculative_tokens from 1 to the largest depth that was run.
 
     The interval is the percentile bootstrap's over groups of questions, with fixed proportions of the categories. Costs are
-    not resampled. Raises ForedraftError for another number of draft tokens.
+    not resampled. Raises ForedraftError for any other speculative_tokens.
     """
     gamma = configuration.speculative_tokens
     if not isinstance(gamma, int) or not 1 <= gamma <= predictor.max_depth:
@@ -152,7 +152,7 @@ def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuratio
 
 
 def _median_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Of each group's repeats the one with the median speed, of two the faster one: a single disturbance does not count."""
+    """For each group the repeat with the median speed (of two, the faster one), so that a single disturbance does not count."""
     of_group: dict[int, list[Trial]] = {}
     for trial in trials:
         of_group.setdefault(trial.group, []).append(trial)

@@ -91,7 +91,7 @@ def _speedups(of: Sequence[Finalist]) -> str:
 
 
 def as_dict(result: TuneResult) -> dict[str, Any]:
-    """For --json; the shape of docs/guides/tuning.md."""
+    """The object that --json prints, as described in docs/guides/tuning.md."""
     params = result.bench.params
     return {
         "schema": SCHEMA,
@@ -142,9 +142,9 @@ def _prediction(one: Prediction) -> dict[str, Any]:
 
 
 def as_settings(result: TuneResult, **models: Any) -> tuple[Settings, dict[str, Any]]:
-    """-> the advice as settings, and the measurements behind it for the file's table. models: the other fields of Settings.
+    """-> the advice as settings, and the measurements it is based on, for the file's table. models: the other fields of Settings.
 
-    Raises ForedraftError for a drafter that is an object: a file can only name one.
+    Raises ForedraftError for a drafter that is an object, because a file can only name a drafter.
     """
     configuration, environment = result.advice.configuration, result.bench.environment
     if not isinstance(configuration.method, str):

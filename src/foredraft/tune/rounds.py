@@ -1,4 +1,4 @@
-"""What a prediction needs of a run: each step's times and counts."""
+"""What a prediction needs to know about a run: each step's times and counts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trial:
     """One run of a group of questions under one setting.
 
     group: its index. category: of its questions. num_tokens, seconds: of all answers, as a benchmark counts them.
-    openings: the steps in which a prompt was read. rounds: all others.
+    openings: the steps in which a prompt was read. rounds: all other steps.
     """
 
     group: int
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Recorder:
-    """An engine's observer. clock: the seconds that the engine has run."""
+    """An observer of an engine. clock: the seconds that the engine has run."""
 
     clock: Callable[[], float] = time.perf_counter
     openings: list[Round] = field(default_factory=list)
