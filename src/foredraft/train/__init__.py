@@ -1,4 +1,4 @@
-"""Trains language models on text and drafts on a target's distribution, and evaluates drafts."""
+"""Trains language models on text, trains draft models and heads on a target's distribution, and evaluates drafts."""
 
 from foredraft.train.block_heads import DFlashKind, DSparkKind
 from foredraft.train.decoder_head import DecoderKind

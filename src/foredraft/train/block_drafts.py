@@ -1,5 +1,5 @@
-"""What a block drafter is trained on: the target's distribution at every place of a draft, behind positions of a text that are drawn at
-random (DFlash, z-lab; DSpark, arXiv:2607.05147). The tokens before a place are the text's own."""
+"""The training objective of block drafters: the target's distribution at every position of a draft, for drafts that begin at random
+positions of a text (DFlash, z-lab; DSpark, arXiv:2607.05147). The tokens before a draft position are the text's own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from foredraft.train.unrolled_drafts import TargetStates
 
 @dataclass(frozen=True, slots=True)
 class BlockDrafts:
-    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, of the ids that the head can draft.
-    anchor_every: tokens of a text for each draft. decay: the weight of a place over that of the one before."""
+    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, for the ids that the head can draft.
+    anchor_every: tokens of a text per draft. decay: the weight of a draft position relative to the one before."""
 
     states: TargetStates
     lm_head_rows: Tensor
@@ -28,8 +28,8 @@ class BlockDrafts:
     loss: DistillationLoss
 
     def __call__(self, student: DFlashHead, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
-        """ids, next_ids: [B, L]. -> sums over the positions that have a next token: a position's loss is the weighted mean over the places
-        of all drafts, and its acceptance and agreement are those of the first place"""
+        """ids, next_ids: [B, L]. -> sums over the positions that have a next token: a position's loss is the weighted mean over the
+        positions in all drafts, and its acceptance and agreement are those of the first position in a draft"""
         is_predicted = next_ids != IGNORED
         with torch.no_grad():
             features, final = self.states(ids)
@@ -42,26 +42,26 @@ class BlockDrafts:
             inside = positions.clamp(max=ids.shape[1] - 1)
             is_compared = ((positions < ids.shape[1]) & is_predicted.gather(1, inside)).flatten()
             wanted = numbers.gather(1, inside).flatten()[is_compared]
-            order = is_compared.int().argsort(descending=True, stable=True)  # the others count for nothing behind these
+            order = is_compared.int().argsort(descending=True, stable=True)  # rows after the compared ones are ignored
             parts.append(self.loss(logits[order], laws.select(wanted), progress))
         return _joined([part for part in parts if part.num_rows], self.decay, int(is_predicted.sum()))
 
     def shapes(self, student: DFlashHead, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
         config = student.config
-        # the target's own embeddings may be packed, which only the kernels can read
+        # the target's own embeddings may be packed, and only the kernels can read those
         head = student.with_embeddings(lambda rows: torch.empty(len(rows), config.hidden_size))
         anchors = torch.ones(len(ids), num_anchors(ids.shape[1], self.anchor_every), dtype=torch.int64)
         yield from unroll_blocks(head, torch.empty(*ids.shape, config.feature_size), ids, anchors)
 
 
 def num_anchors(length: int, anchor_every: int) -> int:
-    """Of a text of this length."""
+    """The number of anchors in a text of this length."""
     return max(1, (length - 1) // anchor_every)
 
 
 def drawn_anchors(ids: Tensor, anchor_every: int) -> Tensor:
-    """Positions behind at least one token, in order: [B, A]. They follow from the texts, so that a run that is resumed reads the same."""
+    """Sorted random positions from 1 on: [B, A]. They are determined by the texts, so that a resumed run reads the same."""
     batch, length = ids.shape
     generator = torch.Generator().manual_seed(int(ids.sum()))
     order = torch.rand(batch, max(1, length - 1), generator=generator).argsort(1)

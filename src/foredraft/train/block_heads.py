@@ -1,4 +1,4 @@
-"""Block drafters as kinds of heads to train: DFlash, and DSpark, which corrects each place by the token drafted before."""
+"""Block drafters as kinds of heads to train: DFlash, and DSpark, which corrects each draft position by the token drafted before."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from foredraft.train.unrolled_drafts import TargetStates
 
 @dataclass(frozen=True, slots=True)
 class DFlashKind:
-    """taps, layers, intermediate_size: see Eagle3Kind. block_size: rows of a block. mask_token: the id that it reads in the place of what
-    is not written yet; None: the one that texts hold least often. anchor_every: tokens of a text for each draft that is trained.
+    """taps, layers, intermediate_size: see Eagle3Kind. block_size: rows of a block. mask_token: the id that it reads in place of tokens
+    not drafted yet; None: the id that occurs least often in the texts. anchor_every: tokens of a text per draft that is trained.
     decay: see BlockDrafts. init: a head to train further.
 
-    The target's embeddings and lm_head are used, and neither trained nor saved. The result is in speculators' form.
+    The target's embeddings and lm_head are used, but neither trained nor saved. The result is in speculators' format.
     """
 
     taps: tuple[int, ...] | None = None
@@ -54,7 +54,7 @@ class DFlashKind:
 
     @property
     def correction(self) -> Markov | None:
-        """Of a new head."""
+        """The correction of a new head."""
         return None
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> DFlashHead:
@@ -140,7 +140,7 @@ class DSparkKind(DFlashKind):
 
     @property
     def correction(self) -> Markov | None:
-        """Of a new head."""
+        """The correction of a new head."""
         return Markov(self.markov_rank, self.markov_kind)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Documents as blocks of equal length, and the blocks that a step reads."""
+"""Packs documents into blocks of equal length, and chooses the blocks that a step reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt
 
 IGNORED = -100
-"""The next id of a position without a next token, or before one that is given. Such positions count in no loss."""
+"""The next id of a position without a next token, or whose next token is given. Such positions count in no loss."""
 _MAX_ORDERS = 16
-"""Orders that are kept: of this epoch and of the next, for each set of blocks."""
+"""Orders that are cached: those of this epoch and the next, for each set of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """ids: [N, L] int32, what is read. next_ids: [N, L] int32, the token after each of them, or IGNORED."""
+    """ids: [N, L] int32, the tokens to read. next_ids: [N, L] int32, the token after each of them, or IGNORED."""
 
     ids: Tensor
     next_ids: Tensor
@@ -33,7 +33,7 @@ class Blocks:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are predicted."""
+        """The number of tokens that are predicted."""
         return int((self.next_ids != IGNORED).sum())
 
     def select(self, indices: Iterable[int]) -> Blocks:
@@ -48,13 +48,13 @@ def concatenate(parts: Sequence[Blocks]) -> Blocks:
 
 def tokenize(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """The ids of each document. They begin as the tokenizer begins a text, and end with its end-of-sequence token, unless
-    that is also what the next document begins with."""
+    texts also begin with that token."""
     ends = [] if tokenizer.eos_token_id in (None, tokenizer.bos_token_id) else [tokenizer.eos_token_id]
     return [encode_prompt(tokenizer, document) + ends for document in documents]
 
 
 CountGiven: TypeAlias = Callable[[Sequence[int]], int]
-"""How many tokens at the beginning of a text are given, such as a question: they are read, and not predicted."""
+"""Counts the tokens at the beginning of a text that are given, such as a question: they are read but not predicted."""
 
 
 def nothing_given(text: Sequence[int]) -> int:
@@ -65,9 +65,9 @@ def nothing_given(text: Sequence[int]) -> int:
 def pack(
     documents: Sequence[Sequence[int]], length: int, end_id: int | None, count_given: CountGiven = nothing_given
 ) -> Blocks:
-    """One document after the other, cut every `length` tokens. Each token but the very first, and those that are given, is
-    predicted exactly once. With an end_id the end of the last document is predicted too. Only the last block is padded; one
-    in which nothing is predicted is left out.
+    """One document after the other, cut every `length` tokens. Every token except the very first and those that are given is
+    predicted exactly once. With an end_id, the end of the last document is predicted too. Only the last block is padded;
+    blocks in which nothing is predicted are left out.
 
     Raises ForedraftError if there is nothing to predict.
     """
@@ -95,14 +95,14 @@ def _predicted(document: Sequence[int], num_given: int) -> list[int]:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_blocks: int) -> list[int]:
-    """The blocks that a step reads: a pure function, so that a run can resume at any step. Every block is read once an epoch,
-    in an order of that epoch's own."""
+    """The blocks that a step reads: a pure function, so that a run can resume at any step. Every block is read once per epoch,
+    in an order specific to that epoch."""
     first = step * batch_size
     return [_order(seed, i // num_blocks, num_blocks)[i % num_blocks] for i in range(first, first + batch_size)]
 
 
 def spread_indices(total: int, at_most: int) -> list[int]:
-    """at_most indices of 0..total-1, evenly spread; all if there are no more."""
+    """at_most evenly spread indices of 0..total-1; all of them if there are no more."""
     count = min(total, at_most)
     return [i * total // count for i in range(count)]
 

@@ -1,5 +1,5 @@
 """Conversations to train on: the target answers questions, which a chat model can write itself. They are kept in a file, so that
-none is written twice however often the run is interrupted."""
+none is written twice, however often the run is interrupted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from foredraft.train.generations import BATCH_SIZE, WriteTexts, complete, seed_o
 
 FILE = "chats.jsonl"
 _BATCHES_AT_ONCE = 2
-_QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks much that nobody would
+_QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks many unrealistic questions
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """number: of conversations. temperatures: of the answers, used in turn. question_tokens, answer_tokens: at most. seed: of the
-    draws."""
+    """number: of conversations. temperatures: of the answers, used in turn. question_tokens, answer_tokens: the most of each. seed: of
+    the draws."""
 
     number: int
     temperatures: tuple[float, ...]
@@ -48,7 +48,7 @@ def write_chats(
 
 
 def question_counter(tokenizer: PreTrainedTokenizerBase) -> CountGiven:
-    """-> how many tokens of a conversation come before its answer; 0 for a text that is none"""
+    """-> a function that counts the tokens of a conversation before its answer; 0 for a text that is not a conversation"""
     _, closing = user_turn_frame(tokenizer)
 
     def count(text: Sequence[int]) -> int:
@@ -73,7 +73,7 @@ class _Writer:
         return [render_chat(self._tokenizer, [{"role": "user", "content": question}]) for question in questions]
 
     def _written(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Questions that the target writes. One ends where the template ends a user's turn."""
+        """Prompts with questions that the target writes. A question ends where the template ends a user's turn."""
         params = [self._question_params(number) for number in numbers]
         opened = complete(self._llm, [self._opening] * len(numbers), params)
         questions = (text[len(self._opening) :] for text in opened)

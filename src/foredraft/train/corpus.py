@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from foredraft.errors import ForedraftError
 
 BENCHMARKS = ("mbpp", "mt_bench", "mt-bench", "mtbench", "spec_bench", "spec-bench", "humaneval")
-"""Files with these names are refused: a draft that was trained on the prompts of a benchmark cannot be measured on it."""
+"""Files with these names are refused: a draft trained on the prompts of a benchmark cannot be measured on it."""
 
 SEPARATOR = "<|endoftext|>"
 
@@ -31,8 +31,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFile(Generic[Document]):
-    """A file that was read. num_bytes: as stored, perhaps compressed. digest: SHA-256 of these bytes, in hexadecimal. documents:
-    texts, or pairs."""
+    """A file that was read. num_bytes: as stored, possibly compressed. digest: SHA-256 of these bytes, in hexadecimal. documents:
+    texts or pairs."""
 
     path: Path
     num_bytes: int
@@ -43,7 +43,7 @@ class SourceFile(Generic[Document]):
 def read_file(
     path: Path, *, separator: str = SEPARATOR, separator_line: str | None = None, field: str = "text"
 ) -> SourceFile[str]:
-    """One file, plain or gzipped (.gz), cut into documents; blank ones are dropped.
+    """Read one file, plain or gzipped (.gz), and cut it into documents; blank ones are dropped.
 
     separator: a string between documents. separator_line: a line that begins with it also ends a document, and is
     dropped. In .jsonl files every line is a document: the string in `field`.
@@ -60,10 +60,10 @@ def read_file(
 
 
 def read_pairs(path: Path, *, field: str = "text") -> SourceFile[Pair]:
-    """One file, plain or gzipped (.gz), of sources and texts: a pair a line with a tab between the two, or in .jsonl files a record
-    a line, with the strings "source" and `field`.
+    """Read one file, plain or gzipped (.gz), of sources and texts: one pair per line with a tab between the two, or in .jsonl files
+    one record per line with the strings "source" and `field`.
 
-    Raises ForedraftError as read_file does, and for a line that is no pair.
+    Raises ForedraftError as read_file does, and for a line that is not a pair.
     """
     raw, text = _content(path)
     if _is_jsonl(path):
@@ -78,7 +78,7 @@ def _source_file(path: Path, raw: bytes, documents: tuple[Document, ...]) -> Sou
 
 
 def _content(path: Path) -> tuple[bytes, str]:
-    """-> a file as it is stored, and its text"""
+    """-> a file's bytes as stored, and its text"""
     _refuse_benchmarks(path)
     try:
         raw = path.read_bytes()
@@ -147,13 +147,13 @@ def _split(text: str, separator: str, separator_line: str | None) -> Iterator[st
 
 
 def exclude(documents: Iterable[str], excluded: Iterable[str]) -> list[str]:
-    """The documents that are not among the excluded ones. White space at the ends does not matter."""
+    """The documents that are not among the excluded ones. White space at their ends is ignored."""
     removed = {document.strip() for document in excluded}
     return [document for document in documents if document.strip() not in removed]
 
 
 def split_held_out(documents: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """-> (training, held out): about this share of the documents is held out, by a hash of their content. So the same text is
+    """-> (training, held out): roughly this share of the documents is held out, by a hash of their content. So the same text is
     always on the same side, even if it occurs twice."""
     train: list[str] = []
     validation: list[str] = []
@@ -163,7 +163,7 @@ def split_held_out(documents: Sequence[str], share: float) -> tuple[list[str], l
 
 
 def split_held_out_pairs(pairs: Iterable[Pair], share: float) -> tuple[list[Pair], list[Pair]]:
-    """As split_held_out, by the sources: all pairs with the same source are on the same side."""
+    """Like split_held_out, by source: all pairs with the same source are on the same side."""
     train: list[Pair] = []
     validation: list[Pair] = []
     for pair in pairs:
@@ -172,5 +172,5 @@ def split_held_out_pairs(pairs: Iterable[Pair], share: float) -> tuple[list[Pair
 
 
 def _position(text: str) -> float:
-    """From 0 to below 1."""
+    """A hash of the text, from 0 to below 1."""
     return int.from_bytes(hashlib.sha256(text.strip().encode()).digest()[:8], "big") / 2**64

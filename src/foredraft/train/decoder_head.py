@@ -31,12 +31,12 @@ from foredraft.train.students import copy_weights, spread_layers
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind:
-    """layers: of the decoder. init: one to train further."""
+    """layers: of the decoder. init: a decoder to train further."""
 
     layers: int = 1
     init: str | None = None
     reads_pairs: ClassVar[bool] = True
-    kernels: ClassVar[str] = "torch"  # it begins as layers of the target, and compiled kernels would have packed those
+    kernels: ClassVar[str] = "torch"  # it copies layers of the target, which compiled kernels would pack
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> PreTrainedModel:
         """See HeadKind. Its layers begin as the target's, evenly spread from the first to the last (if one: the first)."""
@@ -81,7 +81,7 @@ class DecoderKind:
 
 @dataclass(frozen=True, slots=True)
 class DecoderDistillation:
-    """The target's distribution behind every token of a text, given its source."""
+    """Distillation from the target's distribution after every token of a text, given its source."""
 
     target: LanguageModel
     loss: DistillationLoss
@@ -114,8 +114,8 @@ class DecoderDistillation:
         yield outputs.logits.flatten(0, 1)
 
     def _read(self, ids: Tensor, text_lens: Sequence[int], source_len: int) -> tuple[Tensor, Tensor]:
-        """As the target reads them when it serves -> what its encoder gives [B, source_len, width], padded, and its logits [R, V] behind
-        the start id and each token of a text but the last; float32"""
+        """Run the target as when it serves. -> its encoder's output [B, source_len, width], padded, and its logits [R, V] after the start
+        id and each token of a text but the last; float32"""
         halves = ids.chunk(2, dim=1)
         sources = [TokenSource(tuple(row[row != IGNORED].tolist())) for row in halves[0]]
         start_id = start_id_of(self.target.hf.config)

@@ -25,19 +25,19 @@ from foredraft.train.students import load_for_training
 from foredraft.train.unrolled_drafts import unrolled_objectives
 
 _WRITES = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")
-"""What adds to the sum that goes from layer to layer."""
+"""The weights that write to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle1Kind:
-    """The layers, embeddings and lm_head of a draft model, which read hidden states of the target beside each token's embedding
-    (arXiv:2401.15077), of several layers as EAGLE-3 does. At first the fc in front of them leaves these out, so that the head drafts
-    what the draft model drafts, and training can only add to it.
+    """A draft model's layers, embeddings and lm_head, which also read hidden states of the target beside each token's embedding
+    (arXiv:2401.15077), from several layers as in EAGLE-3. At first the fc in front of them ignores these states, so the head drafts
+    what the draft model drafts, and training starts from there.
 
-    draft_model: what it begins as, of the target's vocabulary. taps: inputs of the target's layers that it reads; None: an early, a
-    middle and the last. num_steps, decay: see UnrolledDrafts. init: a head to train further, in place of draft_model.
+    draft_model: what it begins as, with the target's vocabulary. taps: inputs of the target's layers that it reads; None: an early,
+    a middle and the last. num_steps, decay: see UnrolledDrafts. init: a head to train further, in place of draft_model.
 
-    The result is in a form of our own: other engines' EAGLE-1 heads have neither norms nor a matrix for the states.
+    The result is in our own format: other engines' EAGLE-1 heads have neither norms nor a matrix for the states.
     """
 
     draft_model: str | None = None
@@ -91,7 +91,7 @@ class Eagle1Kind:
         save_eagle1(head, folder, target_name, architectures_of(target), dtype)
 
     def describe(self, head: EagleHead, target_name: str, recipe: Recipe) -> Student:
-        """For the model card."""
+        """See HeadKind."""
         origin = f"the draft model `{self.draft_model}`" if self.init is None else f"`{self.init}`"
         reads = ", ".join(str(tap) for tap in head.config.taps)
         return Student(
@@ -123,10 +123,10 @@ def _config(draft: PreTrainedModel, factor: float, taps: tuple[int, ...], target
 
 
 def _weights(draft: PreTrainedModel, factor: float) -> dict[str, Tensor]:
-    """The draft's, by the names of a head, and an fc that passes on the embedding alone.
+    """The draft's weights under a head's names, and an fc that passes on only the embedding.
 
-    factor: by which what is added up from layer to layer grows, so that it is as large as the states beside it. Norms undo it. A step
-    that changes fc would else weigh states many times as much as embeddings.
+    factor: scales the residual stream, so that embeddings are as large as the states beside them; norms undo it. Otherwise an update
+    of fc would give states many times the weight of embeddings.
     """
     weights = {name.removeprefix("model."): weight.detach().clone() for name, weight in draft.state_dict().items()}
     weights.setdefault("lm_head.weight", weights["embed_tokens.weight"].clone())
@@ -138,7 +138,7 @@ def _weights(draft: PreTrainedModel, factor: float) -> dict[str, Tensor]:
 
 
 def _new_weights(head: EagleHead, seed: int) -> dict[str, Tensor]:
-    """Of what a draft model does not have: states come out as large as 1."""
+    """The weights that a draft model lacks, scaled so that projected states have about unit size."""
     generator = torch.Generator().manual_seed(seed)
     shape = head.feature_fc.weight.shape
     norms = {

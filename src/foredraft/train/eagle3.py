@@ -23,11 +23,11 @@ from foredraft.train.unrolled_drafts import unrolled_objectives
 @dataclass(frozen=True, slots=True)
 class Eagle3Kind:
     """taps: inputs of the target's layers that the head reads; None: an early, a middle and the last. draft_vocab_size: how many
-    ids it can draft; None: all. layers: of the head. intermediate_size: of its MLP; None: the target's. shares_lm_head: it
-    keeps the target's rows, which are neither trained nor saved; other engines need an lm_head where draft_vocab_size is given.
+    ids it can draft; None: all. layers: of the head. intermediate_size: of its MLP; None: the target's. shares_lm_head: keep the
+    target's lm_head rows, neither trained nor saved; with a draft_vocab_size, other engines need a saved lm_head.
     num_steps, decay: see UnrolledDrafts. init: a head to train further.
 
-    The result is in speculators' form.
+    The result is in speculators' format.
     """
 
     taps: tuple[int, ...] | None = None

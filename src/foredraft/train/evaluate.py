@@ -1,4 +1,4 @@
-"""Evaluates a draft for a target: acceptance on texts, τ on the target's own texts, and the predicted speedup."""
+"""Evaluates a draft for a target: its acceptance on texts, τ on the target's own texts, and the predicted speedup."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from foredraft.tune.predict import Predictor
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Texts that were asked for and that were measured. There is one for each document that is long enough; num_too_short of
-    the num_documents are not."""
+    """How many texts were asked for and measured. Every document that is long enough gives one text; num_too_short of the
+    num_documents are too short."""
 
     num_asked: int
     num_measured: int
@@ -44,7 +44,7 @@ class TextCounts:
 @dataclass(frozen=True, slots=True)
 class KindReport:
     """One kind of text at one temperature. expected: by γ. measured: by γ, the engine's τ on the same prompts with rejection
-    sampling; empty if that was not wanted.
+    sampling; empty if not requested.
 
     tau_intervals: by γ, 95 % over texts (bootstrap); None if there was only one text.
     """
@@ -60,7 +60,7 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPrediction:
-    """At one γ: seconds of a plain step, of a verification of γ + 1 rows, and of a draft of γ tokens."""
+    """At one γ: the seconds of a plain step, of verifying γ + 1 rows, and of drafting γ tokens."""
 
     gamma: int
     plain_seconds: float
@@ -68,7 +68,7 @@ class SpeedPrediction:
     draft_seconds: float
 
     def speedup(self, tau: float) -> float:
-        """Over plain decoding. tau: tokens per target pass."""
+        """The speedup over plain decoding. tau: tokens per target pass."""
         return tau * self.plain_seconds / (self.verify_seconds + self.draft_seconds)
 
 
@@ -85,12 +85,12 @@ def evaluate(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[KindReport]:
-    """llm: the target with the draft model or the head. texts: held-out documents by kind, pairs for an encoder-decoder. The first
-    prompt_len tokens of num_texts of each kind, or the sources, are the prompts, which the target continues or answers at each
-    temperature. measures: run the draft on the same prompts as well.
+    """llm: the target with the draft model or the head. texts: held-out documents by kind, pairs for an encoder-decoder. Of num_texts
+    documents of each kind, the first prompt_len tokens (or the source) are the prompt, which the target continues or answers at each
+    temperature. measures: whether to also run the draft on the same prompts.
 
-    Raises ForedraftError if a kind has no document that is long enough, and for documents that are not of the kind that the target
-    reads.
+    Raises ForedraftError if a kind has no document that is long enough, and if the documents are texts but the target needs pairs,
+    or the reverse.
     """
     draft = draft_of(llm)
     evaluation = _Evaluation(llm, llm.with_drafter("none"), draft, gammas, prompt_len, max_tokens, measures, seed)
@@ -105,7 +105,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """As in evaluate. plain: the target without a drafter. draft: what the LLM drafts with."""
+    """See evaluate. plain: the target without a drafter. draft: what the LLM drafts with."""
 
     llm: LLM
     plain: LLM
@@ -119,7 +119,7 @@ class _Evaluation:
     def encode(
         self, kind: str, documents: Sequence[HeldOutDocument], num_texts: int
     ) -> tuple[list[HeldOutText], TextCounts]:
-        """Evenly chosen documents among those that are long enough."""
+        """Encode documents evenly spread among those that are long enough."""
         found = [held_out_text(self.llm, document, self.prompt_len) for document in documents]
         encoded = [text for text in found if text is not None]
         if not encoded:
@@ -160,7 +160,7 @@ class _Evaluation:
     def _expectations(
         self, prompts: list[list[int]], params: SamplingParams, temperature: float
     ) -> dict[int, list[Expectation]]:
-        """By γ, of each text that the target writes from the prompts."""
+        """By γ, the expectations of the texts that the target writes from the prompts."""
         seeded = [replace(params, seed=self.seed + i) for i in range(len(prompts))]
         outputs = self.plain.generate(prompts, seeded)
         expectations: dict[int, list[Expectation]] = {gamma: [] for gamma in self.gammas}
@@ -178,7 +178,7 @@ class _Evaluation:
 
 
 def _tau_interval(texts: Sequence[Expectation]) -> Interval | None:
-    """Of all tokens over all rounds, by resampling the texts."""
+    """The interval of all tokens over all rounds, by resampling the texts."""
     samples = Samples.of([(text.num_tokens, text.num_rounds) for text in texts])
     return bootstrap(len(texts), samples.rate)
 
@@ -194,7 +194,7 @@ def measured_tau(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingPar
 def predict_speed(
     llm: LLM, prompts: Sequence[str], params: SamplingParams, gammas: Sequence[int], *, budget: float
 ) -> list[SpeedPrediction]:
-    """From measured costs of steps and drafts on this machine, at batch size 1. budget: seconds."""
+    """Predict speeds at batch size 1 from the measured costs of steps and drafts on this machine. budget: seconds."""
     workload = Workload.of(list(prompts), "held-out beginnings")
     runs = measure(
         llm, [drafter_of(llm)], (1,), workload, params, most=max(gammas), budget=budget, progress=lambda _: None

@@ -1,7 +1,7 @@
-"""Early exits as a kind of head to train: the norm, and an adapter, behind one of the target's own layers.
+"""Early exits as a kind of head to train: the norm, and an adapter, after one of the target's own layers.
 
-A drafted token runs through the same layers, over the same keys and values, as a token of the text. So there is nothing to
-unroll: what the exit gives behind a text is what it gives behind a draft.
+A draft token goes through the same layers, with the same keys and values, as a token of the text. So there is nothing to
+unroll: the exit predicts the same after a draft token as after the same token in a text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ADAPTER_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class ExitKind:
-    """exit_layer: how many of the target's layers draft. adapter_size: how wide the adapter's MLP is, 0 for a norm alone; None: the
+    """exit_layer: how many of the target's layers draft. adapter_size: the width of the adapter's MLP; 0: only a norm; None: the
     target's hidden size. init: an exit to train further."""
 
     exit_layer: int
@@ -95,8 +95,8 @@ class ExitKind:
 
 @dataclass(frozen=True, slots=True)
 class ExitDistillation:
-    """The target's distribution behind every position. states: of the target, for the input of the first layer that is skipped.
-    lm_head_rows: [V, H], the target's."""
+    """Distillation from the target's distribution after every position. states: of the target, for the input of the first skipped
+    layer. lm_head_rows: [V, H], the target's."""
 
     states: TargetStates
     lm_head_rows: Tensor

@@ -1,8 +1,8 @@
-"""The expected τ of a text, without drawing a draft. On a text that the target wrote, acceptance is independent at every position:
-under rejection sampling (arXiv:2211.17192) P(x and accepted) = min(p(x), q(x)). So the token x that the text has there was drafted
-and accepted with probability a = min(1, q(x) / p(x)), whatever came before it. Greedy decoding is the same with one-hot
-distributions. After a rejection x is drawn from the residual, and a new round begins after it. So the expected number of rounds
-is a recursion over the positions. It is exact for a drafter that reads nothing but the history.
+"""Computes the expected τ of a text, without drawing a draft. On a text that the target wrote, acceptance is independent at every
+position: under rejection sampling (arXiv:2211.17192) P(x and accepted) = min(p(x), q(x)). So the text's token x was drafted and
+accepted with probability a = min(1, q(x) / p(x)), whatever came before it. Greedy decoding is the same with one-hot distributions.
+After a rejection, x is drawn from the residual, and a new round begins after it. So the expected number of rounds follows from a
+recursion over the positions. It is exact for a drafter that reads nothing but the history.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """Sums over texts, which can be added up. num_tokens: of the texts. num_rounds: the expected target passes for them.
-    evaluated, accepted: [γ] expected draft tokens that are evaluated, and accepted, at each position of the draft."""
+    evaluated, accepted: [γ], the expected numbers of draft tokens evaluated and accepted at each position of the draft."""
 
     num_tokens: int
     num_rounds: float
@@ -53,9 +53,9 @@ class Expectation:
 
 
 def expect(acceptance: Sequence[float] | Floats, gamma: int, num_undrafted: int = 0) -> Expectation:
-    """acceptance: [N], probability of each token of a text, in order; or [places, N], where it depends on the token's place in its
-    draft. gamma: draft tokens of a round; at the end of the text there are fewer, since the last token is always the target's own.
-    num_undrafted: rounds that begin with one of so many first tokens have no draft."""
+    """acceptance: [N], the probability of each token of a text, in order; or [places, N] if it depends on the token's position in
+    its draft. gamma: draft tokens of a round; at the end of the text there are fewer, because the last token is always the target's
+    own. num_undrafted: rounds that begin at one of this many first tokens have no draft."""
     rates = np.atleast_2d(np.asarray(acceptance, dtype=np.float64))
     num_tokens = rates.shape[1]
     rates = rates[:gamma] if len(rates) > 1 else np.broadcast_to(rates, (gamma, num_tokens))

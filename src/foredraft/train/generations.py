@@ -1,5 +1,5 @@
-"""Texts that the target writes, to train on: they are what a draft meets when it serves. They are kept in a file, so that none is
-written twice however often the run is interrupted."""
+"""Texts that the target writes, to train on, because a draft meets such texts in use. They are kept in a file, so that none is
+written twice, however often the run is interrupted."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FILE = "generations.jsonl"
 BATCH_SIZE = 64
 
 WriteTexts = Callable[[Sequence[int]], list[list[int]]]
-"""From the numbers of texts to their ids."""
+"""(the numbers of texts) -> the ids of each"""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """number: of texts. temperatures: used in turn. prompt_len: tokens of a training text that each begins with, on average; 0 for
-    answers to sources. max_tokens: that the target adds. seed: of the draws."""
+    answers to sources. max_tokens: the most that the target adds. seed: of the draws."""
 
     number: int
     temperatures: tuple[float, ...]
@@ -34,9 +34,9 @@ class GenerationSpec:
 
 
 def split_documents(documents: Sequence[Sequence[int]], length: int, first_id: int | None) -> list[list[int]]:
-    """The documents in pieces of `length` tokens, each of which a text can begin with. So kinds of text weigh by their length
-    and not by their number of files. first_id: the token with which the tokenizer begins a text, if there is one; the pieces
-    of a document that begins with it begin with it too."""
+    """The documents cut into pieces of `length` tokens, each of which can be a prompt. So kinds of text are weighted by their
+    length, not by their number of documents. first_id: the token that the tokenizer begins a text with, if any; if a document
+    begins with it, so do all its pieces."""
     return [
         [*(document[:1] if start and document[0] == first_id else ()), *document[start : start + length]]
         for document in documents
@@ -45,8 +45,8 @@ def split_documents(documents: Sequence[Sequence[int]], length: int, first_id: i
 
 
 def make_prompts(texts: Sequence[Sequence[int]], number: int, length: int) -> list[list[int]]:
-    """The beginnings of `number` texts, evenly spread over all of them. Their lengths vary around `length`, so that what is
-    written begins at all depths. Raises ForedraftError if no text is long enough."""
+    """The beginnings of `number` texts, evenly spread over all of them. Their lengths vary around `length`, so that the generated
+    part begins at many positions. Raises ForedraftError if no text is long enough."""
     usable = [text for text in texts if len(text) > length]
     if not usable:
         raise ForedraftError(f"no document is longer than the {length} tokens that a generation begins with")
@@ -73,7 +73,7 @@ def generate(
 def answer(
     target: str, sources: Sequence[list[int]], spec: GenerationSpec, out: Path, progress: Callable[[float], None]
 ) -> list[list[int]]:
-    """-> the ids that an encoder-decoder writes to each source, behind its start id. As generate."""
+    """-> the ids that an encoder-decoder writes for each source, after its start id. Otherwise like generate."""
 
     def begin() -> WriteTexts:
         llm = writing_llm(target)
@@ -89,8 +89,8 @@ def answer(
 
 
 def writing_llm(target: str) -> LLM:
-    """As the target will serve, in its fastest format. It retains nothing: thousands of texts that share no beginning would take
-    half of the memory, and as much again as their regions are taken and given back in all sizes."""
+    """The target as it will serve, in its fastest format, without prefix caching: thousands of texts with no common prefix would fill
+    half of the memory, and fragmentation as much again, because their regions are allocated and freed in all sizes."""
     return LLM(target, method="none", max_num_seqs=BATCH_SIZE, enable_prefix_caching=False)
 
 
@@ -101,15 +101,15 @@ def complete(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingPa
 
 
 def seed_of(spec_seed: int, number: int) -> int:
-    """Each text has a seed of its own, so it is the same in any batch."""
+    """The seed of one text. Each text has its own, so it is the same in any batch."""
     return spec_seed * 1_000_003 + number
 
 
 def write_missing(
     file: Path, number: int, at_once: int, begin: Callable[[], WriteTexts], progress: Callable[[float], None]
 ) -> list[list[int]]:
-    """The texts 0 .. number of a file, of which those that it lacks are written and appended, at_once at a time. begin: is called if
-    any is missing."""
+    """The first `number` texts of a file. Missing ones are written and appended, at_once at a time. begin: called only if any is
+    missing."""
     texts = read_texts(file)[:number]
     if len(texts) == number:
         return texts
@@ -128,13 +128,13 @@ def _params(spec: GenerationSpec, number: int) -> SamplingParams:
 
 
 def read_texts(file: Path) -> list[list[int]]:
-    """The whole lines of a file, each the ids of a text; none if there is no file."""
+    """The texts of a file's complete lines, each as ids; none if there is no file."""
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def append_texts(file: Path, texts: Sequence[Sequence[int]]) -> None:
-    """Append whole lines, after removing a line that a kill cut off."""
+    """Append complete lines, after removing an incomplete last line that a kill left."""
     with writing(file), file.open("a+b") as stream:
         stream.seek(0)
         stream.truncate(stream.read().rfind(b"\n") + 1)

@@ -1,5 +1,5 @@
-"""What a head would draft at every place of a text, however deep in a draft, without drawing: the tokens between are the text's own
-(teacher forcing), and the head goes on from its own states as it does when it drafts."""
+"""What a head would draft at every position of a text and every depth of a draft, without drawing: the draft tokens before are the
+text's own (teacher forcing), and the head continues from its own states, as when it drafts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from foredraft.llm import LLM
 
 
 class HeadOnTexts:
-    """A head as a plain module, with the settings that the LLM's own was attached with (a Draft of text_acceptance.py).
+    """A head as a plain module, with the settings that the LLM's head was attached with (a Draft of text_acceptance.py).
 
-    Raises ForedraftError for a head whose drafts do not follow from the target's hidden states alone.
+    Raises ForedraftError for a head whose drafts do not depend on the target's hidden states alone.
     """
 
     depends_on_place, drafts_first = True, False
@@ -38,9 +38,9 @@ class HeadOnTexts:
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
-        """ids: [N]. source: none, since its target is a decoder-only model. -> for the first, second, .. token of a draft, up to `depth` or
-        what the head can draft: [N, V], row t for a draft in which the token at position t has that place. Where a text is too short
-        for one, -inf."""
+        """ids: [N]. source: unused, because the target is a decoder-only model. -> for the first, second, ... token of a draft, up to
+        `depth` or what the head can draft: [N, V], where row t is for the token at position t as that token of a draft. Rows before
+        the first such draft are -inf."""
         (features,) = self._target.read_features([ids], self._head.config.taps)
         tokens = torch.tensor(ids, device=features.device)
         rows = torch.arange(len(ids) - 1, device=features.device)

@@ -22,8 +22,8 @@ MakeObjective = Callable[[DistillationLoss], Objective]
 
 
 class HeadKind(Protocol[Head]):
-    """A kind of head with its options: a dataclass, whose fields identify a run. A new kind is a file of its own, and a line in
-    the command. The parameters of a head's module are what is trained, and it is saved in the form that `load` reads."""
+    """A kind of head with its options: a dataclass, whose fields identify a run. A new kind is a new file, and a line in the
+    command. A head is a module whose parameters are trained, and it is saved in the format that `load` reads."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -32,11 +32,11 @@ class HeadKind(Protocol[Head]):
         """A head to train further."""
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> Head:
-        """A head to begin with, in float32; what requires a gradient is trained. texts: that it will be trained on. Raises
-        ForedraftError for options that do not fit the target."""
+        """A head to start from, in float32; parameters that require a gradient are trained. texts: what it will be trained on.
+        Raises ForedraftError for options that do not fit the target."""
 
     def load(self, source: str, target: LanguageModel) -> Head:
-        """A saved head, as `new` gives them. Raises ForedraftError for one of another kind."""
+        """A saved head, ready to train like one from `new`. Raises ForedraftError for a head of another kind."""
 
     @property
     def reads_pairs(self) -> bool:
@@ -44,7 +44,7 @@ class HeadKind(Protocol[Head]):
 
     @property
     def kernels(self) -> str:
-        """That run the target, see LoadOptions."""
+        """The kernels that run the target, see LoadOptions."""
 
     def num_logits(self, head: Head, target: LanguageModel) -> int:
         """How many logits the objective computes for each token of a block."""
@@ -54,10 +54,10 @@ class HeadKind(Protocol[Head]):
     def save(self, head: Head, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None: ...
 
     def describe(self, head: Head, target_name: str, recipe: Recipe) -> Student:
-        """For the model card."""
+        """The head's description for the model card."""
 
 
 def architectures_of(target: LanguageModel) -> list[str]:
-    """The names of the target's class, as its configuration has them."""
+    """The names of the target's class, as in its configuration."""
     named: list[str] | None = target.hf.config.architectures
     return named or [type(target.hf).__name__]

@@ -19,25 +19,25 @@ _NUM_TAPS = 3
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Inputs of an early, a middle and the last layer. What the last layer itself gives has no name that all programs share."""
+    """Inputs of an early, a middle and the last layer. Programs do not agree on a name for the output of the last layer."""
     return tuple(sorted({min(2, num_layers - 1), num_layers // 2, num_layers - 1}))
 
 
 def frequent_ids(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> Tensor | None:
-    """The ids that occur most often, in rising order; None: all of the vocabulary. Ids that do not occur fill up."""
+    """The ids that occur most often, in ascending order; None: the whole vocabulary. If too few ids occur, others fill up the rest."""
     if size >= vocab_size:
         return None
     return _counts(texts, vocab_size).argsort(descending=True, stable=True)[:size].sort().values
 
 
 def rarest_id(texts: Sequence[Sequence[int]], vocab_size: int) -> int:
-    """The last of the ids that occur least often: one that no text holds, if there is such."""
+    """The last of the ids that occur least often: one that occurs in no text, if possible."""
     counts = _counts(texts, vocab_size)
     return int((counts == counts.min()).nonzero()[-1])
 
 
 def _counts(texts: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
-    """[vocab_size], of each id"""
+    """[vocab_size], how often each id occurs"""
     ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
     return torch.bincount(ids, minlength=vocab_size)[:vocab_size]
 
@@ -50,9 +50,9 @@ def new_eagle3(
     num_layers: int = 1,
     intermediate_size: int | None = None,
 ) -> EagleHead:
-    """Random weights in the target's widths; the lm_head begins as the target's rows. target_ids: what it can draft; None: all
-    ids. intermediate_size: of the MLP; None: the target's. It borrows the target's embeddings. Raises ForedraftError for a
-    target that has no such hidden states."""
+    """A head with random weights in the target's widths; its lm_head begins as rows of the target's, and it borrows the target's
+    embeddings. target_ids: what it can draft; None: all ids. intermediate_size: of the MLP; None: the target's. Raises
+    ForedraftError for a target that has no such hidden states."""
     config = target.hf.config.get_text_config()
     check_taps(taps, config.num_hidden_layers)
     vocab_size = int(config.vocab_size)
@@ -85,8 +85,8 @@ def new_block_head(
     num_layers: int = 1,
     intermediate_size: int | None = None,
 ) -> DFlashHead:
-    """Random weights in the target's widths: DFlash, or DSpark with a correction, whose rows draft from the pending token's on. It drafts
-    all ids with the target's lm_head, and borrows its embeddings. See new_eagle3."""
+    """A head with random weights in the target's widths: DFlash or, with a correction, DSpark, which already drafts from the row of the
+    pending token. It drafts all ids with the target's lm_head, and borrows its embeddings. See new_eagle3."""
     config = target.hf.config.get_text_config()
     check_taps(taps, config.num_hidden_layers)
     ends = TargetEnds(target.hf)
@@ -122,7 +122,7 @@ def _fill(head: EagleHead | DFlashHead, lm_head_rows: Tensor, seed: int) -> None
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Raises ForedraftError unless they are inputs of layers."""
+    """Raises ForedraftError unless the taps are inputs of layers."""
     if not taps or min(taps) < 0 or max(taps) >= num_layers:
         raise ForedraftError(f"--taps must be inputs of layers, 0 to {num_layers - 1}, not {list(taps)}")
 
@@ -130,7 +130,7 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 def _layer(
     form: type[Any], config: PretrainedConfig, num_layers: int, intermediate_size: int | None
 ) -> PretrainedConfig:
-    """As wide as the target's layers. intermediate_size: see new_eagle3."""
+    """A configuration as wide as the target's layers. intermediate_size: see new_eagle3."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     fields: dict[str, Any] = {"rope_parameters": config.rope_parameters} if hasattr(config, "rope_parameters") else {}
     layer: PretrainedConfig = form(
@@ -149,7 +149,7 @@ def _layer(
 
 
 def _initialise(head: nn.Module) -> None:
-    """Matrices by the inverse root of their inputs; what writes to the residual stream begins small."""
+    """Scale matrices by the inverse root of their input size; those that write to the residual stream begin smaller."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)

@@ -36,10 +36,10 @@ def train_head(
     watch: Watch = UNWATCHED,
     quantization: str | None = None,
 ) -> Outcome:
-    """Trains a head of this kind for a target, on the files and on texts that the target writes. quantization: "int8" stores the
+    """Train a head of this kind for a target, on the files and on texts that the target writes. quantization: "int8" stores the
     finished head's matrices in eight bits.
 
-    Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
+    Continues an interrupted run with the same arguments. Raises ForedraftError (one line) for input that cannot be used, if
     the loss is not finite, and if the disk is full; saved checkpoints are kept.
     """
     if quantization not in (None, "int8"):
@@ -89,13 +89,13 @@ class _HeadRun:
         return outcome
 
     def _head(self, target: LanguageModel, folder: RunFolder, texts: Sequence[Sequence[int]]) -> nn.Module:
-        """From the last checkpoint, from a head that is given, or new."""
+        """The head to train: from the last checkpoint, from kind.init, or new."""
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         kind: HeadKind[nn.Module] = self.kind
         return kind.new(target, texts, self.recipe.seed) if source is None else kind.load(source, target)
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
-        """One for each served temperature, and what validation measures."""
+        """-> an objective for each served temperature, and the objective of validation"""
         make = self.kind.objectives(head, target)
         losses, served = losses_of(self.recipe)
         return [in_precision(make(loss), self.recipe.dtype) for loss in losses], in_precision(
@@ -124,7 +124,7 @@ class _HeadRun:
         )
 
     def _publish(self, head: nn.Module, target: LanguageModel, card: str, folder: Path) -> None:
-        """As it will be served. The float32 weights stay in the last checkpoint."""
+        """Save the head as it will be served. The float32 weights stay in the last checkpoint."""
         if self.stored_in == "int8":
             self._save(head, target, folder)
             quantize_head(folder)

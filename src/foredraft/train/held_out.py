@@ -1,4 +1,4 @@
-"""Held-out documents as a target reads them: texts for a decoder-only model, pairs of a source and a text for an encoder-decoder."""
+"""Held-out documents as a target reads them: texts for a decoder-only model, pairs of source and text for an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HeldOutDocument: TypeAlias = str | Pair
 
 
 class HeldOutText(NamedTuple):
-    """prompt: that the target continues or answers. source: what its encoder reads, NO_SOURCE without one. ids: of the whole text, of which
-    the first num_given are not predicted."""
+    """prompt: what the target continues or answers. source: what its encoder reads; NO_SOURCE if it has none. ids: of the whole text,
+    of which the first num_given are not predicted."""
 
     prompt: list[int]
     source: Source
@@ -25,8 +25,8 @@ class HeldOutText(NamedTuple):
 
 
 def held_out_text(llm: LLM, document: HeldOutDocument, prompt_len: int) -> HeldOutText | None:
-    """Cut to what the models can read; None if it is too short. prompt_len: how many tokens of a text the target continues; it answers
-    the source of a pair. Raises ForedraftError for a text where the target is an encoder-decoder, and for a pair where it is not."""
+    """The document, cut to what the models can read; None if it is too short. prompt_len: tokens of a text that are the prompt; the
+    prompt of a pair is its source. Raises ForedraftError for a text if the target is an encoder-decoder, and for a pair otherwise."""
     _check_kind(llm, document)
     if isinstance(document, Pair):
         return _of_pair(llm, document)
@@ -35,7 +35,7 @@ def held_out_text(llm: LLM, document: HeldOutDocument, prompt_len: int) -> HeldO
 
 
 def beginning(document: HeldOutDocument, num_characters: int) -> str:
-    """What the target may be asked: the beginning of a text, or the source of a pair."""
+    """A prompt for the target: the beginning of a text, or the source of a pair."""
     return document.source if isinstance(document, Pair) else document[:num_characters].strip()
 
 
@@ -52,7 +52,7 @@ def _check_kind(llm: LLM, document: HeldOutDocument) -> None:
 
 
 def _of_pair(llm: LLM, pair: Pair) -> HeldOutText | None:
-    """A text of one token is too short: a draft over the target's encoder drafts none before the second."""
+    """A text of one token is too short: a draft that uses the target's encoder cannot draft the first token."""
     (pair_ids,) = tokenize_pairs([pair], llm.text_tokenizer)
     encoders = [model for model in (llm.target, llm.draft) if model is not None and model.has_encoder]
     prompt = pair_ids.source[: min(model.traits.source_len for model in encoders)]

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Gives a function that returns whether Ctrl-C or SIGTERM was received. A second one raises KeyboardInterrupt.
+    """Yield a function that returns whether Ctrl-C or SIGTERM was received. A second one raises KeyboardInterrupt.
 
     Outside the main thread, where signals cannot be handled, it always returns False.
     """

@@ -1,4 +1,4 @@
-"""Losses with gradients in closed form. A row of logits is read once, and nothing as wide as the vocabulary is kept but the
+"""Losses with gradients in closed form. A row of logits is read once, and the only vocabulary-wide tensors kept are the
 target's distribution and the gradient itself.
 
 With p the target's distribution and q the student's, both softmax(logits / T) over the same vocabulary, rejection sampling accepts
@@ -19,13 +19,13 @@ from foredraft.kernels import Kernels
 
 LOSSES = ("tv", "kl", "kl+tv")
 _CHUNK = 1 << 18
-"""Logits that are processed together, so that they fit the processor's caches."""
+"""Logits processed together, so that they fit the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
     """Sums over rows. loss: carries the gradient. acceptance: of Σ min(p, q); without a target, of q at the next token of the
-    text. agreement: rows in which both models, or the model and the text, have the same most likely token."""
+    text. agreement: of rows in which the student's most likely token is also the target's or, without one, the text's."""
 
     loss: Tensor
     acceptance: float
@@ -37,8 +37,8 @@ class LossSums:
 class TargetDistribution:
     """A target's distributions at a temperature: computed once, however many drafts are compared with them.
 
-    probabilities: [N, V]. negative_entropy: [N], in nats. likeliest: [N], the ids with the most probability. places: [R], which of
-    the N rows a draft's row is compared with; None: all, in order.
+    probabilities: [N, V]. negative_entropy: [N], in nats. likeliest: [N], the most probable ids. places: [R], which of the N rows
+    each of a draft's rows is compared with; None: all, in order.
     """
 
     temperature: float
@@ -57,21 +57,21 @@ class TargetDistribution:
         for rows in _chunks(logits):
             log_p = torch.log_softmax(_at_least_float32(logits[rows]) / temperature, dim=-1)
             p = torch.exp(log_p, out=probabilities[rows])
-            # what has no probability adds nothing: 0 · log 0 = 0
+            # tokens without probability add nothing: 0 · log 0 = 0
             negative_entropy[rows] = torch.linalg.vecdot(p, log_p.clamp_(min=torch.finfo(p.dtype).min))
         return cls(temperature, probabilities, negative_entropy, logits.argmax(-1))
 
     @property
     def num_rows(self) -> int:
-        """R"""
+        """R: the number of rows that a draft's rows are compared with."""
         return len(self.probabilities if self.places is None else self.places)
 
     def select(self, places: Tensor) -> TargetDistribution:
-        """places: [R], rows of these. Nothing is copied: a loss reads them chunk by chunk."""
+        """places: [R], indices of rows of this one. Nothing is copied: a loss reads the rows chunk by chunk."""
         return replace(self, places=places if self.places is None else self.places[places])
 
     def chunk(self, rows: slice) -> TargetDistribution:
-        """What these rows of a draft are compared with, in order."""
+        """The distributions that these rows of a draft are compared with, in order."""
         index = rows if self.places is None else self.places[rows]
         return TargetDistribution(
             self.temperature, self.probabilities[index], self.negative_entropy[index], self.likeliest[index]
@@ -81,9 +81,9 @@ class TargetDistribution:
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
     """How far a student is from the target's distribution at a temperature above 0. name: "tv", "kl", or "kl+tv", which moves
-    from KL to total variation: far from the target the gradient of total variation is weak. kl_until: the share of the run in
-    which KL's weight falls to 0. kernels: the compiled ones, for float32 and bfloat16 on a CPU; elsewhere, and for None, PyTorch
-    computes it."""
+    from KL to total variation, because the gradient of total variation is weak far from the target. kl_until: the share of the
+    run in which KL's weight falls to 0. kernels: the compiled ones, used for float32 and bfloat16 on a CPU; elsewhere, and if
+    None, PyTorch computes the loss."""
 
     name: str = "kl+tv"
     temperature: float = 1.0
@@ -94,22 +94,22 @@ class DistillationLoss:
         check_loss(self.name)
 
     def kl_share(self, progress: float) -> float:
-        """How much of it is KL; the rest is total variation. progress: how much of the run is over."""
+        """The weight of KL; the rest is total variation. progress: the share of the run that is over."""
         if self.name != "kl+tv":
             return float(self.name == "kl")
         return max(0.0, 1 - progress / self.kl_until) if self.kl_until else 0.0
 
     def distribution(self, target_logits: Tensor) -> TargetDistribution:
-        """What the student is compared with. target_logits: [R, V]"""
+        """The distributions that the student is compared with. target_logits: [R, V]"""
         return TargetDistribution.of(target_logits, self.temperature, self.kernels)
 
     def __call__(self, logits: Tensor, target: TargetDistribution, progress: float) -> LossSums:
-        """logits: [R, V], of the student; rows behind those of the target count for nothing"""
+        """logits: [R, V], of the student; rows after those of the target are ignored"""
         return distillation_loss(logits, target, self.kl_share(progress), self.kernels)
 
 
 def check_loss(name: str) -> None:
-    """Raises ForedraftError for one that is not known."""
+    """Raises ForedraftError for an unknown loss."""
     if name not in LOSSES:
         raise ForedraftError(f"--loss must be one of {', '.join(LOSSES)}, not {name!r}")
 
@@ -126,8 +126,8 @@ def next_token_loss(logits: Tensor, next_ids: Tensor) -> LossSums:
 def distillation_loss(
     logits: Tensor, target: TargetDistribution, kl_share: float, kernels: Kernels | None = None
 ) -> LossSums:
-    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student; rows behind
-    those of the target count for nothing. kernels: see DistillationLoss."""
+    """kl_share · KL(p, q) + (1 - kl_share) · TV(p, q), in nats and in probability. logits: [R, V], of the student; rows after
+    those of the target are ignored. kernels: see DistillationLoss."""
 
     def by_torch(gradient: Tensor) -> Tensor:
         return _by_chunks(
@@ -148,11 +148,11 @@ def _can_compile(logits: Tensor) -> bool:
 
 
 _WriteGradient: TypeAlias = Callable[[Tensor], Tensor]
-"""(where the gradient of the rows that count is written [N, V]) -> sums over them: of the loss, acceptance and agreement, float64"""
+"""(the tensor [N, V] to write the gradient of the rows that count into) -> float64 sums over them: loss, acceptance and agreement"""
 
 
 def _by_chunks(gradient: Tensor, rows_loss: Callable[[slice, Tensor], Tensor]) -> Tensor:
-    """rows_loss: of some rows and their part of the gradient. See _WriteGradient."""
+    """rows_loss: given some rows and their part of the gradient. See _WriteGradient."""
     sums = torch.zeros(3, dtype=torch.float64, device=gradient.device)
     for rows in _chunks(gradient):
         sums += rows_loss(rows, gradient[rows])
@@ -160,7 +160,7 @@ def _by_chunks(gradient: Tensor, rows_loss: Callable[[slice, Tensor], Tensor]) -
 
 
 def _sums(logits: Tensor, num_rows: int, write_gradient: _WriteGradient) -> LossSums:
-    """Over the first num_rows rows."""
+    """The sums over the first num_rows rows."""
     loss, acceptance, agreement = _Loss.apply(logits, num_rows, write_gradient)  # type: ignore[no-untyped-call]
     return LossSums(loss, float(acceptance), float(agreement), num_rows)
 
@@ -193,12 +193,12 @@ def _next_token_rows(logits: Tensor, next_ids: Tensor, gradient: Tensor) -> Tens
 
 
 def _distilled_rows(logits: Tensor, target: TargetDistribution, kl_share: float, gradient: Tensor) -> Tensor:
-    """logits: [N, V]. target: of as many rows."""
+    """logits: [N, V]. target: has as many rows."""
     p = target.probabilities
     log_q = torch.log_softmax(_at_least_float32(logits) / target.temperature, dim=-1)
     agreement = (log_q.argmax(-1) == target.likeliest).sum()
     divergence = target.negative_entropy - torch.linalg.vecdot(p, log_q)
-    q = log_q.exp_()  # as p was made: a student like its target has no slope
+    q = log_q.exp_()  # computed in the same way as p, so that a student equal to its target has no gradient
     overlap = torch.minimum(p, q).sum(-1)
     loss = kl_share * divergence.double().sum() + (1 - kl_share) * (1 - overlap.double()).sum()
     gradient.copy_(_slope(p, q, kl_share).div_(target.temperature))
@@ -206,7 +206,7 @@ def _distilled_rows(logits: Tensor, target: TargetDistribution, kl_share: float,
 
 
 def _slope(p: Tensor, q: Tensor, kl_share: float) -> Tensor:
-    """Of the loss by the logits, at temperature 1. p, q: [N, V] -> [N, V]"""
+    """The gradient of the loss by the logits, at temperature 1. p, q: [N, V] -> [N, V]"""
     if kl_share == 1:
         return q - p
     # d TV / d q is -1 where q < p; through the softmax, q · (that - its mean under q)
@@ -216,7 +216,7 @@ def _slope(p: Tensor, q: Tensor, kl_share: float) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    """Rows that are processed together."""
+    """Slices of rows that are processed together."""
     size = max(1, _CHUNK // logits.shape[1])
     return (slice(start, min(start + size, len(logits))) for start in range(0, len(logits), size))
 

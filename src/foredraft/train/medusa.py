@@ -1,4 +1,4 @@
-"""Medusa heads as a kind of head to train (Medusa-1, arXiv:2401.10774): the target stays as it is."""
+"""Medusa heads as a kind of head to train (Medusa-1, arXiv:2401.10774): the target is not trained."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, compared_r
 
 @dataclass(frozen=True, slots=True)
 class MedusaKind:
-    """num_heads: each drafts one place further. layers: residual blocks of each head. draft_vocab_size: how many ids they can draft;
-    None: all. own_lm_heads: an lm_head for each; one for all is the cheapest to run. decay: the weight of a head over that of the one
-    before. init: heads to train further.
+    """num_heads: each drafts one position further. layers: residual blocks of each head. draft_vocab_size: how many ids they can
+    draft; None: all. own_lm_heads: give each head its own lm_head; one for all is the cheapest to run. decay: the weight of a head
+    relative to the one before. init: heads to train further.
 
-    The result is in vLLM's form.
+    The result is in vLLM's format.
     """
 
     num_heads: int = 4
@@ -45,7 +45,7 @@ class MedusaKind:
             raise ForedraftError("--heads and --layers must be at least 1, and --decay above 0 and at most 1")
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> MedusaHead:
-        """See HeadKind. Nothing is random: each head begins as the target's lm_head, behind blocks that change nothing."""
+        """See HeadKind. Nothing is random: each head begins as the target's lm_head, after blocks that change nothing."""
         shape = TargetShape.of(target.hf.config)
         ids = frequent_ids(texts, self.draft_vocab_size or shape.vocab_size, shape.vocab_size)
         config = MedusaConfig(
@@ -105,8 +105,8 @@ class MedusaKind:
 
 @dataclass(frozen=True, slots=True)
 class PlacedDrafts:
-    """What Medusa heads are trained on: head h of position P, against the target's distribution after the token at P + 1 + h.
-    states: of the target, without taps. lm_head_rows: [D, H], the target's, of the ids that the heads can draft. decay: as in
+    """The objective of Medusa heads: head h at position P is compared with the target's distribution after the token at P + 1 + h.
+    states: of the target, without taps. lm_head_rows: [D, H], the target's, for the ids that the heads can draft. decay: see
     UnrolledDrafts."""
 
     states: TargetStates

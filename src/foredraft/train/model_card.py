@@ -1,4 +1,4 @@
-"""The model card: data, recipe and results of a run."""
+"""Writes the model card: data, recipe and results of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from foredraft.train.recipe import Data, Outcome, Recipe, Start
 
 
 class Student(NamedTuple):
-    """What a card says of what was trained. command: of foredraft train. title: what it is. origin: what training began from.
-    front_matter: lines of YAML. loss: what was minimised."""
+    """What a card says about the trained student. command: of foredraft train. title: what it is. origin: what training began
+    from. front_matter: lines of YAML. loss: what was minimised."""
 
     command: str
     title: str
@@ -21,7 +21,7 @@ class Student(NamedTuple):
 
 
 def language_model(command: str, target: str | None, start: Start, recipe: Recipe, *, of_pairs: bool) -> Student:
-    """A model, or a draft for a target. of_pairs: whether it is an encoder-decoder."""
+    """The description of a language model, or of a draft for a target. of_pairs: whether it is an encoder-decoder."""
     library = ("library_name: transformers", f"pipeline_tag: {'text2text' if of_pairs else 'text'}-generation")
     if target is None:
         return Student(command, "A language model", _origin(start), library, "next-token loss")
@@ -36,7 +36,7 @@ def language_model(command: str, target: str | None, start: Start, recipe: Recip
 
 
 def distilled_by(recipe: Recipe) -> str:
-    """Its loss, in words."""
+    """The loss in words."""
     temperatures = ", ".join(f"{temperature:g}" for temperature in recipe.temperatures)
     return f"{recipe.loss} on the target's distribution at temperature {temperatures}"
 
@@ -51,7 +51,7 @@ def model_card(
     outcome: Outcome,
     stored_in: str = "bfloat16",
 ) -> str:
-    """A README.md in the Hugging Face hub's format. num_tokens: different ones to train on. stored_in: of the matrices."""
+    """A README.md in the Hugging Face hub's format. num_tokens: distinct tokens to train on. stored_in: the format of the matrices."""
     lines = [
         "---",
         *student.front_matter,
@@ -127,7 +127,7 @@ def _results(target: str | None, outcome: Outcome) -> list[str]:
 
 
 def _curve(target: str | None, data: Data, recipe: Recipe, outcome: Outcome) -> list[str]:
-    """By what was read: what more of them would bring."""
+    """The acceptance by amount of data read, which shows what more data would gain."""
     if not outcome.history or not outcome.history[-1].loss:
         return []
     kinds = list(outcome.history[-1].loss)

@@ -1,7 +1,7 @@
 """Muon (Jordan and others, 2024) in float32 or in bfloat16.
 
-torch.optim.Muon orthogonalises in bfloat16 always. A processor without bfloat16 products computes that forty times more slowly
-than float32: 284 ms against 8 ms for a matrix of 704 x 256 on two cores with AVX2.
+torch.optim.Muon always orthogonalises in bfloat16. On a processor without bfloat16 products that is about forty times slower than
+in float32: 284 ms against 8 ms for a matrix of 704 x 256 on two cores with AVX2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUM_ITERATIONS = 5
 
 class Muon(torch.optim.Optimizer):
     """For two-dimensional weights [out, in]. Orthogonalises the Nesterov momentum. The step of a matrix that is taller than wide
-    is longer by the square root of that ratio. dtype: in which it is orthogonalised."""
+    is scaled by the square root of height over width. dtype: of the orthogonalisation."""
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.95, dtype: torch.dtype = torch.float32

@@ -1,4 +1,4 @@
-"""From blocks to a loss: the student's pass, and the target's if there is one."""
+"""Computes losses on blocks: runs the student, and the target if there is one."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from foredraft.utils.arguments import check_autocast
 from foredraft.utils.machine import multiplies_bfloat16
 
 _MAX_LOGITS = 1 << 23
-"""Logits of a pass. More blocks are read in several passes, so memory does not grow with the batch."""
+"""The most logits of a pass. Larger batches are read in several passes, so memory does not grow with the batch."""
 _ROWS_STEP = 8
-"""Passes of short blocks read a multiple of this many: a processor's library compiles a product anew for every shape."""
+"""Passes over short blocks read a multiple of this many, because CPU libraries compile a matrix product for every shape."""
 
 
 class Objective(Protocol):
-    """What a step minimises. student (of the kind that the objective is for), ids [B, L], next_ids [B, L] -> sums over the
-    positions that have a next token"""
+    """What a step minimises. student (of the kind that the objective is for), ids [B, L], next_ids [B, L], progress -> sums over
+    the positions that have a next token"""
 
     def __call__(self, student: Any, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums: ...
 
     def shapes(self, student: Any, ids: Tensor) -> Iterator[Tensor]:
-        """The student's part of a call alone: the logits [N, V] that it computes, one drafted token after the other, if all tokens
-        are predicted. The tensors have shapes and no numbers (see peak_memory.py)."""
+        """Only the student's part of a call: the logits [N, V] that it computes, one drafted token after the other, if all tokens
+        are predicted. The tensors have shapes but no data (see peak_memory.py)."""
 
 
 class BlockReader(Protocol):
-    """How a model reads blocks. predicted_share: of a block's positions, those that have a next token, at most."""
+    """How a model reads blocks. predicted_share: the largest share of a block's positions that can have a next token."""
 
     @property
     def predicted_share(self) -> float: ...
 
     def __call__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-        """ids, mask: [B, L] -> logits [R, V], of the positions in the mask"""
+        """ids, mask: [B, L] -> logits [R, V] at the positions in the mask"""
 
     def all_logits(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
-        """ids: [B, L] -> [N, V], of all positions that may have a next token"""
+        """ids: [B, L] -> logits [N, V] at all positions that may have a next token"""
 
 
 class TextReader:
-    """Blocks of text, by a decoder-only model."""
+    """Reads blocks of text with a decoder-only model."""
 
     predicted_share = 1.0
 
@@ -79,7 +79,7 @@ class NextToken:
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """The target's distribution."""
+    """Distillation from the target's distribution."""
 
     target: PreTrainedModel
     loss: DistillationLoss
@@ -100,7 +100,7 @@ class Distillation:
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """An objective whose products are computed in another precision than its weights'."""
+    """An objective whose matrix products are computed in another precision than that of the weights."""
 
     objective: Objective
     dtype: torch.dtype
@@ -116,14 +116,14 @@ class MixedPrecision:
 
 
 def in_precision(objective: Objective, name: str) -> Objective:
-    """name: "float32", as weights are, or "bfloat16", for mixed precision. Raises ForedraftError for another."""
+    """name: "float32", like the weights, or "bfloat16", for mixed precision. Raises ForedraftError for any other."""
     check_autocast(name)
     return objective if name == "float32" else MixedPrecision(objective, torch.bfloat16)
 
 
 def fastest_autocast(device: str) -> str:
-    """The name of the precision that is faster there: bfloat16 where there are instructions for it. Elsewhere a step in bfloat16 takes
-    many times as long as in float32. device: as in LoadOptions."""
+    """The faster precision on a device: bfloat16 if it has instructions for it, otherwise float32, in which a step is then many times
+    faster. device: as in LoadOptions."""
     where = LoadOptions(device=device).torch_device()
     is_on_gpu = where.type == "cuda"
     multiplies = torch.cuda.is_bf16_supported(including_emulation=False) if is_on_gpu else multiplies_bfloat16()
@@ -131,12 +131,12 @@ def fastest_autocast(device: str) -> str:
 
 
 def micro_batches(ids: Tensor, logit_width: int) -> Iterator[list[int]]:
-    """The rows of a batch of blocks in pieces that fit the memory of one pass, blocks of like length together. ids: [B, L], with IGNORED
-    where a block ends early: no pass reads places that none of its blocks has. logit_width: logits for each token."""
+    """The rows of a batch of blocks, in pieces that fit the memory of one pass, with blocks of similar length together. ids: [B, L],
+    with IGNORED where a block ends early: no pass reads positions that none of its blocks has. logit_width: logits per token."""
     used = ids != IGNORED
     rest = used.sum(1).argsort(descending=True, stable=True)
     while len(rest):
-        num_places = used[rest].cumsum(0).count_nonzero(dim=1).tolist()  # that the first 1, 2, 3, ... of them have
+        num_places = used[rest].cumsum(0).count_nonzero(dim=1).tolist()  # of the first 1, 2, 3, ... blocks together
         size = sum(n <= blocks_at_once(length, logit_width) for n, length in enumerate(num_places, 1))
         if _ROWS_STEP < size < len(rest):
             size -= size % _ROWS_STEP
@@ -145,12 +145,12 @@ def micro_batches(ids: Tensor, logit_width: int) -> Iterator[list[int]]:
 
 
 def blocks_at_once(length: int, vocab_size: int) -> int:
-    """How many blocks one pass reads. length: of a block. vocab_size: logits for each token."""
+    """How many blocks one pass reads. length: of a block. vocab_size: logits per token."""
     return max(1, _MAX_LOGITS // (length * vocab_size))
 
 
 def device_of(student: nn.Module) -> torch.device:
-    """Where its weights are."""
+    """The device of the student's weights."""
     return next(student.parameters()).device
 
 
@@ -166,7 +166,7 @@ def measure(objective: Objective, student: nn.Module, blocks: Blocks, progress: 
 
 
 def total(parts: Sequence[LossSums]) -> LossSums:
-    """Without a gradient."""
+    """The sums over all parts, without a gradient."""
     return LossSums(
         torch.stack([part.loss.detach() for part in parts]).sum(),
         sum(part.acceptance for part in parts),

@@ -18,27 +18,27 @@ _COUNTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class LearningRates:
-    """matrices: of Muon. others: of AdamW. warm_up: the share of the run in which the rates rise to these values. Then they
-    fall linearly to 0."""
+    """matrices: the rate of Muon. others: the rate of AdamW. warm_up: the share of the run in which the rates rise to these
+    values. Then they fall linearly to 0."""
 
     matrices: float = 0.02
     others: float = 0.002
     warm_up: float = 0.02
 
     def factor(self, progress: float) -> float:
-        """Of both rates. progress: of the run, 0 to 1."""
+        """The current factor of both rates. progress: of the run, 0 to 1."""
         if progress < self.warm_up:
             return max(progress / self.warm_up, 0.01)
         return max((1 - progress) / (1 - self.warm_up), 0.0) if self.warm_up < 1 else 1.0
 
 
 FINE_TUNING = LearningRates(0.005, 0.0006)
-"""For a model that was trained to the end. Higher rates damage it, and a short run does not repair that."""
+"""For a fully trained model. Higher rates damage it, and a short run does not repair that."""
 
 
 class Optimiser:
-    """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, head, norms, biases) to
-    AdamW; "adamw" everything to AdamW. clip: the largest norm of the gradient. dtype: of Muon's products."""
+    """name: "muon" gives two-dimensional weights of the layers to Muon and the rest (embeddings, lm_head, norms, biases) to
+    AdamW; "adamw" gives everything to AdamW. clip: the largest norm of the gradient. dtype: of Muon's products."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Optimiser:
 
     @property
     def state_bytes(self) -> int:
-        """What its state takes once a step was made: a momentum of each matrix for Muon; for AdamW two moments of each weight, and
-        the number of steps."""
+        """The size of its state after the first step: for Muon one momentum per matrix; for AdamW two moments per weight, and the
+        number of steps."""
         return num_bytes(self._matrices) + 2 * num_bytes(self._others) + len(self._others) * _COUNTER_BYTES
 
     def clip_gradients(self) -> float:

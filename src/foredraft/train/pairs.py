@@ -19,18 +19,18 @@ from foredraft.train.blocks import IGNORED, Blocks
 from foredraft.train.corpus import Pair
 
 _WIDTH_STEP = 16
-"""Sources and texts are padded to a multiple of this many tokens: a processor's library compiles a product anew for every shape."""
+"""Sources and texts are padded to a multiple of this many tokens, because CPU libraries compile a matrix product for every shape."""
 
 
 class PairIds(NamedTuple):
-    """source: that the encoder reads. text: behind the decoder's start id, with its end-of-sequence token."""
+    """source: the ids that the encoder reads. text: the ids after the decoder's start id, including the end-of-sequence token."""
 
     source: list[int]
     text: list[int]
 
 
 class PaddedPairs(NamedTuple):
-    """sources: [B, S], with attention_mask 0 at padding. decoder_ids: [B, L], each the start id and the text without its last id."""
+    """sources: [B, S], with attention_mask 0 at padding. decoder_ids: [B, L], each row the start id and the text without its last id."""
 
     sources: Tensor
     attention_mask: Tensor
@@ -38,7 +38,7 @@ class PaddedPairs(NamedTuple):
 
 
 def tokenize_pairs(pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerBase) -> list[PairIds]:
-    """The ids of each pair, the source's as of a prompt."""
+    """The ids of each pair; the source is encoded like a prompt."""
     end_id = tokenizer.eos_token_id
 
     def with_end(ids: list[int]) -> list[int]:
@@ -50,7 +50,7 @@ def tokenize_pairs(pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def pair_blocks(pairs: Sequence[PairIds], half: int) -> Blocks:
-    """half: tokens of a source, and of a text; what is longer is cut. Raises ForedraftError if there is no pair."""
+    """half: the most tokens of a source, and of a text; longer ones are cut. Raises ForedraftError if there is no pair."""
     if not pairs:
         raise ForedraftError("there is no text to train on: the files hold no pairs")
     ids = torch.full((len(pairs), 2 * half), IGNORED, dtype=torch.int32)
@@ -65,7 +65,7 @@ def pair_blocks(pairs: Sequence[PairIds], half: int) -> Blocks:
 
 @dataclass(frozen=True, slots=True)
 class PairReader:
-    """Blocks of pairs, by an encoder-decoder. See BlockReader."""
+    """Reads blocks of pairs with an encoder-decoder. See BlockReader."""
 
     predicted_share: float = 0.5
 
@@ -83,14 +83,14 @@ class PairReader:
 
 
 def padded_pairs(ids: Tensor, start_id: int) -> PaddedPairs:
-    """ids: [B, L] of blocks, which are cut behind the longest source and the longest text, or a little behind them."""
+    """ids: [B, L] of blocks. Padding beyond the longest source and the longest text is cut, up to a multiple of _WIDTH_STEP."""
     sources, texts = (_without_padding(half) for half in ids.chunk(2, dim=1))
     decoder_ids = torch.cat([texts.new_full((len(texts), 1), start_id), texts[:, :-1]], dim=1)
     return PaddedPairs(sources.clamp(min=0), (sources != IGNORED).long(), decoder_ids.clamp(min=0))
 
 
 def start_id_of(config: Any) -> int:
-    """What the decoder begins with. Raises ForedraftError for a configuration that does not say."""
+    """The id that the decoder begins with. Raises ForedraftError if the configuration lacks it."""
     start_id = getattr(config, "decoder_start_token_id", None)
     if start_id is None:
         raise ForedraftError("the model's configuration lacks decoder_start_token_id, which its decoder begins with")

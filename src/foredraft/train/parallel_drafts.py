@@ -1,5 +1,5 @@
-"""What a draft model is trained on that shall write several tokens in one pass: the target's distribution at every place of its drafts,
-behind mask tokens, with conditional drop of tokens (PARD, arXiv:2504.18583)."""
+"""The training objective of a draft model that drafts several tokens in one pass: the target's distribution at every position of its
+drafts, predicted at mask tokens, with conditional drop of tokens (PARD, arXiv:2504.18583)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, LossSums
 
 _KEPT, _LEAST_KEPT = 0.7, 0.2
-"""The share of the drafts of one place that go on to the next, and the least share of all: the paper's."""
+"""The share of drafts that continue from one draft position to the next, and the least share of all drafts: the paper's values."""
 
 _ROWS_OF_EMBEDDINGS = 16
 
 
 def with_mask_token(student: PreTrainedModel, num_tokens: int) -> PreTrainedModel:
-    """The student with a mask token, unless it has one: an id behind the num_tokens of the tokenizer, so that no text holds it. It
-    begins as the mean of all embeddings."""
+    """Give the student a mask token, unless it has one: an id after the tokenizer's num_tokens, so that no text contains it. Its
+    embedding begins as the mean of all embeddings."""
     if mask_token_of(student.config.to_dict()) is not None:
         return student
     student.config.update({MASK_TOKEN: num_tokens, "spd_type": "pard"})
@@ -37,13 +37,13 @@ def with_mask_token(student: PreTrainedModel, num_tokens: int) -> PreTrainedMode
 
 
 def kept_shares(num_places: int) -> list[float]:
-    """Of all positions of a text, how many drafts are trained at each place."""
+    """For each draft position, the share of a text's positions whose drafts are trained there."""
     return [1.0, *(max(_KEPT**place, _LEAST_KEPT) for place in range(1, num_places))]
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelDistillation:
-    """target: whose distributions the drafts are compared with. num_places: tokens of a draft. mask_token: the student's."""
+    """target: the model that drafts are compared with. num_places: tokens of a draft. mask_token: the student's."""
 
     target: PreTrainedModel
     num_places: int
@@ -52,7 +52,7 @@ class ParallelDistillation:
 
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """ids, next_ids: [B, L]. -> sums over the positions that have a next token; a position's numbers are means over the
-        places of all drafts"""
+        positions in all drafts"""
         rows = draft_rows(ids, self.num_places)
         is_predicted = next_ids != IGNORED
         with torch.no_grad():
@@ -81,21 +81,21 @@ class ParallelDistillation:
 
 
 class DraftRows(NamedTuple):
-    """What a student reads: the L rows of each text, and behind them mask tokens. anchors, positions, places: [B, S]. A row at place 0 is
-    the token of the text at its position, which is its anchor. One at place j is the j-th mask behind the anchor, at the position
-    j behind it, and gives the token behind that: the draft token with j others before it."""
+    """What a student reads: the L rows of each text, then mask tokens. anchors, positions, places: [B, S]. A row at place 0 is the
+    text's token at its position, which is its anchor. A row at place j is the j-th mask after its anchor, at position anchor + j,
+    and predicts the token after that: the draft token with j others before it."""
 
     anchors: Tensor
     positions: Tensor
     places: Tensor
 
     def predicting(self, is_predicted: Tensor) -> Tensor:
-        """[B, S]: whether the token that a row gives is there and counts. is_predicted: [B, L], where the next token does"""
+        """[B, S]: whether the token that a row predicts exists and counts. is_predicted: [B, L], where the next token counts"""
         length = is_predicted.shape[1]
         return (self.positions < length) & is_predicted.gather(1, self.positions.clamp(max=length - 1))
 
     def mask(self) -> Tensor:
-        """[B, 1, S, S] bool, who sees whom: the text up to the anchor, and of masks the own draft's up to oneself."""
+        """[B, 1, S, S] bool, what each row attends to: the text up to its anchor, and the masks of its own draft up to itself."""
         to_text = self.places[:, None] == 0
         sees_text = to_text & (self.anchors[:, None] <= self.anchors[..., None])
         same_draft = ~to_text & (self.anchors[:, None] == self.anchors[..., None])
@@ -103,8 +103,8 @@ class DraftRows(NamedTuple):
 
 
 def draft_rows(ids: Tensor, num_places: int) -> DraftRows:
-    """Drafts behind all positions of texts, ids [B, L], fewer from place to place: which ones go on is random, and follows from the
-    texts, so that a run that is resumed reads the same."""
+    """Drafts from all positions of texts, ids [B, L], fewer at each further draft position. Which drafts continue is random but
+    determined by the texts, so that a resumed run reads the same."""
     batch, length = ids.shape
     generator = torch.Generator().manual_seed(int(ids.sum()))
     order = torch.rand(batch, length, generator=generator).argsort(1)
@@ -136,13 +136,13 @@ def _read(student: PreTrainedModel, ids: Tensor, rows: DraftRows, mask_token: in
 
 
 def _last_position(student: PreTrainedModel, rows: DraftRows) -> int:
-    """Rows beyond the context predict nothing, but must have a position that the model knows."""
+    """The largest valid position: rows beyond the context predict nothing, but still need a position that the model supports."""
     longest = getattr(student.config.get_text_config(), "max_position_embeddings", None)
     return int(rows.positions.max()) if longest is None else longest - 1
 
 
 def check_window(student: PreTrainedModel, context: int) -> None:
-    """Raises ForedraftError for a student whose attention ends within a block: the mask of drafts knows of no window."""
+    """Raises ForedraftError for a student whose attention window is shorter than a block: the drafts' mask does not support windows."""
     config = student.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and window < context:

@@ -1,6 +1,6 @@
-"""How much memory a run takes at most, predicted before its first step. What training adds to the process is computed from shapes: the
-forward pass is run over tensors that have no numbers, and what it keeps for its gradient is added up. Tensors that live only for one
-operation are not counted, so it tells a little too few."""
+"""Predicts the peak memory of a run before its first step. What training adds to the process is computed from shapes: the forward pass
+runs on tensors without data, and the sizes of what it keeps for its gradient are added up. Tensors that live only for one operation
+are not counted, so the prediction is slightly too low."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from foredraft.utils.machine import ProcessMemory
 from foredraft.utils.tensors import num_bytes
 
 _LOGITS_AT_ONCE = 2
-"""Logits of drafted tokens beside those that are kept: the last ones, and their product with the lm_head before it is scaled."""
+"""Copies of the last logits that exist besides those that are kept: the logits, and the lm_head's product before it is scaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryForecast:
-    """Bytes. before: of the process before the first step, with target, student and texts; highest_before: the most so far.
-    gradients, optimiser: of the weights that are trained. activations: what a forward pass keeps for its gradient. logits: of the
-    drafted tokens with their gradients, and the target's distributions."""
+    """Bytes. before: of the process before the first step, with target, student and texts; highest_before: its peak so far.
+    gradients, optimiser: of the trained weights. activations: what a forward pass keeps for its gradient. logits: of the drafted
+    tokens with their gradients, and the target's distributions."""
 
     before: int
     highest_before: int
@@ -36,14 +36,14 @@ class MemoryForecast:
 
     @property
     def peak(self) -> int:
-        """The most that the process takes, with what it took before."""
+        """The peak of the process, including what it used before."""
         added = self.gradients + self.optimiser + self.activations + self.logits
         return max(self.highest_before, self.before + added)
 
 
 @dataclass(frozen=True, slots=True)
 class PassMemory:
-    """Bytes of one forward pass: see MemoryForecast. gradients: of the logits alone."""
+    """Bytes of one forward pass: see MemoryForecast. gradients: only those of the logits."""
 
     activations: int
     logits: int
@@ -63,12 +63,12 @@ def forecast(memory: ProcessMemory, optimiser: Optimiser, of_pass: PassMemory) -
 
 
 def pass_memory(student: nn.Module, objective: Objective, shape: tuple[int, int]) -> PassMemory:
-    """shape: [B, L]. All of their tokens are taken to be predicted."""
+    """shape: [B, L], of the blocks. All of their tokens are assumed to be predicted."""
     kept: dict[int, torch.UntypedStorage] = {}
     logits: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor):  # others, such as weights, have numbers, and are there already
+        if isinstance(tensor, FakeTensor):  # others, such as weights, have data, and exist already
             storage = tensor.untyped_storage()
             kept[storage._cdata] = storage
         return tensor
@@ -84,7 +84,7 @@ def pass_memory(student: nn.Module, objective: Objective, shape: tuple[int, int]
 
 
 def pass_shape(batch_size: int, context: int, logit_width: int) -> tuple[int, int]:
-    """Of the blocks that one pass reads, [B, L]. logit_width: logits for each token."""
+    """The shape [B, L] of the blocks that one pass reads. logit_width: logits per token."""
     return min(batch_size, blocks_at_once(context, logit_width)), context
 
 

@@ -18,15 +18,16 @@ _GREEDY_TEMPERATURE = 0.25
 
 
 def loss_temperature(served: float) -> float:
-    """Of the distributions that are compared where this temperature is served: the greedy one has no gradient."""
+    """The temperature of the compared distributions, if `served` is the one served: a greedy distribution has no gradient."""
     return served or _GREEDY_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """files: to train on. are_pairs: whether they, and all others, hold pairs of a source and a text, see read_pairs. exclude: files whose documents are not trained on, whichever file they occur in. validation: held-out
-    files by kind of text; without any, validation_share of the documents is held out. separator, separator_line, text_field:
-    see read_file. licences: by file name, for the model card."""
+    """files: to train on. are_pairs: whether all files hold pairs of a source and a text, see read_pairs. exclude: files whose
+    documents are not trained on, whichever file they occur in. validation: held-out files by kind of text; without any,
+    validation_share of the documents is held out. separator, separator_line, text_field: see read_file. licences: by file
+    name, for the model card."""
 
     files: tuple[Path, ...]
     are_pairs: bool = False
@@ -42,8 +43,8 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Start:
     """What the student is made from, one of: init, a draft to train further; architecture, a config.json; layers, the number
-    of the target's layers to keep. tokenizer: a folder, if there is no target to take it from. own_head: untie the head from
-    the embeddings. parallel_tokens: how many tokens a draft learns to write in one pass (PARD); None: one."""
+    of the target's layers to keep. tokenizer: a folder, if there is no target to take it from. own_head: untie the lm_head
+    from the embeddings. parallel_tokens: how many tokens a draft learns to draft in one pass (PARD); None: one."""
 
     init: str | None = None
     architecture: Path | None = None
@@ -57,7 +58,7 @@ class Start:
             raise ForedraftError(f"--parallel-tokens must be at least 2, not {self.parallel_tokens}")
 
     def check_for(self, data: Data) -> None:
-        """Raises ForedraftError for what there is for decoder-only models alone, where pairs are given."""
+        """Raises ForedraftError if an option for decoder-only models is given together with pairs."""
         only = {"--layers": self.layers, "--own-head": self.own_head, "--parallel-tokens": self.parallel_tokens}
         given = next((option for option, value in only.items() if value), None)
         if data.are_pairs and given is not None:
@@ -66,11 +67,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """steps, epochs, seconds: how long; exactly one of them. temperatures: to be served; steps take turns between them, and read
-    what the target wrote at that temperature (tasks.py). generations: texts that the target writes, to train on besides the
-    files, or instead of them if only_generations. chats: conversations that it writes, likewise. prompts: files of their
-    questions, one a line or a .jsonl record; without any, it writes the questions too. dtype: of autocast; weights stay in
-    float32. device: "auto" is CUDA if there is one."""
+    """steps, epochs, seconds: how long to train; exactly one of them. temperatures: to be served; steps alternate between them,
+    and read what the target wrote at that temperature (tasks.py). generations: number of texts that the target writes, to train
+    on in addition to the files, or instead of them if only_generations. chats: the same for conversations. prompts: files of
+    their questions, one per line or .jsonl record; without any, the target writes the questions too. dtype: of autocast;
+    weights stay in float32. device: "auto" is CUDA if available."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -132,7 +133,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The most that the process took, in bytes: as it was foretold before the first step, and as it was measured at the end."""
+    """The peak memory of the process, in bytes: as predicted before the first step, and as measured at the end."""
 
     foretold: int
     measured: int
@@ -141,7 +142,7 @@ class MemoryUse:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """complete: whether the run reached its end. num_parameters: of the student. history: validations, from before the first
-    step to after the last. memory: None where the system does not tell."""
+    step to after the last. memory: None if the system does not report it."""
 
     complete: bool
     step: int
@@ -152,7 +153,7 @@ class Outcome:
 
 
 def losses_of(recipe: Recipe) -> tuple[list[DistillationLoss], DistillationLoss]:
-    """One for each served temperature, and what validation measures."""
+    """-> a loss for each served temperature, and the loss of validation"""
     temperatures = [loss_temperature(served) for served in recipe.temperatures]
     kernels = load_kernels()
     losses = [DistillationLoss(recipe.loss, temperature, recipe.kl_until, kernels) for temperature in temperatures]

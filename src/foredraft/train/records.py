@@ -33,7 +33,7 @@ class ValidationRecord:
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
-    """The records of a log. A line that a kill cut off is left out."""
+    """The records of a log, without an incomplete last line that a kill left."""
     records: list[dict[str, Any]] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:

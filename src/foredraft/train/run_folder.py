@@ -1,11 +1,11 @@
-"""The state of a run on disk. It is complete at every moment, whatever ends the process.
+"""The state of a run on disk. It is complete at every moment, however the process ends.
 
     OUT/training.json            the arguments of the run
     OUT/log.jsonl                a line for every step
     OUT/checkpoints/step-NNN/    a Hugging Face folder (float32) and trainer.pt
     OUT/                         the finished model, in bfloat16
 
-A folder is written under another name, synced to disk and renamed. Only then is the one before it removed.
+A folder is written under another name, synced to disk and renamed. Only then is the previous one removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foredraft.errors import ForedraftError
 _FOLDER, _STEP, _PARTIAL = "checkpoints", "step-", ".partial-"
 TRAINER, ARGUMENTS, LOG, MODEL_CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
 _MOVED_LAST = ("config.json",)
-"""Nothing loads a folder without it."""
+"""Moved last, because nothing loads a folder without it."""
 
 
 class RunFolder:
@@ -40,7 +40,7 @@ class RunFolder:
             raise ForedraftError(f"{out}: holds files of something else: give --out a new folder, or an empty one")
 
     def begin(self, arguments: dict[str, Any]) -> None:
-        """Create the folder, remove what a kill left unfinished, and write the arguments."""
+        """Create the folder, remove partial files that a kill left, and write the arguments."""
         with writing(self.out):
             (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
             for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
@@ -50,11 +50,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Oldest first."""
+        """The folders of the checkpoints, oldest first."""
         return sorted((self.out / _FOLDER).glob(f"{_STEP}*"), key=lambda path: int(path.name.removeprefix(_STEP)))
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
-        """Raises ForedraftError with the name of the first argument that differs from those of the run in this folder."""
+        """Raises ForedraftError, naming the first argument that differs from those of the run in this folder."""
         file = self.out / ARGUMENTS
         if not file.exists():
             return
@@ -71,7 +71,7 @@ class RunFolder:
                 )
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Save a checkpoint, all or nothing, and then remove the older ones."""
+        """Save a checkpoint atomically, and then remove the older ones."""
         final = self.out / _FOLDER / f"{_STEP}{step}"
         if final.exists():
             return final
@@ -87,7 +87,7 @@ class RunFolder:
         return final
 
     def publish(self, write: Callable[[Path], None]) -> None:
-        """Write the finished model into the folder itself. It becomes loadable with the last file."""
+        """Write the finished model into the folder itself. It becomes loadable once the last file is there."""
         partial = self.out / f"{_PARTIAL}model"
         with writing(self.out), _removed_on_failure(partial):
             partial.mkdir()
@@ -99,7 +99,7 @@ class RunFolder:
             _sync(self.out)
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a file, all or nothing."""
+        """Replace a file atomically."""
         partial = self.out / f"{_PARTIAL}{name}"
         with writing(self.out / name):
             try:
@@ -113,7 +113,7 @@ class RunFolder:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns errors of writing, such as a full disk, into ForedraftError. Libraries raise them as errors of their own."""
+    """Turn write errors, such as a full disk, into ForedraftError. Some libraries raise them as their own exceptions."""
     try:
         yield
     except ForedraftError:

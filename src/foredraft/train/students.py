@@ -28,7 +28,7 @@ from foredraft.vocabulary import check_vocabulary
 
 
 def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A checkpoint as transformers loads it, in float32, with none of its modules replaced. Raises ModelError."""
+    """Load a checkpoint as transformers does, in float32, without replacing modules. Raises ModelError."""
     options = LoadOptions(revision=revision, trust_remote_code=trust_remote_code)
     config = load_config(name, options)
     refuse_unsupported(config, name)
@@ -39,8 +39,8 @@ def load_for_training(name: str, *, revision: str | None = None, trust_remote_co
 
 
 def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrainedModel:
-    """Random weights in the shape of a config.json, or of that of a folder. vocab_size: what the tokenizer needs; the
-    file's own must be at least that.
+    """A model with random weights, described by a config.json or a folder that has one. vocab_size: what the tokenizer
+    needs; the file's own must be at least that.
 
     Raises ForedraftError for a file that describes neither a causal decoder nor an encoder-decoder.
     """
@@ -77,7 +77,7 @@ def _random(config: PretrainedConfig, name: str, seed: int) -> PreTrainedModel:
 
 def with_fewer_layers(target: PreTrainedModel, num_layers: int, seed: int) -> PreTrainedModel:
     """The target with only num_layers of its layers, evenly spread from the first to the last (if one: the first). Embeddings,
-    final norm and head are the target's.
+    final norm and lm_head are the target's.
 
     Raises ForedraftError for more layers than the target has, or fewer than 1.
     """
@@ -99,8 +99,8 @@ def spread_layers(total: int, count: int) -> list[int]:
 
 
 def with_own_head(student: PreTrainedModel) -> PreTrainedModel:
-    """The student with an output head of its own, initialised as a copy of the embeddings that it was tied to. It costs memory
-    but no time, and a shallow draft needs it to predict next tokens that are unlike the last one."""
+    """The student with its own lm_head, initialised as a copy of the embeddings that it was tied to. It costs memory but no
+    time, and a shallow draft needs it to predict next tokens that are unlike the last one."""
     config = copy.deepcopy(student.config)
     if not config.tie_word_embeddings:
         return student
@@ -111,8 +111,8 @@ def with_own_head(student: PreTrainedModel) -> PreTrainedModel:
 
 
 def copy_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
-    """Copies every weight that the target has by the same name and shape, packed ones too. The student's layer i gets those of
-    layers[i]."""
+    """Copy every weight that the target has under the same name and with the same shape, including packed ones. The student's
+    layer i gets the weights of layers[i]."""
     target_weights = dense_weights(target)
     with torch.no_grad():
         for name, weight in student.state_dict().items():
@@ -123,7 +123,7 @@ def copy_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list
 
 
 def _source_name(name: str, layers: list[int]) -> str:
-    """model.layers.1.mlp... -> model.layers.<layers[1]>.mlp..., whatever the list of layers is called."""
+    """model.layers.1.mlp... -> model.layers.<layers[1]>.mlp..., whatever the module list is called."""
     parts = name.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():

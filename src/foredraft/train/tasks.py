@@ -1,6 +1,6 @@
-"""What a step reads and minimises where several temperatures are to be served. Their tasks take turns, and each reads what the
-target wrote at its temperature. At temperature 0 a target writes other texts than at 1, and a draft of few layers cannot be at its
-best everywhere for both distributions; nor does it need to be."""
+"""What a step reads and minimises if several temperatures are to be served. Their tasks take turns, and each reads what the
+target wrote at its temperature. At temperature 0 a target writes other texts than at 1, and a draft of few layers cannot fit both
+distributions well on all texts; nor does it need to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TaskRotation:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are predicted."""
+        """The number of tokens that are predicted."""
         return sum(task.blocks.num_tokens for task in self.tasks)
 
     def batch(self, seed: int, step: int, batch_size: int) -> Task:
@@ -50,7 +50,7 @@ def make_tasks(
     count_given: CountGiven = nothing_given,
 ) -> TaskRotation:
     """One task for each objective. documents: their blocks are split between the tasks. written: for each objective the texts
-    that the target wrote for it. length: tokens of a block. end_id: see pack. count_given: of texts that the target wrote.
+    that the target wrote for it. length: tokens of a block. end_id: see pack. count_given: for the texts in `written`.
 
     Raises ForedraftError if there is nothing to predict.
     """

@@ -1,4 +1,4 @@
-"""A draft's acceptance on given texts. Both models read them (teacher forcing), and nothing is drawn."""
+"""Computes a draft's acceptance on given texts. Both models read them (teacher forcing), and nothing is drawn."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from foredraft.train.head_acceptance import HeadOnTexts
 
 GREEDY = 0.0
 _CHUNK = 64
-"""Rows whose probabilities are in memory together: with a large vocabulary those of a whole text would take gigabytes."""
+"""Rows whose probabilities are in memory at the same time: with a large vocabulary those of a whole text would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextAcceptance:
-    """Σ min(p, q) over the positions of texts that the target did not write and need not agree with: sum and number."""
+    """Σ min(p, q), summed over the positions of texts that the target did not write, and the number of positions."""
 
     total: float
     num_positions: int
@@ -39,20 +39,20 @@ class TextAcceptance:
 
 
 class Draft(Protocol):
-    """What drafts, on texts. depends_on_place: whether what it would draft depends on how many draft tokens stand before.
-    drafts_first: whether it drafts behind a prompt that the target has not read yet."""
+    """A draft model or head on texts. depends_on_place: whether what it would draft depends on how many draft tokens come before.
+    drafts_first: whether it can draft before the target has read the prompt."""
 
     depends_on_place: bool
     drafts_first: bool
 
     def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
-        """ids: [N]. source: that the text answers. -> for each place of a draft [N, V]: row t is for the token at position t; that of
-        row 0 means nothing."""
+        """ids: [N]. source: what the text answers. -> for each position in a draft [N, V]: row t is for the token at position t; row 0
+        has no meaning."""
         ...
 
 
 class DraftModel:
-    """A draft model on texts: what it drafts depends on the tokens before alone."""
+    """A draft model on texts: what it drafts depends only on the tokens before."""
 
     depends_on_place, drafts_first = False, True
 
@@ -65,7 +65,7 @@ class DraftModel:
 
 
 class DecoderOverEncoder:
-    """A decoder over the target's own encoder on texts. It drafts when the target has read the source."""
+    """A decoder over the target's own encoder on texts. It drafts once the target has read the source."""
 
     depends_on_place, drafts_first = False, False
 
@@ -82,7 +82,7 @@ class DecoderOverEncoder:
         yield torch.nn.functional.pad(self._model.read([Read(0, read, len(read))], cache), (0, 0, 1, 0))
 
     def _encoded(self, source: Source) -> Tensor | None:
-        """What the target's encoder gives. [len(source), width]"""
+        """The output of the target's encoder. [len(source), width]"""
         start = list(self._target.traits.start_ids)
         cache = self._target.scratch_cache([len(start)], sources=[source], keeps_encoded=True)
         self._target.read([Read(0, start, 0)], cache)
@@ -92,8 +92,8 @@ class DecoderOverEncoder:
 
 
 class ParallelDraftModel:
-    """A draft model on texts that writes a whole draft in one pass, behind mask tokens: what it would draft at a place depends on the
-    tokens before its draft alone."""
+    """A draft model that writes a whole draft in one pass over mask tokens, on texts: what it would draft at any position of a draft
+    depends only on the tokens before the draft."""
 
     depends_on_place, drafts_first = True, True
 
@@ -101,7 +101,7 @@ class ParallelDraftModel:
         self._model = model
 
     def logits(self, ids: Sequence[int], depth: int, source: Source = NO_SOURCE) -> Iterator[Tensor]:
-        """See Draft. It reads the masks behind every token of the text, in a pass for each."""
+        """See Draft. It reads the masks after every token of the text, in one pass for each token."""
         assert self._model.mask_token is not None
         cache, masks = self._model.scratch_cache([len(ids) + depth]), [self._model.mask_token] * (depth - 1)
         first = self._model.read([Read(0, ids[:-1], len(ids) - 1)], cache)
@@ -116,7 +116,7 @@ class ParallelDraftModel:
 
 
 _DRAFTS: Mapping[str, Callable[[LanguageModel], Draft]] = MappingProxyType({"pard": ParallelDraftModel})
-"""By the method that drafts with a draft model, where that is not token by token."""
+"""How to read draft models on texts, by method, for methods that do not draft token by token."""
 
 
 def drafter_of(llm: LLM) -> str:
@@ -125,7 +125,7 @@ def drafter_of(llm: LLM) -> str:
 
 
 def draft_of(llm: LLM) -> Draft:
-    """Raises ForedraftError where there is neither a draft model nor a head, and for a draft with another vocabulary."""
+    """What the LLM drafts with. Raises ForedraftError without a draft model or head, and for a draft with another vocabulary."""
     if llm.head is not None:
         return HeadOnTexts(llm)
     if llm.draft is None:
@@ -149,12 +149,12 @@ def acceptance_on(
     depth: int = 1,
     source: Source = NO_SOURCE,
 ) -> tuple[Tensor, Tensor]:
-    """From the target's own logits. ids: [N]. first: the first position to measure. depth: places of a draft. source: that the text
-    answers, if the target is an encoder-decoder.
+    """ids: [N], of a text. first: the first position to measure. depth: tokens of a draft. source: what the text answers, if the target
+    is an encoder-decoder.
 
-    -> for each place of a draft and position from `first` on, [depth, N - first] float64, or [1, N - first] if the place does not
-    matter: the acceptance probability of the token that stands there, min(1, q / p); and that of a token yet to be drawn, Σ min(p, q).
-    Places that the draft never reaches have 0.
+    -> for each position in a draft and each text position from `first` on, [depth, N - first] float64, or [1, N - first] if the
+    position in the draft does not matter: the acceptance probability of the text's token, min(1, q / p); and that of a token yet to
+    be drawn, Σ min(p, q). Draft positions that the draft never reaches have 0.
     """
     target_logits = _logits(target, ids, len(ids) - first, source)
     tokens = torch.tensor(ids[first:], device=target_logits.device)
@@ -171,7 +171,7 @@ def acceptance_on(
 def _acceptance(
     target_logits: Tensor, draft_logits: Tensor, tokens: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """At one place of a draft: see acceptance_on. [N, V], [N, V'], [N] -> [N], [N]"""
+    """At one position in a draft: see acceptance_on. [N, V], [N, V'], [N] -> [N], [N]"""
     vocab_size = min(target_logits.shape[1], draft_logits.shape[1])
     target_logits, draft_logits = target_logits[:, :vocab_size], draft_logits[:, :vocab_size]
     of_tokens, of_draws = [], []
@@ -185,7 +185,7 @@ def _acceptance(
 
 
 def _logits(model: LanguageModel, ids: Sequence[int], count: int, source: Source) -> Tensor:
-    """[count, V], those that predict the last `count` tokens. A decoder-only model knows no source."""
+    """The logits [count, V] that predict the last `count` tokens. A decoder-only model ignores the source."""
     read = list(ids[:-1])
     cache = model.scratch_cache([len(read)], sources=[source] if model.has_encoder else ())
     return model.read([Read(0, read, count)], cache)

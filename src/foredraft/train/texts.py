@@ -30,11 +30,11 @@ from foredraft.train.written import Writer, WrittenTexts
 HELD_OUT = "held-out text"
 CONVERSATIONS = "conversations"
 _MAX_VALIDATION_BLOCKS = 16
-"""Of each kind of text, so that validation costs little."""
+"""Validation blocks of each kind of text: few, so that validation is cheap."""
 
 
 class TrainingData(Protocol):
-    """What a run trains on. files: as they were read. validation: blocks by kind of text. reader: how a model reads such blocks."""
+    """What a run trains on. files: those that were read. validation: blocks by kind of text. reader: how a model reads such blocks."""
 
     @property
     def files(self) -> Sequence[SourceFile[Any]]: ...
@@ -47,16 +47,16 @@ class TrainingData(Protocol):
 
     @property
     def texts(self) -> Sequence[Sequence[int]]:
-        """The ids of all that a model learns to write."""
+        """The ids of all texts that a model learns to write."""
 
     def with_written(self, writer: Writer) -> Self:
-        """And what a target writes, as the recipe wants it."""
+        """The same data with the texts that the target writes for the recipe."""
 
     def tasks(self, objectives: Sequence[Objective], recipe: Recipe) -> TaskRotation: ...
 
 
 def read_data(data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> TrainingData:
-    """Raises ForedraftError if there is nothing to train on, or for a file that cannot be used."""
+    """Read the data of a run. Raises ForedraftError if there is nothing to train on, or for a file that cannot be used."""
     if not 0 <= data.validation_share < 1:
         raise ForedraftError(f"--validation-share must be from 0 to below 1, not {data.validation_share}")
     if data.are_pairs:
@@ -66,8 +66,8 @@ def read_data(data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) ->
 
 @dataclass(frozen=True, slots=True)
 class TrainingTexts:
-    """documents: token ids of what to train on. questions: for the target to answer. end_id: of a text. For the others see
-    TrainingData."""
+    """documents: token ids to train on. questions: for the target to answer. end_id: the id that ends a text. For the other
+    fields see TrainingData."""
 
     files: list[SourceFile[str]]
     documents: list[list[int]]
@@ -107,7 +107,7 @@ class TrainingTexts:
         return [*self.documents, *self.written.texts]
 
     def with_written(self, writer: Writer) -> TrainingTexts:
-        """See TrainingData. Some of the conversations are to validate with."""
+        """See TrainingData. Some of the conversations are held out for validation."""
         written = writer.write(self.documents, self.questions)
         if not written.held_out:
             return replace(self, written=written)
@@ -125,8 +125,8 @@ class TrainingTexts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPairs:
-    """pairs: to train on. half: tokens of a source, and of a text, in a block. written: for each of the recipe's temperatures, what
-    the target answers. For the others see TrainingData."""
+    """pairs: to train on. half: tokens of a source, and of a text, in a block. written: for each of the recipe's temperatures, the
+    target's answers. For the other fields see TrainingData."""
 
     files: list[SourceFile[Pair]]
     pairs: list[PairIds]
@@ -194,7 +194,7 @@ def _split(documents: list[str], data: Data) -> tuple[list[str], Mapping[str, tu
 
 
 def _split_pairs(pairs: list[Pair], data: Data) -> tuple[list[Pair], Mapping[str, tuple[Pair, ...]]]:
-    """-> pairs to train on; pairs to validate with, by kind. What is kept out is known by its source."""
+    """-> pairs to train on; pairs to validate with, by kind. Pairs are kept out of training by their source."""
 
     def read(path: Path) -> tuple[Pair, ...]:
         return read_pairs(path, field=data.text_field).documents

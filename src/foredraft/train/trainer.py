@@ -35,7 +35,7 @@ class Length:
     seconds: float | None = None
 
     def progress(self, step: int, seconds: float) -> float:
-        """0 to 1."""
+        """The share of the run that is over, 0 to 1."""
         if self.steps is not None:
             return min(step / self.steps, 1.0)
         assert self.seconds is not None
@@ -54,9 +54,9 @@ class Schedule:
 
 @dataclass(slots=True)
 class Trainer:
-    """student: what is trained. logit_width: of its logits. save_student: writes it into a folder. tasks: what steps read and
-    minimise. validation_objective: what held-out text is measured by, whatever objective a step has. validation: blocks by kind of
-    text."""
+    """student: the module to train. logit_width: its logits per token. save_student: writes it into a folder. tasks: what steps
+    read and minimise. validation_objective: measures held-out text, whatever objective a step has. validation: blocks by kind
+    of text."""
 
     student: nn.Module
     logit_width: int
@@ -72,7 +72,7 @@ class Trainer:
     history: list[ValidationRecord] = field(default_factory=list)
 
     def resume(self) -> None:
-        """Restore the last checkpoint, if there is one. The student holds its weights already."""
+        """Restore the last checkpoint, if there is one. The student already has its weights."""
         checkpoints = self.folder.checkpoints
         if checkpoints:
             state = load_trainer(checkpoints[-1])
@@ -83,13 +83,13 @@ class Trainer:
         self._truncate_log()
 
     def forecast_memory(self) -> MemoryForecast | None:
-        """Call it with everything loaded, before `resume`. None off the CPU, and where the system does not tell what a process takes."""
+        """None off the CPU, and on systems that do not report memory. Call it before `resume`, with everything loaded."""
         if device_of(self.student).type != "cpu":
             return None
         task = self.tasks.tasks[0]
         shape = pass_shape(self.schedule.batch_size, task.blocks.ids.shape[1], self.logit_width)
         of_pass = pass_memory(self.student, task.objective, shape)
-        memory = process_memory()  # now, since computing the shapes has imported modules
+        memory = process_memory()  # only now, because computing the shapes imports modules
         return None if memory is None else forecast(memory, self.optimiser, of_pass)
 
     @property
@@ -130,7 +130,7 @@ class Trainer:
             part = task.objective(self.student, ids[rows], next_ids[rows], progress)
             (part.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
             parts.append(part)
-            malloc_trim()  # passes differ in length, so the heap would grow to several times what one of them takes
+            malloc_trim()  # passes differ in length, so the heap would grow to several times what one of them needs
         sums = total(parts)
         loss = float(sums.loss) / num_tokens
         norm = self.optimiser.clip_gradients()
@@ -189,6 +189,6 @@ class Trainer:
             stream.write(json.dumps(asdict(record)) + "\n")
 
     def _truncate_log(self) -> None:
-        """Drop the steps after the checkpoint: they are taken, and logged, again."""
+        """Drop the steps after the checkpoint: they will be taken and logged again."""
         records = [record for record in read_log(self.folder.out / LOG) if record["step"] < self.step]
         self.folder.write_text(LOG, "".join(json.dumps(record) + "\n" for record in records))

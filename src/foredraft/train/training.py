@@ -43,9 +43,9 @@ from foredraft.utils.machine import process_memory
 
 
 def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED) -> Outcome:
-    """Trains a language model on text, by next-token loss. start: init, or architecture with a tokenizer.
+    """Train a language model on text, with next-token loss. start: init, or architecture with a tokenizer.
 
-    Continues an interrupted run with the same arguments. Raises ForedraftError, one line, for input that cannot be used, if
+    Continues an interrupted run with the same arguments. Raises ForedraftError (one line) for input that cannot be used, if
     the loss is not finite, and if the disk is full; saved checkpoints are kept.
     """
     if (start.init is None) == (start.architecture is None):
@@ -62,7 +62,7 @@ def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch =
 def train_distill(
     target: str, data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch = UNWATCHED
 ) -> Outcome:
-    """Trains a draft on the target's own distribution, on the files and on texts that the target writes. As train_lm."""
+    """Train a draft on the target's distribution, on the files and on texts that the target writes. Otherwise like train_lm."""
     given = [source for source in (start.init, start.architecture, start.layers) if source is not None]
     if len(given) > 1:
         raise ForedraftError("give one of --init, --architecture and --layers: where the draft comes from")
@@ -78,7 +78,7 @@ def train_distill(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """command: "lm" or "distill". target: of a distillation."""
+    """command: "lm" or "distill". target: for a distillation."""
 
     command: str
     target: str | None
@@ -138,7 +138,7 @@ class _Run:
         return teacher, student
 
     def _student(self, teacher: PreTrainedModel | None, folder: RunFolder) -> PreTrainedModel:
-        """From the last checkpoint, or new."""
+        """The student, from the last checkpoint or new."""
         if folder.checkpoints:
             return load_for_training(str(folder.checkpoints[-1]))
         student = self._new_student(teacher)
@@ -156,14 +156,14 @@ class _Run:
         return with_fewer_layers(teacher, self.start.layers, self.recipe.seed)
 
     def _num_logits(self, student: PreTrainedModel, reader: BlockReader) -> int:
-        """For each token of a block."""
+        """The number of logits per token of a block."""
         vocab_size = int(student.config.get_text_config().vocab_size)
         return ceil(vocab_size * reader.predicted_share * sum(kept_shares(self.start.parallel_tokens or 1)))
 
     def _objectives(
         self, teacher: PreTrainedModel | None, student: PreTrainedModel, reader: BlockReader
     ) -> tuple[list[Objective], Objective]:
-        """One for each served temperature, and what validation measures."""
+        """-> an objective for each served temperature, and the objective of validation"""
         dtype = self.recipe.dtype
         if teacher is None:
             next_token = in_precision(NextToken(reader), dtype)
@@ -186,7 +186,7 @@ class _Run:
         return model_card(student, self.target, self.data, self.recipe, files, tasks.num_tokens, outcome)
 
     def _publish(self, folder: RunFolder, student: PreTrainedModel, card: str) -> None:
-        """In bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
+        """Save the model in bfloat16, as it will be served. The float32 weights stay in the last checkpoint."""
 
         def write(to: Path) -> None:
             save_model(student.to("cpu", torch.bfloat16), self.tokenizer, to)
@@ -196,7 +196,7 @@ class _Run:
 
 
 def run_trainer(trainer: Trainer, watch: Watch, num_parameters: int) -> Outcome:
-    """From the last checkpoint, if there is one, to the end, or until a signal stops it. num_parameters: of the student."""
+    """Train from the last checkpoint, if any, to the end or until a signal stops it. num_parameters: of the student."""
     forecast = trainer.forecast_memory()
     if forecast is not None:
         watch.memory(forecast)
@@ -211,7 +211,7 @@ def run_trainer(trainer: Trainer, watch: Watch, num_parameters: int) -> Outcome:
 
 def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceFile[Any]]) -> dict[str, Any]:
     """What identifies a run: everything but how often it is saved, where it is computed, and the licences that its card names.
-    start: a dataclass, what the student is made from. Files are identified by their digests."""
+    start: a dataclass that says what the student is made from. Files are identified by their digests."""
     fields = {**_plain(asdict(data)), **_plain(asdict(start)), **_plain(asdict(recipe))}
     for name in ("checkpoint_every", "device", "licences", "files"):
         fields.pop(name)
@@ -219,7 +219,7 @@ def arguments_of(data: Data, start: Any, recipe: Recipe, files: Iterable[SourceF
 
 
 def optimiser_of(student: nn.Module, recipe: Recipe) -> Optimiser:
-    """Muon multiplies in the precision that the recipe multiplies in."""
+    """The recipe's optimiser. Muon computes in the precision of the recipe."""
     dtype = torch.float32 if recipe.dtype == "float32" else torch.bfloat16
     return Optimiser(student, recipe.optimiser, recipe.rates, recipe.clip, dtype)
 
@@ -232,7 +232,7 @@ def schedule_of(recipe: Recipe, tasks: TaskRotation) -> Schedule:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON values."""
+    """The value with JSON types only."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

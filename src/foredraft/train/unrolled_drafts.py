@@ -1,4 +1,4 @@
-"""What an EAGLE head is trained on: the target's distribution behind every position of a text, several drafted tokens deep
+"""The training objective of EAGLE heads: the target's distribution after every position of a text, several draft tokens deep
 (test-time training, EAGLE-3, arXiv:2503.01840)."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution
 
 ROW_MULTIPLE = 64
-"""Matrix products have so many rows, or a multiple: PyTorch compiles one anew for every number of rows, and keeps it."""
+"""Matrix products have a multiple of this many rows, because PyTorch compiles and keeps one for every number of rows."""
 
 
 class TargetStates:
-    """Hidden states of a target for whole blocks, as it computes them when it serves."""
+    """Computes a target's hidden states for whole blocks, as when it serves."""
 
     def __init__(self, target: LanguageModel, taps: Sequence[int]) -> None:
         self._target, self._taps = target, tuple(taps)
@@ -36,8 +36,8 @@ class TargetStates:
 
 @dataclass(frozen=True, slots=True)
 class UnrolledDrafts:
-    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, of the ids that the head can draft.
-    num_steps: how many drafted tokens deep. decay: the weight of a step over that of the one before."""
+    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, for the ids that the head can draft.
+    num_steps: how many draft tokens deep. decay: the weight of a step relative to the one before."""
 
     states: TargetStates
     lm_head_rows: Tensor
@@ -57,7 +57,7 @@ class UnrolledDrafts:
     def shapes(self, student: EagleHead, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
         config = student.config
-        # the target's own embeddings may be packed, which only the kernels can read
+        # the target's own embeddings may be packed, and only the kernels can read those
         head = student.with_embeddings(lambda rows: torch.empty(len(rows), config.hidden_size))
         features = torch.empty(*ids.shape, config.feature_size)
         for step, states in enumerate(unroll_states(head, features, ids, self.num_steps)):
@@ -75,10 +75,10 @@ def unrolled_objectives(
 
 @dataclass(frozen=True, slots=True)
 class TargetLaws:
-    """The target's distributions, where drafts are compared with them: row P of step j with that after the token at P + 1 + j, if that
-    token is one that is predicted.
+    """The target's distributions that drafts are compared with: row P of step j is compared with the one after the token at
+    P + 1 + j, if that token is predicted.
 
-    mask: [B, L], where the next token is predicted. after_each: [R, D], after each token that is. places: [B, L], the row of
+    mask: [B, L], where the next token is predicted. after_each: [R, D], after each predicted token. places: [B, L], the row of
     after_each for each position that has one.
     """
 
@@ -104,14 +104,14 @@ class TargetLaws:
 
 
 def rows_of(states: Tensor, mask: Tensor) -> Tensor:
-    """Those in the mask, and then copies of the first row until their number is a multiple of ROW_MULTIPLE. states: [B, L, H]. mask:
-    [B, L] -> [R, H]"""
+    """The rows in the mask, then copies of the first row until their number is a multiple of ROW_MULTIPLE. states: [B, L, H].
+    mask: [B, L] -> [R, H]"""
     rows = mask.flatten().nonzero()[:, 0]
     return states.flatten(0, 1)[functional.pad(rows, (0, -len(rows) % ROW_MULTIPLE))]
 
 
 def compared_rows(states: Tensor, step: int) -> Tensor:
-    """Those of a step that stepwise_loss reads, if all tokens are predicted. states: [B, L, H] -> [R, H]"""
+    """The rows of a step that stepwise_loss reads, if all tokens are predicted. states: [B, L, H] -> [R, H]"""
     rows = states[:, : states.shape[1] - 1 - step].flatten(0, 1)
     return rows[torch.arange(len(rows) + -len(rows) % ROW_MULTIPLE) % len(rows)]
 
@@ -124,9 +124,9 @@ def stepwise_loss(
     loss: DistillationLoss,
     progress: float,
 ) -> LossSums:
-    """steps: for each drafted token what the lm_head reads, [B, L, H], of which the last rows mean nothing. logits_of: from the
-    number of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step over that of the one before. ->
-    the weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
+    """steps: for each draft token what the lm_head reads, [B, L, H], whose last rows have no meaning. logits_of: from the number
+    of a step and some of its rows, [R, H], to logits [R, D]. decay: the weight of a step relative to the one before. -> the
+    weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
     sums: list[LossSums] = []
     for step, states in enumerate(steps):
         rows = laws.rows(step)

@@ -11,8 +11,8 @@ from foredraft.train.records import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """stage: with the name of each stage as it begins. share: with the finished share of a stage. memory: what training will take,
-    before the first step. step: after each step."""
+    """stage: called with the name of each stage as it begins. share: with the finished share of a stage. memory: with the memory that
+    training will take, before the first step. step: after each step."""
 
     stage: Callable[[str], None] = lambda _: None
     share: Callable[[float], None] = lambda _: None

@@ -21,8 +21,8 @@ _Texts = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class WrittenTexts:
-    """by_temperature: for each of the recipe's temperatures, the ids of the texts that were written at it. held_out: of the
-    conversations, to validate with. count_given: a conversation's tokens before the answer; 0 for other texts."""
+    """by_temperature: for each of the recipe's temperatures, the ids of the texts written at it. held_out: conversations to
+    validate with. count_given: counts a conversation's tokens before the answer; 0 for other texts."""
 
     by_temperature: list[_Texts]
     held_out: _Texts
@@ -30,19 +30,19 @@ class WrittenTexts:
 
     @classmethod
     def nothing(cls) -> WrittenTexts:
-        """Of a run without a target, which has one objective."""
+        """For a run without a target, which has one objective."""
         return cls([[]], [])
 
     @property
     def texts(self) -> _Texts:
-        """To train on."""
+        """All texts to train on."""
         return [text for texts in self.by_temperature for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A target that writes texts for a run, each once: they are kept in `out`. validation_share: of conversations that are held
-    out."""
+    """A target that writes texts for a run, each only once: they are kept in `out`. validation_share: the share of conversations
+    to hold out."""
 
     target: str
     tokenizer: PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ class Writer:
     watch: Watch
 
     def write(self, documents: Sequence[Sequence[int]], questions: Sequence[str]) -> WrittenTexts:
-        """Nothing, if the recipe wants nothing. documents: of which it writes continuations. questions: that it answers."""
+        """Write the recipe's generations and chats, if any. documents: to continue. questions: to answer."""
         recipe = self.recipe
         if recipe.generations or recipe.chats:
             self.watch.stage("the target writes")
@@ -68,7 +68,7 @@ class Writer:
         return WrittenTexts(by_temperature, [chats[i] for i in sorted(held_out)], count_given)
 
     def answers(self, sources: Sequence[list[int]], max_tokens: int) -> list[list[PairIds]]:
-        """What an encoder-decoder writes to some of these sources, evenly spread: for each of the recipe's temperatures."""
+        """What an encoder-decoder writes for some of these sources, evenly spread: a list for each of the recipe's temperatures."""
         recipe, number = self.recipe, len(self.recipe.temperatures)
         if not recipe.generations:
             return [[] for _ in range(number)]
@@ -93,6 +93,6 @@ class Writer:
 
 
 def _spread(total: int, share: float) -> set[int]:
-    """Indices of this share of all, evenly spread; at least one, but not the only one."""
+    """Evenly spread indices of this share of all: at least one for a share above 0, but never all of them."""
     number = math.ceil(total * share)
     return set(spread_indices(total, min(number, total - 1))) if total else set()
