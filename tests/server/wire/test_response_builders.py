@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,6 +169,18 @@ def test_numbers_of_several_prompts_are_added_up() -> None:
     assert merged["stats"]["num_steps"] == merged["num_preemptions"] == 2
     assert merged["num_cached_tokens"] == 4
     assert merged["tokens_per_second"] is None
+
+
+def test_times_of_several_prompts_are_the_shortest() -> None:
+    outputs = [output_of([[("a", [1])]]) for _ in range(3)]
+    waits, firsts = (0.4, None, 0.2), (0.5, None, 0.3)
+    timed = [
+        replace(output, metrics=replace(output.metrics, time_in_queue=wait, time_to_first_token=first))
+        for output, wait, first in zip(outputs, waits, firsts, strict=True)
+    ]
+    merged = metrics_of(timed)
+    assert (merged["time_in_queue"], merged["time_to_first_token"]) == (0.2, 0.3)
+    assert metrics_of(timed[1:2] * 2)["time_in_queue"] is None
 
 
 def test_what_cannot_be_has_a_number_all_the_same() -> None:

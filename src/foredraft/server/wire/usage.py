@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -64,18 +64,18 @@ class RunningUsage:
 
 
 def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """The metrics of all prompts together: counts are added up, and the time to the first token is the shortest one. Inter-token
-    latency and tokens per second are reported for a single prompt only; time_in_queue is that of the first prompt."""
+    """The metrics of all prompts together: counts are added up; the time in the queue and the time to the first token are the
+    shortest ones. Inter-token latency and tokens per second are reported for a single prompt only."""
     all_metrics = [output.metrics for output in outputs]
     return asdict(all_metrics[0] if len(all_metrics) == 1 else _merged(all_metrics))
 
 
 def _merged(all_metrics: Sequence[RequestMetrics]) -> RequestMetrics:
     stats = sum((metrics.stats for metrics in all_metrics), SpeculationStats())
-    times = [m.time_to_first_token for m in all_metrics if m.time_to_first_token is not None]
     return replace(
         all_metrics[0],
-        time_to_first_token=min(times, default=None),
+        time_in_queue=_shortest(metrics.time_in_queue for metrics in all_metrics),
+        time_to_first_token=_shortest(metrics.time_to_first_token for metrics in all_metrics),
         inter_token_latency=None,
         tokens_per_second=None,
         num_preemptions=sum(metrics.num_preemptions for metrics in all_metrics),
@@ -83,3 +83,8 @@ def _merged(all_metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         speculative_decoding=SpeculativeDecodingMetrics.of(stats),
         stats=stats,
     )
+
+
+def _shortest(times: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    return min((time for time in times if time is not None), default=None)
