@@ -9,6 +9,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from benchmarks.peers.workers.gguf_convert import convert
+from benchmarks.peers.workers.setup import missing, python_of
 from foredraft.export import ENGINES
 from foredraft.model import EMBEDDED
 from tests.export.exporting import TARGET, export, options_of
@@ -16,6 +17,7 @@ from tests.peers import ask
 
 CHECKS = Path(__file__).parent / "vllm_checks.py"
 RAY_SERVICE_CHECKS = Path(__file__).parent / "ray_service_checks.py"
+BENTOML_SERVICE_CHECKS = Path(__file__).parent / "bentoml_service_checks.py"
 LLAMACPP_CHECKS = Path(__file__).parent / "llamacpp_checks.py"
 
 METHODS = [*ENGINES["vllm"].methods, "suffix+ngram", "suffix+ngram+draft_model", "none"]
@@ -53,6 +55,21 @@ def test_ray_serves_what_is_exported_for_it(tmp_path: Path) -> None:
     answers = ask("vllm", RAY_SERVICE_CHECKS, {"configs": configs, "prompt": "def area(width, height):"})
     assert answers["none"]
     assert answers == dict.fromkeys(configs, answers["none"])
+
+
+def test_bentoml_serves_what_is_exported_for_it(tmp_path: Path) -> None:
+    """Services that start vLLM; greedy texts are those that it writes without speculation."""
+    reason = missing("vllm")
+    if reason is not None:
+        pytest.skip(f"vllm is {reason}")
+    services = {}
+    for method in ("none", "ngram", "suffix"):
+        (tmp_path / method).mkdir()
+        services[method] = export("bentoml", method, tmp_path / method).text
+    given = {"services": services, "vllm_python": str(python_of("vllm"))}
+    answers = ask("bentoml", BENTOML_SERVICE_CHECKS, {**given, "model": TARGET, "prompt": "def area(width, height):"})
+    assert answers["none"]
+    assert answers == dict.fromkeys(services, answers["none"])
 
 
 def test_llamacpps_server_answers_with_what_is_exported_for_it(tmp_path: Path) -> None:

