@@ -1,6 +1,6 @@
 """foredraft: lossless speculative decoding for any Hugging Face model.
 
-A drafter guesses, the target verifies every token, nothing else is trusted.
+A drafter proposes tokens and the target verifies every one of them, so the output does not depend on the drafter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine for asyncio: one thread runs it, and coroutines send their calls to that thread."""
+"""The asyncio API: one thread runs the engine, and coroutines send their calls to that thread."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CLOSED = "this AsyncLLM was shut down: make a new one"
 
 
 class AsyncLLM:
-    """As LLM, for many concurrent coroutines. Takes the same arguments, or an LLM, which nobody else may use then.
+    """An LLM for many concurrent coroutines. Takes the arguments of LLM, or an LLM that nothing else uses.
 
-    Use as `async with AsyncLLM(...) as llm`, or call `shutdown()` at the end. Raises ForedraftError for an LLM that another AsyncLLM
-    runs.
+    Use as `async with AsyncLLM(...) as llm`, or call `shutdown()` at the end. Raises ForedraftError for an LLM that another
+    AsyncLLM is running.
     """
 
     def __init__(self, *args: Any, llm: LLM | None = None, **settings: Any) -> None:
@@ -55,7 +55,7 @@ class AsyncLLM:
         return self._thread.is_alive() and not self._is_closed
 
     def shutdown(self) -> None:
-        """End every running request and the thread. Harmless when repeated."""
+        """End every running request and the thread. May be called more than once."""
         with self._gate:
             self._is_closed = True
             self._calls.put(None)
@@ -65,11 +65,11 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
     ) -> AsyncIterator[Delta]:
-        """Deltas as they are written. Leaving the loop, or cancelling the task, ends the request.
+        """Yield deltas as they are generated. Leaving the loop, or cancelling the task, ends the request.
 
         client, priority: see prepare.
 
-        Raises ForedraftError for what cannot be honoured, RequestError if the request fails on the way.
+        Raises ForedraftError for a request that cannot be honoured, RequestError if it fails while it runs.
         """
         self._require_open()
         request = await self.prepare(prompt, sampling_params, client=client, priority=priority)
@@ -81,9 +81,9 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, client: str = "", priority: int = 0
     ) -> RequestOutput:
-        """The whole request. Concurrent requests share the engine's batch: `asyncio.gather` them.
+        """Run a request and return its whole output. Concurrent requests share the engine's batch: `asyncio.gather` them.
 
-        client, priority: see prepare. Raises as stream does.
+        client, priority: see prepare. Raises what stream raises.
         """
         async for delta in self.stream(prompt, sampling_params, client=client, priority=priority):
             if delta.output is not None:
@@ -101,9 +101,9 @@ class AsyncLLM:
     ) -> Request:
         """Check and tokenise a prompt, and compile its grammar. -> a request to `follow`
 
-        The work is done in other threads: a long prompt delays nobody, a grammar only other requests with new grammars.
-        client: the sender of the request; clients are served fairly. priority: among the requests of one client; the lower, the
-        earlier. request_id: None makes one. Raises ForedraftError for whatever cannot be honoured.
+        The work is done in other threads: a long prompt delays no other request, and a new grammar delays only other requests with
+        new grammars. client: the sender of the request; clients are served fairly. priority: orders the requests of one client; the
+        lower, the earlier. request_id: None generates one. Raises ForedraftError for a request that cannot be honoured.
         """
         frontend, compiling = self.llm.frontend, None
         if sampling_params is not None and await asyncio.to_thread(frontend.must_compile, sampling_params):
@@ -115,11 +115,11 @@ class AsyncLLM:
         return await asyncio.get_running_loop().run_in_executor(compiling, prepare)
 
     async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
-        """Run prepared requests until all are complete. Gives lists of (index of the request, delta).
+        """Run prepared requests until all are complete. Yields lists of (index of the request, delta).
 
         Deltas that arrive while the caller is busy come in one list. Closing the iterator, or cancelling the task, ends
         all requests before the next step. Raises RequestError if one of them fails, and ForedraftError after a shutdown;
-        the other requests end too.
+        either ends the other requests too.
         """
         inbox = _Inbox(asyncio.get_running_loop())
         num_open = len(requests)
@@ -160,10 +160,10 @@ class AsyncLLM:
             self._send()
 
     def _run_calls(self) -> bool:
-        """Run the calls that have come; wait for one only if the engine has no work. False: shut down."""
+        """Run the queued calls; wait for one only if the engine has no work. False: shut down."""
         while True:
             has_work = self.llm.engine.has_work
-            if not has_work:  # a call may have ended the work during which the last deltas were to be sent
+            if not has_work:  # a call may have ended the work before the step that would have sent the last deltas
                 self._send_all()
             try:
                 call = self._calls.get(block=not has_work)
@@ -175,7 +175,7 @@ class AsyncLLM:
             self._send()
 
     def _step(self) -> None:
-        """One step. Where the device runs asynchronously, the deltas of a step are sent while the next one computes."""
+        """Run one step. If the device runs asynchronously, the deltas of a step are sent while the next one computes."""
         runs_ahead = self.llm.target.runs_ahead
         try:
             self.llm.engine.step(self._post_all if runs_ahead else None)
@@ -193,20 +193,20 @@ class AsyncLLM:
     def _fail_recorded(self) -> None:
         failures, self._failures = self._failures, {}
         for request, failure in failures.items():
-            if request in self._running:  # otherwise it ended with the engine
+            if request in self._running:  # otherwise it has ended with the engine
                 self._fail(request, failure)
 
     def _post_all(self) -> None:
-        """Send the new deltas of all requests. In the middle of a step no request can be ended, so failures are recorded."""
+        """Send the new deltas of all requests. No request can be ended in the middle of a step, so failures are recorded."""
         for request in list(self._running):
             try:
                 self._post(request)
-            except Exception as error:  # its text could not be made; the others go on
+            except Exception as error:  # its text could not be decoded; the others continue
                 self._failures[request] = _as_foredraft_error(request, error)
         self._send()
 
     def _run_last_calls(self) -> None:
-        """Start the requests that came during the shutdown, so that they fail like the others."""
+        """Start the requests that arrived during the shutdown, so that they fail like the others."""
         while not self._calls.empty():
             call = self._calls.get_nowait()
             if call is not None:
@@ -242,7 +242,7 @@ class AsyncLLM:
             self._fail(request, error)
 
     def _send(self) -> None:
-        """Deliver the items of a step, with one call to each event loop."""
+        """Deliver the items of a step with one call to each event loop."""
         mail, self._mail = self._mail, []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Inbox, _Item]]] = {}
         for inbox, item in mail:
@@ -253,7 +253,7 @@ class AsyncLLM:
 
 
 _Item = tuple[int, Delta | Exception]
-"""Index of the request, and what its caller receives."""
+"""The index of the request, and the delta or the error for its caller."""
 
 
 class _Inbox:
@@ -285,7 +285,7 @@ def _as_foredraft_error(request: Request, error: Exception) -> ForedraftError:
 
 
 class _Recipient(NamedTuple):
-    """Who receives the deltas of a request. request_index: among the requests that share the inbox."""
+    """Where the deltas of a request go. request_index: its index among the requests that share the inbox."""
 
     inbox: _Inbox
     request_index: int

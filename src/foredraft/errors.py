@@ -10,7 +10,7 @@ class ModelError(ForedraftError):
 
 
 class VocabularyError(ModelError):
-    """A draft model whose vocabulary is not the target's."""
+    """A draft model whose vocabulary cannot be used with the target's."""
 
 
 class PromptLengthError(ForedraftError):
@@ -22,7 +22,7 @@ class DrafterError(ForedraftError, TypeError):
 
 
 class RequestError(ForedraftError):
-    """A request that failed while it ran. Other requests are not affected.
+    """A request that failed while it was running. Other requests are not affected.
 
     `outputs` holds the outputs of the whole call, complete except for the failed ones (finish_reason "error"). `__cause__`
     is the exception that ended the request, if there was one.
@@ -34,7 +34,7 @@ class RequestError(ForedraftError):
 
 
 def one_line(error: Exception) -> str:
-    """Another library's error in one line: its type, and the first line of its message."""
+    """Describe another library's error in one line: its type, and the first line of its message."""
     try:
         lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     except Exception:  # a foreign exception class whose __str__ fails
@@ -44,15 +44,15 @@ def one_line(error: Exception) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """The message of a request that this error ended: a ForedraftError's own, else type and first line."""
+    """The message for a request that this error ended: that of a ForedraftError, else the error's type and first line."""
     return str(error) if isinstance(error, ForedraftError) else one_line(error)
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value for an error message: one line, at most `most` characters and three dots."""
+    """Format a value for an error message: one line of at most `most` characters, then three dots if it was cut."""
     try:
         text = repr(value)
-    except Exception:  # an integer of more digits than Python prints, or a __repr__ that fails
+    except Exception:  # an integer with more digits than Python prints, or a __repr__ that fails
         text = f"{type(value).__name__} that cannot be printed"
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[:most]}..."

@@ -1,7 +1,7 @@
-"""Speculative decoding of transformers models in memory, through `generate` of transformers.
+"""Speculative decoding for transformers models in memory, through their `generate` method.
 
 `generate` prepares everything (logits processors, stopping criteria, defaults) and passes it to the `custom_generate`
-callable. So each row here is sampled exactly as `generate` would sample it.
+callable, so each row is sampled exactly as `generate` would sample it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def generate(
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,
 ) -> Tensor:
-    """`model.generate(...)`, speculatively and batched. -> ids [B, L + new], as from generate
+    """Run `model.generate(...)` with batched speculative decoding. -> ids [B, L + new], as from generate
 
-    inputs: ids [B, L], or what a tokenizer returned; of the sources, where the model is an encoder-decoder. tokenizer: the model's,
-    for stop_strings, and with assistant_tokenizer, the draft model's, for a draft model with another vocabulary. settings: whatever
-    generate takes (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
+    inputs: ids [B, L], or the output of a tokenizer; for an encoder-decoder, the encoder's inputs. tokenizer: the model's, needed for
+    stop_strings; with assistant_tokenizer (the draft model's), also for a draft model with another vocabulary. settings: any argument
+    of generate (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
 
-    Raises ForedraftError for what cannot be honoured.
+    Raises ForedraftError for settings that cannot be honoured.
     """
     for name in ("streamer", "assistant_model"):
         if settings.get(name) is not None:
@@ -68,7 +68,7 @@ def generate(
     if model.config.is_encoder_decoder:
         settings["sources"] = _sources_of(
             tensors
-        )  # generate hands only what its own encoder made of them to custom_generate
+        )  # generate passes only its own encoder's outputs to custom_generate
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
 
@@ -84,7 +84,7 @@ def _vocabularies(
 
 
 def _sources_of(tensors: Mapping[str, Tensor]) -> list[list[int]]:
-    """tensors: for an encoder-decoder."""
+    """The source ids of each row, without padding. tensors: the inputs of an encoder-decoder."""
     ids = tensors.get("inputs", tensors.get("input_ids"))
     if ids is None:
         raise ForedraftError("an encoder-decoder reads token ids here: give input_ids (LLM takes input_features)")
@@ -94,7 +94,7 @@ def _sources_of(tensors: Mapping[str, Tensor]) -> list[list[int]]:
 def _stop_strings_as_criteria(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """generate does not pass the tokenizer to a custom_generate, so the criterion for stop strings is made here."""
+    """Replace stop_strings by a criterion, since generate does not pass the tokenizer to custom_generate."""
     configs = (settings.get("generation_config"), model.generation_config)
     candidates = [settings.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
     strings = next((strings for strings in candidates if strings is not None), None)
@@ -125,16 +125,16 @@ def custom_generate(
     **model_kwargs: Any,
 ) -> Tensor:
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
-    -> ids [B, L + new], padded on the right like generate's
+    -> ids [B, L + new], padded on the right as by generate
 
-    method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures what pays; then the number of draft tokens,
-    and so the text of a sample without a seed, depends on measured times. seed: sampled text depends on model, prompt and
-    settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator,
-    so torch.manual_seed holds. vocabularies: of both models where they differ (foredraft.vocabulary.pair_of). sources: what an
-    encoder-decoder's encoder reads for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for
-    an encoder-decoder, and for stop_strings, call `foredraft.generate` (or give a StopStringCriteria).
+    method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures how many are fastest; then the number of
+    draft tokens, and so a text sampled without a seed, depends on measured times. seed: sampled text depends on model, prompt and
+    settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator, so
+    torch.manual_seed applies. vocabularies: of both models if they differ (foredraft.vocabulary.pair_of). sources: the encoder's
+    token ids for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for an encoder-decoder,
+    and for stop_strings, call `foredraft.generate` (or give a StopStringCriteria).
 
-    Raises ForedraftError for what cannot be honoured.
+    Raises ForedraftError for settings that cannot be honoured.
     """
     config = generation_config or model.generation_config
     _refuse(config, model_kwargs)
@@ -150,7 +150,7 @@ def _inputs_of(
     sources: Sequence[Sequence[int]] | None,
     model_kwargs: Mapping[str, Any],
 ) -> list[ModelInputs]:
-    """Of each row. sources: as in custom_generate; where generate writes several texts for each, it has repeated the rows in turn."""
+    """The inputs of each row. sources: as in custom_generate; if generate returns several texts for each, it has repeated each row."""
     if not model.config.is_encoder_decoder:
         return [ModelInputs(NO_SOURCE, prompt) for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))]
     if not sources or len(input_ids) % len(sources):
@@ -181,7 +181,7 @@ def _write(
 
 @dataclass(slots=True)
 class _Row:
-    """One row of generate's batch. child: tells rows with the same inputs apart."""
+    """One row of generate's batch. child: distinguishes rows with the same inputs."""
 
     inputs: ModelInputs
     params: SamplingParams
@@ -195,7 +195,7 @@ class _Row:
 
 
 def _run(engine: Engine, rows: Sequence[_Row]) -> list[list[int]]:
-    """-> the new ids of each row. Raises RequestError, after the others are finished, if one of them failed."""
+    """-> the new ids of each row. Raises RequestError if a row failed, after the others are finished."""
 
     def submit(row: _Row) -> None:
         source, prompt = row.inputs
@@ -216,7 +216,7 @@ def _run(engine: Engine, rows: Sequence[_Row]) -> list[list[int]]:
 
 @contextmanager
 def _evaluating(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Put the models into evaluation mode, since dropout would break exactness, and back afterwards."""
+    """Put the models into evaluation mode, since dropout would break exactness, and restore their mode afterwards."""
     before = [model.training for model in models]
     try:
         for model in models:
@@ -254,7 +254,7 @@ def _params(
     speculative_tokens: int | str,
     seed: int | None,
 ) -> SamplingParams:
-    """The processors do everything that generate would do to the logits, so nothing else is set here."""
+    """The processors already do everything that generate does to the logits, so no other parameter is set."""
     params = SamplingParams(
         temperature=1.0 if config.do_sample else 0.0,
         max_tokens=config.max_new_tokens or (config.max_length or 20) - num_prompt,
@@ -266,7 +266,7 @@ def _params(
 
 
 def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int, num_prompt: int) -> LogitsProcessor:
-    """generate's processors for one row of its batch. Some of them have a value per row or count the padding, so they get a
+    """Apply generate's processors to one row of its batch. Some of them hold a value per row or count the padding, so they get a
     batch of the same size and padding, of which only this row is used."""
     padded = input_ids[row].tolist()
 
@@ -280,7 +280,7 @@ def _row_processor(processors: LogitsProcessorList, input_ids: Tensor, row: int,
 
 
 def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None, config: GenerationConfig) -> StopRule | None:
-    """The criteria that the engine does not apply itself, evaluated after every token, on the row as generate pads it."""
+    """A rule that evaluates the criteria the engine does not apply itself, after every token, on the row as generate pads it."""
     others = StoppingCriteriaList([c for c in criteria or () if not _is_built_in(c, config)])
     if not others:
         return None
@@ -298,7 +298,7 @@ def _stop_rule(prompt_row: Tensor, criteria: StoppingCriteriaList | None, config
 
 
 def _is_built_in(criterion: Any, config: GenerationConfig) -> bool:
-    """Whether a criterion is generate's own for length or end of sequence. A user's may have other values."""
+    """Whether a criterion is generate's own for length or end of sequence. A user's criterion may have other values."""
     if isinstance(criterion, MaxLengthCriteria):
         return bool(criterion.max_length == config.max_length)
     return isinstance(criterion, EosTokenCriteria) and set(_as_ids(criterion.eos_token_id)) == set(
@@ -345,7 +345,7 @@ def _engine(
 
 
 def _language_model(model: PreTrainedModel) -> LanguageModel:
-    """The traits that loading finds are stored on the model, and valid until its dtype, device or vocabulary changes."""
+    """The model with its traits, which are cached on the model until its dtype, device or vocabulary changes."""
     key = (model.dtype, model.device, model.get_input_embeddings().weight.shape[0])
     cached = getattr(model, "_foredraft_traits", None)
     if cached is not None and cached[0] == key:

@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""LLM, the offline API: prompts in, texts out."""
 
 from __future__ import annotations
 
@@ -62,63 +62,63 @@ MAX_SPECULATIVE_TOKENS = 8
 
 
 class LLM:
-    """A target model, its drafters, and an engine over both. Not thread-safe; AsyncLLM runs one in a thread.
+    """A target model, its drafters, and an engine that runs them. Not thread-safe; AsyncLLM runs one in a thread of its own.
 
-    model: hub id, directory, or a loaded transformers model, a decoder or an encoder-decoder; None loads the embedded pair,
-        and its head for method="eagle".
-    draft_model: the same for the draft. Or a head of the target, EAGLE, DFlash or Medusa, by its hub id or directory. MTP layers
-        are found in the target's own checkpoint: method="mtp".
-    heterogeneous_vocab: how a draft model with another vocabulary than the target's is used: "slem" encodes its text with the
-        target's tokenizer and compares, "tli" lets it draw from the tokens that both have, "none" refuses it. None or "auto": "tli"
-        where the vocabularies are alike, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
+    model: hub id, directory, or a loaded transformers model, decoder-only or encoder-decoder; None loads the embedded target and
+        draft model, or the embedded head for method="eagle".
+    draft_model: the same for the draft model, or the hub id or directory of a head for the target: EAGLE, DFlash or Medusa. MTP
+        layers are read from the target's own checkpoint: method="mtp".
+    heterogeneous_vocab: how to use a draft model whose vocabulary differs from the target's: "slem" encodes its text with the
+        target's tokenizer and compares, "tli" limits its draws to the tokens of both vocabularies, "none" refuses it. None or "auto":
+        "tli" if the vocabularies are similar, else "slem". Both need models with tokenizers (see docs/guides/other-tokenizers.md).
     method: the drafter, one of "none", "ngram", "suffix", "draft_model", "pard", "eagle", "peagle", "dflash", "medusa",
         "mtp", "early_exit", "remote", "self-int8" and "self-int4" (a copy of the target in int8 or int4), or any object with
-        propose and forget. A list of them (or names with "+" between them) gives a choice at each step. None: what the
-        draft_model is for and "remote" with a draft_server, if there are such, else "early_exit" with exit_layer, else "suffix".
-    exit_layer: how many of the target's first layers draft by the method "early_exit". A trained exit, as draft_model, knows
+        propose and forget. With a list of them (or names with "+" between them), each step chooses among them. None: the method
+        that draft_model is for, else "early_exit" with exit_layer; "remote" too with draft_server; "suffix" without any of these.
+    exit_layer: how many of the target's first layers method "early_exit" drafts with. A trained exit, given as draft_model, has
         its own.
-    speculative_tokens: γ, draft tokens per step, unless a request has its own. "auto" measures the cost and the gain of
-        drafting and drafts as much as pays, down to nothing; a number of tokens comes from the first drafter. None: "auto".
-    max_speculative_tokens: the most that "auto" drafts; None: 8.
-    speculative_token_tree: whether drafters may draft trees. "auto": where "auto" finds that
-        they pay. "none": chains only. Or a shape, for a fixed number of tokens: for each token the ranks on the way to it, as
-        [[0], [1], [0, 0]], which tries the two likeliest tokens, and one behind the likelier. speculative_tokens is the number of these
-        then, or fewer: the first so many. Where several methods grow trees, they are merged into one. None: "none".
+    speculative_tokens: γ, draft tokens per step, unless a request sets its own. "auto" measures the cost and the gain of
+        drafting and drafts as long as that is faster, down to nothing; with a number, the first drafter drafts. None: "auto".
+    max_speculative_tokens: the most tokens that "auto" drafts per step; None: 8.
+    speculative_token_tree: whether drafters may draft trees. "none": chains only. "auto": where speculative_tokens="auto" finds that
+        trees are faster. Or a fixed shape, given by the path of ranks to each node: [[0], [1], [0, 0]] tries the two most likely
+        tokens, and one token after the more likely of them. speculative_tokens is then the number of nodes, or fewer: only the first
+        ones are drafted. If several methods draft trees, their trees are merged into one. None: "none".
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.
-    head_window: how many tokens a row of an EAGLE head sees at most; 0: all. None: the length of its training texts, where
-        its files tell.
-    head_settings: settings of a head, by name, in the place of those of its files, such as {"norm_before_residual": True} (see
-        docs/guides/heads.md). None: its files' own; what they leave open is tried on a short text.
-    draft_server: where another process drafts (`foredraft draft-server`), as "tcp://10.0.0.2:5757"; the method is "remote" then. Or a
-        mapping: its "address"; the "key_file" that has the key, where the environment variable FOREDRAFT_DRAFT_KEY has it not; and
+    head_window: the most tokens that a row of an EAGLE head attends to; 0: all. None: the length of its training texts, if its
+        files say so.
+    head_settings: settings of a head by name, which override those in its files, such as {"norm_before_residual": True} (see
+        docs/guides/heads.md). None: those in its files; settings that are missing there are chosen by trying them on a short text.
+    draft_server: the address of a process that drafts (`foredraft draft-server`), such as "tcp://10.0.0.2:5757", for method "remote".
+        Or a mapping of its "address", the "key_file" (if the environment variable FOREDRAFT_DRAFT_KEY does not hold the key), and
         "max_wait", the most seconds that a step waits for its drafts, 0.1 by default (see docs/guides/remote-drafts.md).
-    adapt: whether a drafter may learn from the texts that are written, Medusa heads so far (see docs/guides/heads.md): what it drafts
-        follows them, what is written stays the target's own. With speculative_tokens "auto" learning takes at most 1 % of the
-        time, else it comes every 64 steps. None: no.
+    adapt: whether drafters may learn from the generated texts; so far only Medusa heads can (see docs/guides/heads.md). This changes
+        the drafts, never the output. With speculative_tokens "auto" learning takes at most 1 % of the time, otherwise it happens
+        every 64 steps. None: no.
     tokenizer: for a model without a tokenizer of its own, or a model object.
     dtype, device, revision, trust_remote_code: as in transformers, for both models.
-    device_map: of the target, as in transformers: "auto" spreads its layers over all GPUs, a mapping puts modules where it says.
-    tp_plan: "auto" splits the target among the processes of a torchrun, each of which makes the same LLM. The first goes on with it;
-        the others compute their share, and end with the first (see docs/guides/scaling.md).
-    quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" all but the head to four, "int4-all"
-        the head too; None leaves them.
-    draft_quantization: the same for the draft; None: the target's, "none": none. It may cost acceptance, never exactness.
+    device_map: for the target, as in transformers: "auto" spreads its layers over all GPUs, a mapping assigns modules to devices.
+    tp_plan: "auto" splits the target among the processes of torchrun, each of which creates the same LLM. Only the first process
+        continues; the others compute their share, and end with the first (see docs/guides/scaling.md).
+    quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" rounds all but the lm_head to four,
+        "int4-all" the lm_head too; None leaves them as they are.
+    draft_quantization: the same for the draft; None: as the target, "none": none. It may lower acceptance but never changes the output.
     batch_invariant: on a GPU, use matrix products that compute each row independently of the others, so that a greedy or
         seeded text does not depend on drafts or on other requests (see docs/internals/gpu.md). No effect on a CPU.
-    seed: of the noise of requests without a seed. Their texts repeat only if speculative_tokens is a number, since "auto"
-        depends on measured times (SamplingParams.seed always holds).
+    seed: for the noise of requests without a seed. Their texts are reproducible only if speculative_tokens is a number, since
+        "auto" depends on measured times (requests with SamplingParams.seed are always reproducible).
     num_threads: of PyTorch's CPU kernels, for the whole process.
-    cache_memory: bytes for keys and values, drafts' included; None takes what max_num_seqs full contexts need, at most
+    cache_memory: bytes for the KV caches of the target and the drafts; None takes what max_num_seqs full contexts need, at most
         half of the free memory.
-    max_num_seqs, max_num_batched_tokens: sequences that run at a time, and rows of one pass.
-    enable_prefix_caching: keep the keys and values of finished texts for prompts that begin like them, until the memory is
+    max_num_seqs, max_num_batched_tokens: the most sequences that run at a time, and the most rows of one pass.
+    enable_prefix_caching: keep the keys and values of finished texts for later prompts with the same prefix, until the memory is
         needed. SamplingParams.prefix_caching turns it off for one request.
     verification_rules: custom rules by name, for SamplingParams.verification (see docs/guides/adding-a-verification-rule.md).
-    config: a TOML file with some of these settings, as `foredraft tune` writes it; arguments override it.
+    config: a TOML file with some of these settings, such as `foredraft tune` writes; arguments override it.
 
-    Raises ForedraftError (a ValueError), one line, for a model, a pair or a setting that cannot work.
+    Raises ForedraftError (a ValueError) with a one-line message for a model, a pair of models or a setting that cannot work.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LLM:
 
     @property
     def tree_shape(self) -> TreeShape | None:
-        """Of drafts with a fixed number of tokens; None: chains. See speculative_token_tree."""
+        """The shape of drafts with a fixed number of tokens; None: chains. See speculative_token_tree."""
         return self._builder.settings.shape
 
     def with_drafter(
@@ -185,8 +185,8 @@ class LLM:
     ) -> LLM:
         """A second LLM with other drafters and its own engine, over the same models, tokenizer and cache memory.
 
-        None: the same as this one's. No model is loaded twice; a copy of the target as a draft ("self-int8") is loaded
-        when it is first needed. Since they share the models, step one of them at a time.
+        None: as in this LLM. No model is loaded twice; a copy of the target as a draft model ("self-int8") is loaded when it is
+        first needed. Since the two share the models, run only one of them at a time.
 
         Raises ForedraftError for a method that does not exist, or that needs a draft model where there is none.
         """
@@ -225,13 +225,13 @@ class LLM:
         seed: int | None = None,
         verifier: Verifier = verify,
     ) -> Frontend:
-        """Another engine with the settings of this one, to test it without side effects. Its keys and values are stored
-        beside those of the drafters, and freed with it.
+        """Make another engine with the settings of this one, for tests without side effects. Its keys and values take the memory
+        that the drafters leave free, and are freed with it.
 
-        drafters: in place of this one's. policy: None makes one like this one's, from the costs measured so far; it saves
-        none. target: None takes this one's.
+        drafters: used instead of this LLM's. policy: None makes one like this LLM's, which starts from the costs measured so far
+        and saves none. target: None takes this LLM's.
 
-        Raises ForedraftError while requests of this LLM run, since they would share the drafters.
+        Raises ForedraftError while requests of this LLM are running, since both would use the same drafters.
         """
         if self.engine.has_work:
             raise ForedraftError("requests of this LLM are running: finish or close them first")
@@ -244,7 +244,7 @@ class LLM:
         return self._new_frontend(engine, self.frontend.grammars)
 
     def _start_engine(self, drafters: dict[str, Drafter], pool: MemoryPool, grammars: Grammars | None = None) -> None:
-        """grammars: compiled ones that engines over one tokenizer share."""
+        """grammars: compiled grammars, shared by engines with the same tokenizer."""
         builder, settings = self._builder, self._builder.settings
         self.drafters = drafters
         self._trial_policies: list[Policy] = []
@@ -266,17 +266,17 @@ class LLM:
 
     @property
     def vocabularies(self) -> VocabularyPair | None:
-        """The target's and the draft model's, and how they are used together; None where they are one."""
+        """The vocabularies of target and draft model, and how to use them together; None if they are the same."""
         return self._builder.models.vocabularies.get("draft_model")
 
     @property
     def head(self) -> AnyHead | None:
-        """What was given in the place of a draft model."""
+        """The head that drafts in place of a draft model, if there is one."""
         return self._builder.models.head
 
     @property
     def head_identity(self) -> HeadIdentity | None:
-        """The same as reports name it."""
+        """The head's name, dtype and quantisation for reports."""
         return self._builder.models.head_identity
 
     @property
@@ -308,24 +308,24 @@ class LLM:
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
-        """How often a drafter was taken out of use, by drafter and reason: a threshold, "memory_short", "failed" or
-        "does_not_pay". Those of trials count too."""
+        """How often a drafter stopped being used, by drafter and reason: a threshold, "memory_short", "failed" or
+        "does_not_pay". Includes trials."""
         return sum((policy.fallbacks for policy in (self.policy, *self._trial_policies)), Counter())
 
     @property
     def refits(self) -> dict[str, RefitSchedule]:
-        """How often each drafter that adapts has learned, by its name."""
+        """The refit schedule of each drafter that adapts, by its name."""
         found = {name: refits_of(drafter) for name, drafter in self.drafters.items()}
         return {name: refits for name, refits in found.items() if refits is not None}
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that run at a time."""
+        """The most sequences that run at a time."""
         return self._builder.settings.limits.max_num_seqs
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a prompt and its text together."""
+        """The most tokens of a prompt and its output together."""
         return self.target.traits.context_len
 
     @property
@@ -356,14 +356,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many, batched. -> the outputs, in the order of the prompts
 
-        prompts: a string, strings, a list of token ids, or lists of them; or mappings (see Prompt), as for a model that reads
-        sound: {"input_features": features}, [num_mel_bins, num_frames]. sampling_params: one for all, or one for each
-        prompt. progress: called with (finished, all) whenever prompts finish. priority: one for each prompt; the lower,
-        the earlier it starts.
+        prompts: a string, a list of token ids, or a list of either; or mappings (see Prompt), such as
+        {"input_features": features} with features [num_mel_bins, num_frames] for a model that reads audio. sampling_params: one
+        for all prompts, or one for each. progress: called with (number finished, number of prompts) whenever prompts finish.
+        priority: one number for each prompt; lower numbers start earlier.
 
-        Raises ForedraftError before anything runs if a prompt or its parameters cannot be honoured. Raises RequestError
-        if a prompt failed, after all others are complete: its `outputs` has them, its `__cause__` is the exception that
-        ended the prompt, if there was one.
+        Raises ForedraftError before anything runs if a prompt or its parameters cannot be honoured. If a prompt fails, raises
+        RequestError after all others are complete: its `outputs` holds them, and its `__cause__` is the exception that ended the
+        prompt, if there was one.
         """
         batch = as_prompts(prompts)
         params, priorities = params_for_each(sampling_params, len(batch)), priority_for_each(priority, len(batch))
@@ -379,11 +379,11 @@ class LLM:
         continue_final_message: bool = False,
         **template_args: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many; messages are {"role": ..., "content": ...} as for the chat template.
+        """Answer one conversation or many; messages are {"role": ..., "content": ...}, as the chat template takes them.
 
-        add_generation_prompt: begin a new message of the assistant; None: unless continue_final_message.
+        add_generation_prompt: begin a new assistant message; None: yes, unless continue_final_message is set.
         continue_final_message: continue the last message, which must be the assistant's; the output is its continuation.
-        template_args: further variables of the template. Raises as generate does.
+        template_args: further variables of the template. Raises what generate raises.
         """
         return self.generate(
             [
@@ -400,15 +400,15 @@ class LLM:
         )
 
     def chat_prompt(self, messages: Messages, **template_args: Any) -> list[int]:
-        """The token ids of a conversation under the model's chat template, as `chat` takes it."""
+        """The token ids that `chat` makes of a conversation with the model's chat template."""
         if self.tokenizer is None:
             raise ForedraftError("a conversation needs a tokenizer with a chat template: give tokenizer=")
         return render_chat(self.tokenizer, messages, **template_args)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Delta, None, None]:
-        """Complete one prompt, giving its text as it is written. The request ends when the iterator is closed.
+        """Complete one prompt and yield its text as it is generated. Closing the iterator ends the request.
 
-        Other requests of the engine advance too. Raises as generate does.
+        Other requests of the engine advance too. Raises what generate raises.
         """
         (request,) = self._prepare([prompt], [sampling_params], [0])
         return self._stream(request)
@@ -511,7 +511,7 @@ def _load(
 
 
 def _trees_of(given: object) -> tuple[TreeShape | None, bool]:
-    """given: speculative_token_tree -> the shape of drafts of a fixed number of tokens; whether "auto" may choose trees"""
+    """given: the argument speculative_token_tree -> the shape of drafts with a fixed number of tokens; whether "auto" may choose trees"""
     tree = NO_TREES if given is None else check_token_tree(given)
     return (None, tree == AUTO) if isinstance(tree, str) else (TreeShape.of_paths(tree), False)
 

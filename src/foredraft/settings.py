@@ -1,4 +1,4 @@
-"""The settings of an LLM in a TOML file, with a key for each argument."""
+"""Reads and writes the settings of an LLM as a TOML file, with a key for each argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tomli_w
 from foredraft.errors import ForedraftError
 
 MEASURED = "measured"
-"""A table that a file may hold: the measurements behind the settings. `Settings.read` ignores it."""
+"""An optional table of the file: the measurements that the settings are based on. `Settings.read` ignores it."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
@@ -45,7 +45,7 @@ _KIND_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Arguments of LLM, by their names; None: not set."""
+    """Arguments of LLM by name; None: not set."""
 
     model: Any = None
     draft_model: Any = None
@@ -65,8 +65,8 @@ class Settings:
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Settings:
-        """Raises ForedraftError, with the name of the file and the key, for a file that cannot be read, is no TOML, or has an
-        unknown key or a value of the wrong type."""
+        """Read the settings of a file. Raises ForedraftError, with the name of the file and the key, for a file that cannot be read,
+        is not TOML, or has an unknown key or a value of the wrong type."""
         path = Path(file)
         values = _read(path)
         values.pop(MEASURED, None)
@@ -79,9 +79,9 @@ class Settings:
         return cls(**values)
 
     def write(self, file: str | os.PathLike[str], measured: Mapping[str, Any] | None = None) -> None:
-        """measured: the measurements behind the settings, for people to read.
+        """Write the settings to a file. measured: the measurements they are based on, for people to read.
 
-        Raises ForedraftError where the file cannot be written, and for a model or a drafter that is an object.
+        Raises ForedraftError if the file cannot be written, and for a model or a drafter that is an object.
         """
         values = {name: value for name, value in self._values().items() if value is not None}
         for name, value in values.items():
@@ -94,7 +94,7 @@ class Settings:
             raise ForedraftError(f"{file}: cannot be written: {error.strerror}") from None
 
     def override(self, **given: Any) -> Settings:
-        """These settings with the given ones in their place; None leaves a setting as it is."""
+        """These settings with the given ones replaced; None leaves a setting as it is."""
         return Settings(**self._values() | {name: value for name, value in given.items() if value is not None})
 
     def _values(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Settings:
 
 
 def read_measured(file: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The measurements behind the settings of a file, as `Settings.write` got them; empty where it holds none.
+    """The measurements that `Settings.write` stored in a file; empty if it holds none.
 
-    Raises ForedraftError for a file that cannot be read, or is no TOML.
+    Raises ForedraftError for a file that cannot be read or is not TOML.
     """
     measured = _read(Path(file)).get(MEASURED)
     return measured if isinstance(measured, dict) else {}
@@ -120,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_none(table: Any) -> Any:
-    """The same without its None values: TOML has no null."""
+    """The same table without its None values, since TOML has no null."""
     if isinstance(table, Mapping):
         return {key: _without_none(value) for key, value in table.items() if value is not None}
     return [_without_none(item) for item in table] if isinstance(table, list | tuple) else table
